@@ -1,0 +1,148 @@
+"""Where heads, neurons, norms and the unembedding of a loaded model live.
+
+Knows module paths and sizes, for any family of families.py; knows nothing about prompts or interventions.
+Shape legend: B batch, T position, L layer, H query head, G key/value group, D model width, K neurons, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from mathinterp.errors import UserError
+from mathinterp.models.families import Family, family_of
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder, from its config alone (no weights needed)."""
+
+    model_type: str
+    n_layers: int
+    n_heads: int  # query heads
+    n_groups: int  # key/value groups; a "head" never means one of these
+    d_head: int
+    d_model: int
+    n_neurons: int  # FFN neurons per layer
+    vocabulary: int
+    gated_mlp: bool
+    parallel: bool
+    logit_softcap: float | None
+    attention_windows: tuple[int | None, ...]  # per layer; None = full attention
+    tied_unembedding: bool
+
+    def check_layer(self, layer: int) -> None:
+        """Raise UserError unless ``layer`` exists."""
+        if not 0 <= layer < self.n_layers:
+            raise UserError(f"layer {layer} does not exist: the model has layers 0 to {self.n_layers - 1}")
+
+    def check_head(self, layer: int, head: int) -> None:
+        """Raise UserError unless head ``layer.head`` exists."""
+        self.check_layer(layer)
+        if not 0 <= head < self.n_heads:
+            raise UserError(f"head {layer}.{head} does not exist: each layer has heads 0 to {self.n_heads - 1}")
+
+
+def model_shape(config: PretrainedConfig) -> ModelShape:
+    """Read a decoder's sizes from its config; raises UserError for an unknown family.
+
+    d_head is the config's ``head_dim`` where it names one (Qwen3, Gemma-2), else d_model / n_heads.
+    """
+    family = family_of(config.model_type)
+    d_model, n_heads = config.hidden_size, config.num_attention_heads
+    n_neurons = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * d_model
+    parallel = getattr(config, family.parallel) if isinstance(family.parallel, str) else family.parallel
+    return ModelShape(
+        model_type=config.model_type,
+        n_layers=config.num_hidden_layers,
+        n_heads=n_heads,
+        n_groups=getattr(config, "num_key_value_heads", None) or n_heads,
+        d_head=getattr(config, "head_dim", None) or d_model // n_heads,
+        d_model=d_model,
+        n_neurons=n_neurons,
+        vocabulary=config.vocab_size,
+        gated_mlp=bool(family.gate or family.fused_gate_up),
+        parallel=bool(parallel),
+        logit_softcap=getattr(config, "final_logit_softcapping", None),
+        attention_windows=_attention_windows(config),
+        tied_unembedding=bool(config.tie_word_embeddings),
+    )
+
+
+def _attention_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    return (window,) * config.num_hidden_layers
+
+
+class Anatomy:
+    """Handles to the parts of one loaded causal language model."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.shape = model_shape(model.config)
+        self.family: Family = family_of(model.config.model_type)
+        self.decoder: nn.Module = getattr(model, self.family.decoder)
+        self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)
+        self.final_norm: nn.Module = getattr(self.decoder, self.family.final_norm)
+        self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
+
+    def attention(self, layer: int) -> nn.Module:
+        """The attention module of ``layer``; returns (output B T D, weights or None)."""
+        return getattr(self.layers[layer], self.family.attention)
+
+    def attention_norm(self, layer: int) -> nn.Module:
+        """The norm whose output attention reads."""
+        return getattr(self.layers[layer], self.family.attention_norm)
+
+    def output_projection(self, layer: int) -> nn.Module:
+        """o_proj: its input is B T (H * d_head), the query heads side by side."""
+        return getattr(self.attention(layer), self.family.output_projection)
+
+    def mlp(self, layer: int) -> nn.Module:
+        """The MLP module of ``layer``."""
+        return getattr(self.layers[layer], self.family.mlp)
+
+    def mlp_norm(self, layer: int) -> nn.Module:
+        """The norm whose output the MLP reads."""
+        return getattr(self.layers[layer], self.family.mlp_norm)
+
+    def down_projection(self, layer: int) -> nn.Module:
+        """down_proj: its input is B T K, the neurons' coefficients."""
+        return getattr(self.mlp(layer), self.family.down_projection)
+
+    def head_slice(self, head: int) -> slice:
+        """Columns of o_proj's input that belong to query head ``head``."""
+        d = self.shape.d_head
+        return slice(head * d, (head + 1) * d)
+
+    def output_weight(self, layer: int) -> torch.Tensor:
+        """o_proj's matrix as (H * d_head) x D: row block h maps head h's slice into the residual stream."""
+        return input_major_weight(self.output_projection(layer))
+
+    def value_vectors(self, layer: int) -> torch.Tensor:
+        """down_proj's matrix as K x D: row k is neuron k's value vector (paper A's "subvalue")."""
+        return input_major_weight(self.down_projection(layer))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm, unembedding and, where the family has one, the final soft-cap.
+
+        Args:
+            hidden: ... D, output of the last layer before the final norm.
+        Returns:
+            ... V, the logits the model itself would give.
+        """
+        logits = self.unembedding(self.final_norm(hidden))
+        cap = self.shape.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def input_major_weight(projection: nn.Module) -> torch.Tensor:
+    """The weight as in x out; GPT-2's Conv1D stores it so, nn.Linear stores the transpose."""
+    weight = projection.weight
+    return weight if type(projection).__name__ == "Conv1D" else weight.T

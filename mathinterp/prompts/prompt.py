@@ -1,0 +1,56 @@
+"""What a prompt is, before and after tokenization.
+
+Knows the columns of a prompt file; knows nothing about models or about where prompts come from.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One arithmetic sentence and its answer (method.md section 1).
+
+    The answer follows ``text`` after ``separator``: "3 plus 5 is" + " " + "8", or "3+5=" + "" + "8".
+    """
+
+    prompt_id: str
+    text: str
+    answer: str
+    operation: str | None = None  # add, sub, mul, div, or any word
+    operand_a: str | None = None
+    operand_b: str | None = None
+    template: str | None = None
+    counterfactual: str | None = None  # X_c: the same sentence with a neutral operator
+    separator: str = " "
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """One answer token that is scored: a digit token or "-", never the space token."""
+
+    position: int  # index among the prompt's scored tokens, 0 = first
+    index: int  # index of the token itself in input_ids; the logits at index - 1 predict it
+    token_id: int
+    token: str  # decoded text
+    kind: str  # "digit", "sign", or "text" (answers without a digit)
+    carry_class: str | None  # "memorize", "change-one", "mixed" (a token of several columns), or None
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """A prompt tokenized jointly with its answer; exactly one BOS iff the tokenizer adds one."""
+
+    prompt: Prompt
+    input_ids: tuple[int, ...]  # BOS? + text + separator + answer
+    scored: tuple[ScoredToken, ...]
+    counterfactual_ids: tuple[int, ...] | None = None  # X_c + the same answer tokens, same length, or None
+
+    @property
+    def fed(self) -> tuple[int, ...]:
+        """The tokens a forward pass reads: all up to the one that predicts the last scored token."""
+        return self.input_ids[: self.scored[-1].index]
+
+    @property
+    def end(self) -> int:
+        """END: index of the position whose logits predict the first scored token."""
+        return self.scored[0].index - 1

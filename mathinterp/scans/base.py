@@ -1,0 +1,65 @@
+"""What a scan is: table schemas, a way to cut the work into shards, and a function (state, shard) -> rows.
+
+Everything else (Ray, retries, resume, progress, Parquet, SQL) is generic and lives in cluster/ and store/.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of a scan that is computed, written and resumed as one: one Parquet file of one table."""
+
+    table: str
+    index: int  # number within the table: shard-00007.parquet
+    work: dict[str, Any] = field(default_factory=dict)  # plain JSON: what to compute
+    cost: float = 1.0  # relative; dearest shards are dispatched first
+
+    @property
+    def key(self) -> str:
+        """Unique name within a run."""
+        return f"{self.table}/{self.index:05d}"
+
+
+@dataclass
+class Subject:
+    """What a scan works on, once per replica: a model on its device and the tokenized prompts."""
+
+    anatomy: Anatomy
+    prompts: Sequence[TokenizedPrompt]
+    max_tokens: int | None = None  # most token rows in one forward; None = chosen from the device
+
+
+class Scan(ABC):
+    """One experiment. Subclasses are dataclasses whose fields are its parameters."""
+
+    name: ClassVar[str]  # as in `mathinterp scan heads`
+    schemas: ClassVar[dict[str, pa.Schema]]  # table -> stored columns, without run_id
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """Everything that changes a stored row, as plain JSON; part of the run id."""
+
+    @abstractmethod
+    def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
+        """Cut the work; must depend on the arguments alone, never on the number of replicas."""
+
+    @abstractmethod
+    def prepare(self, subject: Subject) -> Any:
+        """Once per replica: whatever all shards need, for example the clean pass."""
+
+    @abstractmethod
+    def run(self, state: Any, shard: Shard) -> pa.Table:
+        """Compute one shard's rows with the schema ``schemas[shard.table]``."""
+
+    def notes(self, state: Any) -> dict[str, Any]:
+        """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
+        return {}
