@@ -1,0 +1,131 @@
+"""Tiny random decoders of every supported family, and a tokenizer for them.
+
+Knows configs small enough for exact float64 identities on a CPU; knows nothing about what the tests do with them.
+Weights are drawn so that every part matters: norms, biases, soft-caps and windows are never at their neutral values.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from mathinterp.models.families import family_of
+
+VOCABULARY = 160
+WINDOW = 4  # shorter than any arithmetic prompt, so that a forgotten window shows
+_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+_LLAMA_LIKE: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, **_SPECIAL,
+)  # fmt: skip
+_GPT_LIKE: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_inner=40, n_positions=512,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **_SPECIAL,
+)  # fmt: skip
+_NEOX: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
+    max_position_embeddings=512, rotary_pct=0.5, attention_bias=True, **_SPECIAL,
+)  # fmt: skip
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+_CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, _LLAMA_LIKE),
+    "llama3-rope-scaled": (LlamaConfig, {**_LLAMA_LIKE, "rope_parameters": _LLAMA3_ROPE}),
+    "mistral": (MistralConfig, {**_LLAMA_LIKE, "sliding_window": None}),
+    "mistral-window": (MistralConfig, {**_LLAMA_LIKE, "sliding_window": WINDOW}),
+    "qwen2": (Qwen2Config, _LLAMA_LIKE),
+    "qwen3": (Qwen3Config, {**_LLAMA_LIKE, "head_dim": 16}),  # 4 heads of 16 beside d_model 32
+    "gemma2": (
+        Gemma2Config,
+        {**_LLAMA_LIKE, "head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 8,
+         "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0, "tie_word_embeddings": True},
+    ),
+    "phi3": (Phi3Config, {**_LLAMA_LIKE, "sliding_window": None}),
+    "gpt2": (GPT2Config, _GPT_LIKE),
+    "gptj": (GPTJConfig, {**_GPT_LIKE, "rotary_dim": 4}),
+    "gpt_neox": (GPTNeoXConfig, {**_NEOX, "use_parallel_residual": True}),
+    "gpt_neox-sequential": (GPTNeoXConfig, {**_NEOX, "use_parallel_residual": False}),
+}  # fmt: skip
+
+TINY_FAMILIES: list[str] = list(_CONFIGS)
+
+
+def tiny_config(name: str) -> PreTrainedConfig:
+    """The config of tiny family ``name`` (one of TINY_FAMILIES)."""
+    config_class, fields = _CONFIGS[name]
+    return config_class(**fields)
+
+
+def tiny_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A random 3-layer, 4-head model in eval mode, without gradients; same seed, same weights in every dtype."""
+    config = tiny_config(name)
+    backend = family_of(config.model_type).attention_backend
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            is_norm_weight = parameter.dim() == 1 and parameter_name.endswith("weight")
+            # Norm weights vary around their initial value (0 in Gemma-2, 1 elsewhere); biases around 0.
+            parameter.copy_(parameter + 0.3 * drawn if is_norm_weight else 0.3 * drawn)
+    return model.eval().requires_grad_(False)
+
+
+_WORDS = (
+    "The sum of and is difference between product ratio Q What plus minus times divides A equal to equals divided by "
+    "multiplied added subtracted from result Question Answer nothing less than more many how much has have left total "
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand "
+    "0 1 2 3 4 5 6 7 8 9 + - * / = ? : . , < > ( ) ' | ; ! & @ # % ^ ~"
+)
+
+
+def tiny_tokenizer(extra_words: Iterable[str] = ()) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer of VOCABULARY entries: digits and signs are one token each, spaces none, BOS is added.
+
+    Words outside the vocabulary become ``<unk>``; ``extra_words`` take the places of filler entries.
+    """
+    entries = ["<unk>", "<s>", "</s>", "<pad>", *dict.fromkeys([*_WORDS.split(), *extra_words])]
+    entries += [f"filler{i}" for i in range(VOCABULARY - len(entries))]
+    assert len(entries) == VOCABULARY, f"{len(entries)} words do not fit a vocabulary of {VOCABULARY}"
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(entries)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex(r"\p{L}+|[^\p{L}]"), behavior="isolated"),
+        ]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
+    )
+
+
+def save_tiny(folder: Path | str, name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write ``tiny_model(name)`` and its tokenizer as a Hugging Face folder (safetensors); returns the folder."""
+    folder = Path(folder)
+    tiny_model(name, seed=seed, dtype=dtype).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
