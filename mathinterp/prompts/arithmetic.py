@@ -1,0 +1,219 @@
+"""The arithmetic prompt sets of papers A and B: operands, answers, sentences, and the names of the sets.
+
+Knows operand ranges and how an answer is computed; knows nothing about tokenizers or models.
+Everything is deterministic in the seed: a draw depends on (seed, operation, template, operand range) alone.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from mathinterp.errors import UserError
+from mathinterp.prompts.number_words import number_words
+from mathinterp.prompts.prompt import Prompt
+from mathinterp.prompts.spread import even_spread
+from mathinterp.prompts.templates import NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS, Template
+
+Subtraction = Literal["ordered", "inverse", "signed"]
+Division = Literal["inverse", "exact"]
+Numbers = Literal["digits", "words", "both"]
+Part = Literal["train", "test"]
+
+RANGES = {1: range(0, 10), 2: range(10, 100), 3: range(100, 1000)}  # digits -> operands
+TEST_SHARE = 10  # one operand pair in ten is held out for testing, under every template
+
+
+@dataclass(frozen=True)
+class Task:
+    """Two operands and their result, operand_a (operation) operand_b = answer."""
+
+    operand_a: int
+    operand_b: int
+    answer: int
+
+
+def arithmetic_prompts(
+    digits: int,
+    templates: Mapping[str, Sequence[Template]] = PAPER_A,
+    *,
+    operations: Sequence[str] = OPERATIONS,
+    per_template: int | None = 100,
+    subtraction: Subtraction = "ordered",
+    division: Division = "inverse",
+    numbers: Numbers = "digits",
+    part: Part | None = None,
+    seed: int = 0,
+) -> list[Prompt]:
+    """Prompts of every (operation, template), sampled without replacement (method.md section 1; paper A, sec. 3).
+
+    Args:
+        digits: 1 (operands 0..9), 2 (10..99) or 3 (100..999).
+        templates: operation -> its templates.
+        per_template: prompts for each (operation, template); None = every operand pair there is, in order.
+        subtraction: "ordered" draws n1 >= n2; "inverse" asks (n1 + n2) - n2; "signed" draws freely.
+        division: "inverse" asks (n1 * n2) / n2; "exact" draws pairs with n2 a divisor of n1.
+        numbers: "digits", "words" (twelve), or "both": each pair once in digits and once in words, the latter
+            under the template's name with ``_in_words``.
+        part: "train" or "test" draws from disjoint operand pairs; n1, n2 and n2, n1 are on the same side.
+    Raises:
+        UserError: an unknown option, or more prompts asked for than there are operand pairs.
+    """
+    _check("digits", digits, RANGES)
+    _check("subtraction", subtraction, ("ordered", "inverse", "signed"))
+    _check("division", division, ("inverse", "exact"))
+    _check("numbers", numbers, ("digits", "words", "both"))
+    _check("part", part, (None, "train", "test"))
+    prompts = []
+    for operation in operations:
+        _check("operation", operation, templates)
+        pool = _pool(operation, digits, subtraction, division)
+        if part is not None:
+            pool = _part_of(pool, digits, operation, part, seed)
+        for template in templates[operation]:
+            rng = random.Random(f"{seed}/{operation}/{template.name}/{digits}/{part}")
+            tasks = [
+                _task(index, operation, digits, subtraction, division)
+                for index in _draw(pool, per_template, rng, f"{operation} with {digits}-digit operands")
+            ]
+            if numbers in ("digits", "both"):
+                prompts += _sentences(operation, template, template.name, tasks, str)
+            if numbers in ("words", "both"):
+                prompts += _sentences(operation, template, f"{template.name}_in_words", tasks, number_words)
+    return prompts
+
+
+def _check(option: str, value: object, allowed: object) -> None:
+    values = list(allowed)  # type: ignore[call-overload]
+    if value not in values:
+        raise UserError(f"{option} {value!r} is not known; choose one of {', '.join(repr(v) for v in values)}")
+
+
+@lru_cache(maxsize=32)
+def _pool(operation: str, digits: int, subtraction: Subtraction, division: Division) -> Sequence[int]:
+    """Numbers of the admissible operand pairs; pair i is (i // n, i % n) counted from the range's start."""
+    operands = RANGES[digits]
+    n = len(operands)
+    every = range(n * n)
+    if operation == "sub" and subtraction == "ordered":
+        return [i for i in every if i // n >= i % n]
+    if operation == "div":
+        divisors = [i for i in every if operands[i % n] != 0]
+        return [i for i in divisors if operands[i // n] % operands[i % n] == 0] if division == "exact" else divisors
+    return every
+
+
+def _part_of(pool: Sequence[int], digits: int, operation: str, part: Part, seed: int) -> list[int]:
+    n = len(RANGES[digits])
+    unordered = [i for i in range(n * n) if i // n <= i % n]
+    held_out = set(random.Random(f"{seed}/{operation}/held out").sample(unordered, len(unordered) // TEST_SHARE))
+
+    def is_test(i: int) -> bool:
+        first, second = sorted(divmod(i, n))
+        return first * n + second in held_out
+
+    return [i for i in pool if is_test(i) == (part == "test")]
+
+
+def _draw(pool: Sequence[int], count: int | None, rng: random.Random, what: str) -> Sequence[int]:
+    if count is None:
+        return pool
+    if not 1 <= count <= len(pool):
+        raise UserError(f"{count} prompts per template asked of {what}, which allows 1 to {len(pool)}")
+    return rng.sample(pool, count)
+
+
+def _task(index: int, operation: str, digits: int, subtraction: Subtraction, division: Division) -> Task:
+    operands = RANGES[digits]
+    first, second = (operands[i] for i in divmod(index, len(operands)))
+    if operation == "add":
+        return Task(first, second, first + second)
+    if operation == "mul":
+        return Task(first, second, first * second)
+    if operation == "sub":
+        return Task(first + second, second, first) if subtraction == "inverse" else Task(first, second, first - second)
+    return Task(first * second, second, first) if division == "inverse" else Task(first, second, first // second)
+
+
+def _sentences(
+    operation: str, template: Template, name: str, tasks: Sequence[Task], write: Callable[[int], str]
+) -> list[Prompt]:
+    return [
+        Prompt(
+            prompt_id=f"{operation}-{name}-{i:03d}",
+            text=template.fill(write(task.operand_a), write(task.operand_b)),
+            answer=write(task.answer),
+            operation=operation,
+            operand_a=write(task.operand_a),
+            operand_b=write(task.operand_b),
+            template=name,
+            separator=template.separator,
+        )
+        for i, task in enumerate(tasks)
+    ]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """A named prompt set: what it holds, and how to build it from a seed."""
+
+    description: str
+    build: Callable[[int], list[Prompt]]
+
+
+_TUNING_TEMPLATES = {op: PAPER_A[op] + NO_SPACES[op] for op in OPERATIONS}
+
+
+def _signed_two_digit(part: Part, per_template: int) -> Callable[[int], list[Prompt]]:
+    return lambda seed: arithmetic_prompts(
+        2, _TUNING_TEMPLATES, per_template=per_template, subtraction="signed", part=part, seed=seed
+    )
+
+
+PROMPT_SETS: dict[str, PromptSet] = {
+    "one_digit": PromptSet(
+        'every one-digit task, "n1 + n2 =": answers have 145 (+), 100 (-, inverse of +), 158 (*), 90 (/) digits',
+        lambda seed: arithmetic_prompts(1, SYMBOLS, per_template=None, subtraction="inverse", seed=seed),
+    ),
+    "one_digit_equals": PromptSet(
+        'every one-digit task written without spaces, "3+5="',
+        lambda seed: arithmetic_prompts(1, NO_SPACES, per_template=None, subtraction="inverse", seed=seed),
+    ),
+    "two_digit": PromptSet(
+        "paper A's 1,600 sentences: 4 operations x 4 templates x 100 two-digit operand pairs",
+        lambda seed: arithmetic_prompts(2, seed=seed),
+    ),
+    "two_digit_words": PromptSet(
+        'the same with numbers as words, "The sum of twelve and thirty-four is"',
+        lambda seed: arithmetic_prompts(2, numbers="words", seed=seed),
+    ),
+    "three_digit": PromptSet(
+        '100 three-digit tasks per operation, "n1 + n2 ="; quotients have exactly three digits',
+        lambda seed: arithmetic_prompts(3, SYMBOLS, seed=seed),
+    ),
+    "signed_two_digit_train": PromptSet(
+        "18,000 two-digit sentences for tuning, differences may be negative (paper A, sec. 5)",
+        _signed_two_digit("train", 900),
+    ),
+    "signed_two_digit_test": PromptSet(
+        "2,000 two-digit sentences with operand pairs that signed_two_digit_train never shows",
+        _signed_two_digit("test", 100),
+    ),
+    "pairs": PromptSet(
+        "paper B's sentences: 4 operations x 8 templates x 50 two-digit operand pairs, for neutral-operator pairs",
+        lambda seed: arithmetic_prompts(2, PAPER_B, per_template=50, seed=seed),
+    ),
+}
+
+DEFAULT_SET = "two_digit"
+
+
+def prompt_set(name: str, *, seed: int = 0, limit: int | None = None) -> list[Prompt]:
+    """The prompts of a named set; ``limit`` as in :func:`mathinterp.prompts.spread.even_spread`.
+
+    Raises UserError for an unknown name (listing the sets) or a limit below 1.
+    """
+    if name not in PROMPT_SETS:
+        raise UserError(f"prompt set '{name}' is not known; the sets are {', '.join(PROMPT_SETS)}")
+    return even_spread(PROMPT_SETS[name].build(seed), limit)
