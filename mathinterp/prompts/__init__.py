@@ -1,0 +1,41 @@
+"""The prompts room: sentences, their answers, and which token is what.
+
+Knows text and tokenizers; knows nothing about models, interventions or clusters.
+"""
+
+from pathlib import Path
+
+from mathinterp.errors import UserError
+from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
+from mathinterp.prompts.files import read_prompts, write_prompts
+from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+from mathinterp.prompts.spread import even_spread
+
+__all__ = [
+    "PROMPT_SETS",
+    "Prompt",
+    "ScoredToken",
+    "TokenizedPrompt",
+    "even_spread",
+    "load_prompts",
+    "prompt_set",
+    "read_prompts",
+    "write_prompts",
+]
+
+
+def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None = None) -> list[Prompt]:
+    """The prompts of a named set, or of a JSON-lines file; a set's name goes before a file of that name.
+
+    ``limit`` keeps an even spread over (operation, template). ``seed`` draws a set's operands; a file has none.
+    Raises UserError if there is neither such a set nor such a file, if the file is faulty, or if ``limit`` is below 1.
+    """
+    if str(name_or_path) in PROMPT_SETS:
+        return prompt_set(str(name_or_path), seed=seed, limit=limit)
+    path = Path(name_or_path)
+    if not path.exists():
+        raise UserError(
+            f"'{name_or_path}' is neither a prompt file that exists nor a prompt set; "
+            f"the sets are {', '.join(PROMPT_SETS)}"
+        )
+    return even_spread(read_prompts(path), limit)

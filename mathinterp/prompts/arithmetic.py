@@ -5,7 +5,7 @@ Everything is deterministic in the seed: a draw depends on (seed, operation, tem
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -14,7 +14,7 @@ from mathinterp.errors import UserError
 from mathinterp.prompts.number_words import number_words
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
-from mathinterp.prompts.templates import NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS, Template
+from mathinterp.prompts.templates import COMPACT, NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS, Template
 
 Subtraction = Literal["ordered", "inverse", "signed"]
 Division = Literal["inverse", "exact"]
@@ -84,10 +84,9 @@ def arithmetic_prompts(
     return prompts
 
 
-def _check(option: str, value: object, allowed: object) -> None:
-    values = list(allowed)  # type: ignore[call-overload]
-    if value not in values:
-        raise UserError(f"{option} {value!r} is not known; choose one of {', '.join(repr(v) for v in values)}")
+def _check(option: str, value: object, allowed: Iterable[object]) -> None:
+    if value not in allowed:
+        raise UserError(f"{option} {value!r} is not known; choose one of {', '.join(repr(v) for v in allowed)}")
 
 
 @lru_cache(maxsize=32)
@@ -162,7 +161,7 @@ class PromptSet:
     build: Callable[[int], list[Prompt]]
 
 
-_TUNING_TEMPLATES = {op: PAPER_A[op] + NO_SPACES[op] for op in OPERATIONS}
+_TUNING_TEMPLATES = {op: PAPER_A[op] + COMPACT[op] for op in OPERATIONS}
 
 
 def _signed_two_digit(part: Part, per_template: int) -> Callable[[int], list[Prompt]]:

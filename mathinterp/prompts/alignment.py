@@ -1,0 +1,272 @@
+"""Which token is what: joint tokenization of a prompt with its answer, and the answer's scored tokens.
+
+Knows tokenizers, through their character offsets; knows nothing about models.
+Target ids are always derived in context: a tokenizer may keep the space before an answer as a token of its own
+(Llama-2, SmolLM2), merge it into the first digit (GPT-J), merge digits (Llama-3), or drop white space (word-level).
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from mathinterp.errors import UserError
+from mathinterp.prompts.columns import MIXED, digit_classes
+from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+
+MINUS_SIGNS = "-−"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A sentence with its answer, tokenized jointly up to the answer's last token."""
+
+    sentence: str  # text + separator + answer
+    answer_start: int  # index of the answer's first character
+    input_ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]  # characters of each token; empty for a special token that was added
+
+    def token_text(self, index: int) -> str:
+        """The token as it stands in the sentence."""
+        start, stop = self.spans[index]
+        return self.sentence[start:stop]
+
+    def answer_part(self, index: int) -> str:
+        """The part of the token that lies in the answer; empty for tokens before it."""
+        start, stop = self.spans[index]
+        return self.sentence[max(start, self.answer_start) : stop]
+
+    @property
+    def first_answer_index(self) -> int:
+        """Index of the token that holds the answer's first character."""
+        return next(i for i, (_, stop) in enumerate(self.spans) if stop > self.answer_start)
+
+
+def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[TokenizedPrompt]:
+    """Tokenize text + separator + answer jointly and mark the scored tokens (method.md section 1).
+
+    Scored are the answer's tokens with a digit and the "-" of a negative answer, never the space token; of an answer
+    without digits, all tokens that are not white space. There is exactly one BOS iff the tokenizer adds one: a BOS
+    written at the start of a text is not read a second time. Where a prompt has a counterfactual, it is tokenized with
+    the same answer and must have as many tokens and the same answer tokens.
+
+    Raises:
+        UserError: no prompts, a tokenizer without offsets, a prompt_id used twice, an empty text, an answer that shares
+            a token with the text or has no scorable token, a word the tokenizer does not know, a counterfactual that
+            does not align. The message names the prompt.
+    """
+    check_tokenizer(tokenizer)
+    _check_ids(prompts)
+    encodings = encode([(prompt, prompt.text) for prompt in prompts], tokenizer)
+    paired = [(prompt, prompt.counterfactual) for prompt in prompts if prompt.counterfactual is not None]
+    counterfactuals = dict(zip((prompt.prompt_id for prompt, _ in paired), encode(paired, tokenizer), strict=True))
+    tokenized = []
+    for prompt, encoding in zip(prompts, encodings, strict=True):
+        _check_known(prompt, encoding, tokenizer)
+        scored = _scored_tokens(prompt, encoding)
+        counterfactual = counterfactuals.get(prompt.prompt_id)
+        if counterfactual is not None:
+            _check_known(prompt, counterfactual, tokenizer)
+            _check_aligned(prompt, encoding, counterfactual, tokenizer)
+        tokenized.append(
+            TokenizedPrompt(
+                prompt=prompt,
+                input_ids=encoding.input_ids,
+                scored=scored,
+                counterfactual_ids=None if counterfactual is None else counterfactual.input_ids,
+            )
+        )
+    return tokenized
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError unless the tokenizer says which characters each token covers."""
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{type(tokenizer).__name__} is a slow tokenizer, which does not say which characters a token covers; "
+            "save the model with a tokenizer.json (a fast tokenizer)"
+        )
+
+
+def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: PreTrainedTokenizerBase) -> list[Encoding]:
+    """Tokenize (prompt, text) pairs, each text followed by its prompt's separator and answer.
+
+    Raises UserError for an empty text, and where the answer's first character shares a token with what is before it.
+    """
+    if not sentences:
+        return []
+    texts = [_without_bos(text, tokenizer) for _, text in sentences]
+    for (prompt, _), text in zip(sentences, texts, strict=True):
+        if not text.strip():
+            raise UserError(f"prompt '{prompt.prompt_id}': the text is empty")
+    joined = [text + prompt.separator + prompt.answer for (prompt, _), text in zip(sentences, texts, strict=True)]
+    batch = tokenizer(joined, return_offsets_mapping=True, return_attention_mask=False, return_token_type_ids=False)
+    encodings = []
+    for i, (prompt, _) in enumerate(sentences):
+        answer_start = len(texts[i]) + len(prompt.separator)
+        encoding = _cut(joined[i], answer_start, batch["input_ids"][i], batch["offset_mapping"][i], prompt)
+        _check_boundary(prompt, encoding)
+        encodings.append(encoding)
+    return encodings
+
+
+def _without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    return text if tokenizer.bos_token is None else text.removeprefix(str(tokenizer.bos_token))
+
+
+def _cut(
+    sentence: str, answer_start: int, ids: Sequence[int], spans: Sequence[tuple[int, int]], prompt: Prompt
+) -> Encoding:
+    """Leave out what a tokenizer adds after the answer (an EOS)."""
+    of_answer = [i for i, (start, stop) in enumerate(spans) if stop > max(start, answer_start)]
+    if not of_answer:
+        raise UserError(
+            f"prompt '{prompt.prompt_id}': the answer {prompt.answer!r} has no token that can be scored; "
+            "write an answer that the tokenizer does not drop"
+        )
+    end = of_answer[-1] + 1
+    return Encoding(sentence, answer_start, tuple(ids[:end]), tuple((start, stop) for start, stop in spans[:end]))
+
+
+def _check_boundary(prompt: Prompt, encoding: Encoding) -> None:
+    index = encoding.first_answer_index
+    start = encoding.spans[index][0]
+    shared = encoding.sentence[start : encoding.answer_start]
+    if shared.strip():
+        raise UserError(
+            f"prompt '{prompt.prompt_id}': the answer {prompt.answer!r} begins inside the token "
+            f"{encoding.token_text(index)!r}, which also holds {shared!r} of the text; "
+            f"set the field separator (it is {prompt.separator!r}) so that the answer begins a token, for example ' '"
+        )
+
+
+def _check_ids(prompts: Sequence[Prompt]) -> None:
+    if not prompts:
+        raise UserError("there are no prompts to tokenize")
+    seen = set()
+    for prompt in prompts:
+        if prompt.prompt_id in seen:
+            raise UserError(f"prompt_id '{prompt.prompt_id}' is used twice; give each prompt its own")
+        seen.add(prompt.prompt_id)
+
+
+def unknown_words(encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Parts of the sentence that the tokenizer can only read as its unknown token."""
+    unknown = tokenizer.unk_token_id
+    return [
+        encoding.token_text(i)
+        for i, token_id in enumerate(encoding.input_ids)
+        if unknown is not None and token_id == unknown and encoding.token_text(i)
+    ]
+
+
+def _check_known(prompt: Prompt, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
+    unknown = unknown_words(encoding, tokenizer)
+    if unknown:
+        raise UserError(
+            f"prompt '{prompt.prompt_id}': the tokenizer does not know {unknown[0]!r}; "
+            "use other words, or a model whose tokenizer knows them"
+        )
+
+
+def _scored_tokens(prompt: Prompt, encoding: Encoding) -> tuple[ScoredToken, ...]:
+    has_digit = any(character.isdecimal() for character in prompt.answer)
+    kinds = {i: _kind(encoding, i, has_digit) for i in range(encoding.first_answer_index, len(encoding.input_ids))}
+    scored = [i for i, kind in kinds.items() if kind is not None]
+    if not scored:
+        raise UserError(
+            f"prompt '{prompt.prompt_id}': the answer {prompt.answer!r} has no token that can be scored; "
+            "write an answer with a digit or a word"
+        )
+    assert scored[0] > 0, f"prompt '{prompt.prompt_id}': no token before the answer"
+    return tuple(
+        ScoredToken(
+            position=position,
+            index=i,
+            token_id=encoding.input_ids[i],
+            token=encoding.token_text(i),
+            kind=str(kinds[i]),
+            carry_class=_carry_class(prompt, encoding, i),
+        )
+        for position, i in enumerate(scored)
+    )
+
+
+def _kind(encoding: Encoding, index: int, answer_has_digit: bool) -> str | None:
+    """ "digit", "sign" or "text" for a scored token, None for one that is not scored."""
+    part = encoding.answer_part(index).strip()
+    if not answer_has_digit:
+        return "text" if part else None
+    if any(character.isdecimal() for character in part):
+        return "digit"
+    answer = encoding.sentence[encoding.answer_start :]
+    first_character = max(encoding.spans[index][0], encoding.answer_start) == encoding.answer_start
+    negative = answer[0] in MINUS_SIGNS and answer[1:2].isdecimal()
+    return "sign" if first_character and negative and part in MINUS_SIGNS and part else None
+
+
+def _carry_class(prompt: Prompt, encoding: Encoding, index: int) -> str | None:
+    """The common class of the columns a token covers, "mixed" if they differ, None for a sign or unknown columns."""
+    classes = digit_classes(prompt.operation, prompt.operand_a, prompt.operand_b, prompt.answer)
+    if classes is None:
+        return None
+    start, stop = encoding.spans[index]
+    first_digit = encoding.answer_start + len(prompt.answer) - len(classes)
+    covered = set(classes[max(start - first_digit, 0) : max(stop - first_digit, 0)])
+    if not covered:
+        return None
+    return covered.pop() if len(covered) == 1 else MIXED
+
+
+def same_alignment(reference: Encoding, counterfactual: Encoding) -> bool:
+    """Whether positions correspond: as many tokens, and the same answer tokens at the same indices."""
+    start = reference.first_answer_index
+    return (
+        len(reference.input_ids) == len(counterfactual.input_ids)
+        and start == counterfactual.first_answer_index
+        and reference.input_ids[start:] == counterfactual.input_ids[start:]
+    )
+
+
+def _check_aligned(
+    prompt: Prompt, reference: Encoding, counterfactual: Encoding, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    if same_alignment(reference, counterfactual):
+        return
+    raise UserError(
+        f"prompt '{prompt.prompt_id}': the counterfactual does not align: {len(reference.input_ids)} tokens "
+        f"{tokens_of(reference, tokenizer)} against {len(counterfactual.input_ids)} tokens "
+        f"{tokens_of(counterfactual, tokenizer)}; choose a neutral word with as many tokens as the operator"
+    )
+
+
+def tokens_of(encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The vocabulary entries of a sentence, for messages."""
+    return list(tokenizer.convert_ids_to_tokens(list(encoding.input_ids)))
+
+
+def prompts_fingerprint(tokenized: Sequence[TokenizedPrompt]) -> str:
+    """16 hex digits that identify the prompts, all their fields, and their token ids, in this order."""
+    digest = hashlib.sha256()
+    for item in tokenized:
+        digest.update(json.dumps(asdict(item), sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def token_table(tokenized: Sequence[TokenizedPrompt]) -> list[dict[str, Any]]:
+    """Rows of the ``answer_tokens`` table: prompt_id, position, token_id, token, kind, carry_class."""
+    return [
+        {
+            "prompt_id": item.prompt.prompt_id,
+            "position": token.position,
+            "token_id": token.token_id,
+            "token": token.token,
+            "kind": token.kind,
+            "carry_class": token.carry_class,
+        }
+        for item in tokenized
+        for token in item.scored
+    ]
