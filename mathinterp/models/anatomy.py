@@ -91,6 +91,8 @@ class Anatomy:
         self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)
         self.final_norm: nn.Module = getattr(self.decoder, self.family.final_norm)
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
 
     def attention(self, layer: int) -> nn.Module:
         """The attention module of ``layer``; returns (output B T D, weights or None)."""

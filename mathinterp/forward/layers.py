@@ -1,0 +1,161 @@
+"""Call single decoder layers of any family with the arguments the model itself gave them.
+
+In one clean forward pass, pre-hooks record what each decoder layer and its attention module were called
+with. Replaying is calling layers again with those arguments, the batch axis expanded and the hidden states
+replaced: no per-family code. Knows modules and masks; knows nothing about heads or scores.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mathinterp.forward.tree import Forest
+from mathinterp.models.anatomy import Anatomy
+
+
+@dataclass(frozen=True)
+class Call:
+    """Positional and keyword arguments of one module call, without the hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        """Call ``module`` on new hidden states; returns its output hidden states."""
+        output = module(hidden, *self.args, **self.kwargs)
+        return output[0] if isinstance(output, tuple) else output
+
+    def repeated(self, batch: int, times: int, memo: dict[int, Any]) -> "Call":
+        """The same call for ``times`` copies of each of the ``batch`` rows (row-major: a row's copies adjoin)."""
+        args = tuple(_repeat(value, batch, times, memo) for value in self.args)
+        return Call(args, {name: _repeat(value, batch, times, memo) for name, value in self.kwargs.items()})
+
+
+def _repeat(value: Any, batch: int, times: int, memo: dict[int, Any]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_repeat(item, batch, times, memo) for item in value)
+    if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[0] not in (1, batch):
+        return value
+    if id(value) not in memo:  # masks and rotary tables are shared between layers: expand them once
+        if value.shape[0] == 1:
+            memo[id(value)] = value.expand(batch * times, *value.shape[1:])
+        else:
+            memo[id(value)] = value.repeat_interleave(times, dim=0)
+    return memo[id(value)]
+
+
+@dataclass
+class RecordedCalls:
+    """What a clean pass over a batch of packs told every layer and every attention module."""
+
+    batch: int
+    embedded_PND: torch.Tensor  # input of layer 0
+    layer: list[Call]
+    attention: list[Call]
+
+    def repeated(self, times: int) -> "RecordedCalls":
+        """For ``times`` interventions on each pack."""
+        memo: dict[int, Any] = {}
+        return RecordedCalls(
+            self.batch * times,
+            self.embedded_PND,
+            [call.repeated(self.batch, times, memo) for call in self.layer],
+            [call.repeated(self.batch, times, memo) for call in self.attention],
+        )
+
+
+def record(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> RecordedCalls:
+    """Run the decoder once over ``packs`` and record the arguments of every layer and attention module."""
+    layer_calls: list[Call] = []
+    attention_calls: list[Call] = []
+    embedded: list[torch.Tensor] = []
+    handles = []
+    for index, layer in enumerate(anatomy.layers):
+        handles.append(layer.register_forward_pre_hook(_recorder(layer_calls, embedded), with_kwargs=True))
+        handles.append(
+            anatomy.attention(index).register_forward_pre_hook(_recorder(attention_calls, []), with_kwargs=True)
+        )
+    device = anatomy.device
+    try:
+        anatomy.decoder(
+            input_ids=torch.from_numpy(forest.token_ids_PN[packs]).to(device),
+            position_ids=torch.from_numpy(forest.depths_PN[packs]).to(device),
+            attention_mask=tree_mask(anatomy, forest, packs),
+            use_cache=False,
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert len(layer_calls) == len(attention_calls) == anatomy.shape.n_layers, "a decoder layer did not run"
+    return RecordedCalls(len(packs), embedded[0], layer_calls, attention_calls)
+
+
+def _recorder(calls: list[Call], inputs: list[torch.Tensor]) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        rest = dict(kwargs)
+        hidden = args[0] if args else rest.pop("hidden_states")
+        if not inputs:
+            inputs.append(hidden)
+        calls.append(Call(args[1:], rest))
+
+    return hook
+
+
+def tree_mask(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Additive 4-D mask(s) P 1 N N of the packs, in the form the family's decoder takes.
+
+    Additive on purpose: eager attention takes a boolean 4-D mask silently wrong. A sliding window is part of
+    the mask, because a model given its own mask does not apply it. Families with per-layer attention types
+    take a dict of masks.
+    """
+    windows = set(anatomy.shape.attention_windows)
+    if getattr(anatomy.model.config, "layer_types", None):
+        sliding = next((w for w in windows if w is not None), None)
+        return {
+            "full_attention": _additive(anatomy, forest, packs, None),
+            "sliding_attention": _additive(anatomy, forest, packs, sliding),
+        }
+    assert len(windows) == 1, "layers of different windows need layer_types in the config"
+    return _additive(anatomy, forest, packs, windows.pop())
+
+
+def _additive(anatomy: Anatomy, forest: Forest, packs: np.ndarray, window: int | None) -> torch.Tensor:
+    allowed = torch.from_numpy(np.stack([forest.ancestors(int(pack), window) for pack in packs])).to(anatomy.device)
+    mask = torch.zeros(allowed.shape, dtype=anatomy.dtype, device=anatomy.device)
+    return mask.masked_fill_(~allowed, torch.finfo(anatomy.dtype).min)[:, None]
+
+
+class StandIn(nn.Module):
+    """Takes a module's place in a layer and gives an output computed beforehand; counts its calls."""
+
+    def __init__(self, output: torch.Tensor, as_tuple: bool):
+        super().__init__()
+        self.output, self.as_tuple, self.calls = output, as_tuple, 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The precomputed output, whatever the input."""
+        self.calls += 1
+        return (self.output, None) if self.as_tuple else self.output
+
+
+@contextmanager
+def standing_in(layer: nn.Module, name: str, output: torch.Tensor, as_tuple: bool = False) -> Iterator[None]:
+    """Within the block, ``layer.<name>`` gives ``output``; an error if the layer never asked for it."""
+    original, double = getattr(layer, name), StandIn(output, as_tuple)
+    setattr(layer, name, double)
+    try:
+        yield
+        assert double.calls > 0, f"{type(layer).__name__} never called its {name}"
+    finally:
+        setattr(layer, name, original)
+
+
+def call_layer(layer: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """One decoder layer as a plain function, the unit that torch.compile sees."""
+    output = layer(hidden, *args, **kwargs)
+    return output[0] if isinstance(output, tuple) else output

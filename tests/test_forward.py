@@ -1,0 +1,160 @@
+"""The identities of method.md, in float64, on tiny random models of every family."""
+
+import numpy as np
+import pytest
+import torch
+
+from mathinterp.forward.edits import Edit, Replacement
+from mathinterp.forward.hooks import caught_input, caught_output, edited_input, zeroed_columns
+from mathinterp.forward.plain import PlainEngine
+from mathinterp.forward.replay import PackedEngine
+from mathinterp.forward.scores import Scores
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+from tests.tiny import TINY_FAMILIES, VOCABULARY, tiny_model
+
+EXACT = dict(rtol=1e-11, atol=1e-12)
+
+
+def random_prompts(count: int = 24, seed: int = 0) -> list[TokenizedPrompt]:
+    """Prompts of 6 to 11 tokens that share prefixes, with 1 to 3 scored tokens at the end."""
+    rng = np.random.default_rng(seed)
+    stems = [rng.integers(4, VOCABULARY, size=6) for _ in range(3)]
+    prompts = []
+    for i in range(count):
+        stem = stems[i % 3][: rng.integers(3, 7)]
+        ids = (1, *stem.tolist(), *rng.integers(4, VOCABULARY, size=int(rng.integers(2, 5))).tolist())
+        first = len(ids) - int(rng.integers(1, 4 if len(ids) > 6 else 2))
+        scored = tuple(ScoredToken(p, k, ids[k], "", "digit", None) for p, k in enumerate(range(first, len(ids))))
+        prompts.append(TokenizedPrompt(Prompt(str(i), f"prompt {i}", "0"), ids, scored))
+    return prompts
+
+
+PROMPTS = random_prompts()
+
+
+def assert_same(a: Scores, b: Scores) -> None:
+    np.testing.assert_allclose(a.logprob_EA, b.logprob_EA, **EXACT)
+    np.testing.assert_allclose(a.logit_EA, b.logit_EA, **EXACT)
+    np.testing.assert_array_equal(a.predicted_EA, b.predicted_EA)
+    np.testing.assert_array_equal(a.correct_EA, b.correct_EA)
+
+
+def one_at_a_time(anatomy: Anatomy, prompts: list[TokenizedPrompt]) -> np.ndarray:
+    """Log-probabilities of the scored tokens from the model itself, one unpadded prompt a forward pass."""
+    values = []
+    for prompt in prompts:
+        logprobs = anatomy.model(torch.tensor([prompt.fed])).logits[0].log_softmax(-1)
+        values += [float(logprobs[token.index - 1, token.token_id]) for token in prompt.scored]
+    return np.array(values)
+
+
+@pytest.fixture(params=TINY_FAMILIES)
+def anatomy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Anatomy:
+    if (
+        request.param == "gemma2"
+    ):  # its eager attention sums the softmax in float32, whose error grows with the masked row
+        softmax = torch.nn.functional.softmax
+        in_own_dtype = lambda x, dim, dtype=None: softmax(x, dim=dim)  # noqa: E731
+        monkeypatch.setattr(torch.nn.functional, "softmax", in_own_dtype)
+    return Anatomy(tiny_model(request.param))
+
+
+def test_packed_equals_one_prompt_at_a_time(anatomy: Anatomy) -> None:
+    expected = one_at_a_time(anatomy, PROMPTS)
+    packed = PackedEngine(anatomy, PROMPTS)
+    np.testing.assert_allclose(packed.baseline().logprob_EA[0], expected, **EXACT)
+    assert packed.forest.n_nodes < sum(len(p.fed) for p in PROMPTS), "nothing was shared: the test shows nothing"
+    np.testing.assert_allclose(PlainEngine(anatomy, PROMPTS).baseline().logprob_EA[0], expected, **EXACT)
+
+
+def test_replay_equals_full_forward_with_hooks_for_every_head(anatomy: Anatomy) -> None:
+    packed = PackedEngine(anatomy, PROMPTS, max_tokens=300, edits_per_batch=2)  # several groups, several batches
+    plain = PlainEngine(anatomy, PROMPTS, batch_size=5)
+    baseline = plain.baseline()
+    for layer in range(anatomy.shape.n_layers):
+        edits = [Edit.heads_of(layer, [head]) for head in range(anatomy.shape.n_heads)]
+        zero = Replacement.zero(anatomy, "head", layer)
+        ablated = packed.run_edits(layer, edits, zero)
+        assert_same(ablated, plain.run_edits(layer, edits, zero))
+        assert (np.abs(ablated.logprob_EA - baseline.logprob_EA).max(axis=1) > 1e-6).all(), "an ablation did nothing"
+
+
+def test_zero_ablation_equals_zeroed_output_projection_columns(anatomy: Anatomy) -> None:
+    packed = PackedEngine(anatomy, PROMPTS)
+    clean = one_at_a_time(anatomy, PROMPTS)
+    for layer, head in ((0, 1), (anatomy.shape.n_layers - 1, 3)):
+        ablated = packed.run_edits(layer, [Edit.heads_of(layer, [head])], Replacement.zero(anatomy, "head", layer))
+        with zeroed_columns(anatomy, layer, head):
+            np.testing.assert_allclose(ablated.logprob_EA[0], one_at_a_time(anatomy, PROMPTS), **EXACT)
+    np.testing.assert_array_equal(one_at_a_time(anatomy, PROMPTS), clean)  # the weights are back
+
+
+def test_per_head_outputs_sum_to_the_attention_output(anatomy: Anatomy) -> None:
+    shape = anatomy.shape
+    for layer in range(shape.n_layers):
+        projection = anatomy.output_projection(layer)
+        with caught_input(projection) as inputs, caught_output(projection) as outputs:
+            anatomy.model(torch.tensor([PROMPTS[0].fed]))
+        weight = anatomy.output_weight(layer)
+        slices = [anatomy.head_slice(head) for head in range(shape.n_heads)]
+        total = sum(inputs[0][..., s] @ weight[s] for s in slices)
+        bias = getattr(projection, "bias", None)
+        torch.testing.assert_close(total if bias is None else total + bias, outputs[0], rtol=1e-11, atol=1e-12)
+
+
+def test_no_op_edit_returns_the_clean_scores(anatomy: Anatomy) -> None:
+    for engine in (PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)):
+        baseline = engine.baseline()
+        for layer in range(anatomy.shape.n_layers):
+            zero = Replacement.zero(anatomy, "head", layer)
+            assert_same(engine.run_edits(layer, [Edit.heads_of(layer, ())], zero), baseline)
+
+
+def test_mlp_edits_agree_and_zero_keeps_the_bias(anatomy: Anatomy) -> None:
+    packed, plain = PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)
+    for layer in range(anatomy.shape.n_layers):
+        zero = Replacement.zero(anatomy, "mlp", layer)
+        ablated = packed.run_edits(layer, [Edit.mlp_of(layer)], zero)
+        assert_same(ablated, plain.run_edits(layer, [Edit.mlp_of(layer)], zero))
+        with edited_input(anatomy.down_projection(layer), torch.zeros_like):  # all neurons zero
+            np.testing.assert_allclose(ablated.logprob_EA[0], one_at_a_time(anatomy, PROMPTS), **EXACT)
+
+
+@pytest.mark.parametrize("site", ["head", "mlp"])
+def test_replacing_named_tokens_agrees(anatomy: Anatomy, site: str) -> None:
+    """Values of another prompt at END (resample) and of another prompt at every token, per prompt."""
+    others = random_prompts(seed=0)[::-1]
+    prompt_n = np.arange(len(PROMPTS))
+    ends = np.array([p.end for p in PROMPTS])
+    other_ends = np.array([p.end for p in others])
+    packed = PackedEngine(anatomy, PROMPTS, private_from=ends.tolist(), max_tokens=200)
+    plain = PlainEngine(anatomy, PROMPTS, batch_size=7)
+    source = PlainEngine(anatomy, others)
+    packed_source = PackedEngine(anatomy, others)
+    for layer in (0, anatomy.shape.n_layers - 1):
+        values = source.token_values(site, layer, prompt_n, other_ends)
+        torch.testing.assert_close(values, packed_source.token_values(site, layer, prompt_n, other_ends), **EXACT)
+        replacement = Replacement(values, prompt_n, ends)
+        edits = [Edit.heads_of(layer, [h]) for h in range(4)] if site == "head" else [Edit.mlp_of(layer)]
+        changed = packed.run_edits(layer, edits, replacement)
+        assert_same(changed, plain.run_edits(layer, edits, replacement))
+        assert np.abs(changed.logprob_EA - packed.baseline().logprob_EA).max() > 1e-6
+
+
+def test_own_values_put_back_change_nothing(anatomy: Anatomy) -> None:
+    """Resampling from X_c = X_r is a no-op, at every token of private trees."""
+    packed = PackedEngine(anatomy, PROMPTS, private_from=[0] * len(PROMPTS))
+    prompt_n = np.concatenate([np.full(len(p.fed), i) for i, p in enumerate(PROMPTS)])
+    token_n = np.concatenate([np.arange(len(p.fed)) for p in PROMPTS])
+    baseline = packed.baseline()
+    for layer in range(anatomy.shape.n_layers):
+        own = Replacement(packed.token_values("head", layer, prompt_n, token_n), prompt_n, token_n)
+        assert_same(packed.run_edits(layer, [Edit.heads_of(layer, [0])], own), baseline)
+
+
+def test_several_heads_at_once(anatomy: Anatomy) -> None:
+    packed, plain = PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)
+    zero = Replacement.zero(anatomy, "head", 1)
+    edits = [Edit.heads_of(1, [0, 2]), Edit.heads_of(1, [1, 2, 3])]
+    assert_same(packed.run_edits(1, edits, zero), plain.run_edits(1, edits, zero))
