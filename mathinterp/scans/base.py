@@ -3,15 +3,19 @@
 Everything else (Ray, retries, resume, progress, Parquet, SQL) is generic and lives in cluster/ and store/.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
+
+if TYPE_CHECKING:  # a driver that only hands out shards need not wait for torch
+    from mathinterp.models.anatomy import Anatomy, ModelShape
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Scan(ABC):
     @abstractmethod
     def run(self, state: Any, shard: Shard) -> pa.Table:
         """Compute one shard's rows with the schema ``schemas[shard.table]``."""
+
+    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
+        """Forward evaluations in a shard, one per prompt and intervention; for progress and planning only."""
+        return len(prompts)
 
     def notes(self, state: Any) -> dict[str, Any]:
         """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""

@@ -1,0 +1,187 @@
+"""What head and MLP scans share: what an activation is replaced with, and rows from scores.
+
+Replacements of method.md section 2: zero (0 at every token), mean (the average over counterfactual prompts),
+resample (the paired counterfactual prompt's own activation).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mathinterp.errors import UserError
+from mathinterp.forward.edits import Edit, Replacement
+from mathinterp.forward.engine import Engine, build_engine, packing_deviation
+from mathinterp.forward.replay import PackedEngine
+from mathinterp.forward.scores import Scores
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.scans.base import Scan, Subject
+
+ABLATIONS = ("zero", "mean", "resample")
+POSITIONS = ("all", "end")
+SCORINGS = ("token", "first_token", "exact_match")
+
+
+@dataclass(frozen=True)
+class AblationScan(Scan):
+    """Parameters that head and MLP scans share.
+
+    ablation: "zero", "mean" or "resample".
+    positions: tokens that are edited, "all" or "end"; None = all for zero, END for mean and resample.
+    scoring: what counts as right, "token", "first_token" or "exact_match"; None = token, but first_token when only
+        END is edited (later answer tokens see such an edit only through attention; they are stored all the same).
+    engine: "auto", "packed" or "plain".
+    """
+
+    ablation: str = "zero"
+    positions: str | None = None
+    scoring: str | None = None
+    engine: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("ablation", self.ablation, ABLATIONS),
+            ("positions", self.positions, (None, *POSITIONS)),
+            ("scoring", self.scoring, (None, *SCORINGS)),
+        ):
+            if value not in known:
+                choices = ", ".join(k for k in known if k)
+                raise UserError(f"--{name} '{value}' is not known; take one of {choices}")
+
+    @property
+    def edited_positions(self) -> str:
+        """ "all" or "end", the default resolved."""
+        return self.positions or ("all" if self.ablation == "zero" else "end")
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything that changes a stored row or how it is counted."""
+        scoring = self.scoring or ("token" if self.edited_positions == "all" else "first_token")
+        return {
+            "ablation": self.ablation,
+            "positions": self.edited_positions,
+            "scoring": scoring,
+            "engine": self.engine,
+        }
+
+    def check_prompts(self, prompts: Sequence[TokenizedPrompt]) -> None:
+        """Raise UserError where mean or resample ablation lacks a counterfactual prompt."""
+        if self.ablation == "zero":
+            return
+        for prompt in prompts:
+            if prompt.counterfactual_ids is None:
+                raise UserError(
+                    f"{self.ablation} ablation needs a counterfactual for every prompt, and prompt"
+                    f" '{prompt.prompt.prompt_id}' has none; use --prompts pairs, or add 'counterfactual' to the file"
+                )
+
+
+@dataclass
+class AblationState:
+    """What a replica keeps between shards."""
+
+    anatomy: Anatomy
+    prompts: Sequence[TokenizedPrompt]
+    engine: Engine
+    counterfactual: Engine | None  # the same prompts with X_c in place of X_r
+    notes: dict[str, Any]
+
+
+def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
+    """Clean pass, counterfactual pass where needed, and the run's noise: done once per replica."""
+    scan.check_prompts(subject.prompts)
+    anatomy, prompts = subject.anatomy, subject.prompts
+    engine = build_engine(
+        anatomy,
+        prompts,
+        asked=scan.engine,
+        private_from=_private_from(scan, prompts),
+        edits_per_batch=edits_per_batch,
+        edits_in_all=edits_in_all,
+        max_tokens=subject.max_tokens,
+    )
+    counterfactual = None
+    if scan.ablation != "zero":
+        pairs = [dataclasses.replace(p, input_ids=p.counterfactual_ids or ()) for p in prompts]  # checked above
+        counterfactual = build_engine(anatomy, pairs, asked=scan.engine, max_tokens=subject.max_tokens)
+    notes: dict[str, Any] = {"engine": engine.name, "packing_deviation": packing_deviation(engine, anatomy, prompts)}
+    if isinstance(engine, PackedEngine):
+        forest = engine.forest
+        notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
+        notes["noise_floor"] = engine.noise_floor(engine.baseline())
+    return AblationState(anatomy, prompts, engine, counterfactual, notes)
+
+
+def _private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
+    """Tokens whose replacement may differ between prompts of one text must not be shared between them."""
+    if scan.ablation == "zero" or (scan.ablation == "mean" and scan.edited_positions == "all"):
+        return None
+    return [0 if scan.edited_positions == "all" else prompt.end for prompt in prompts]
+
+
+def replacement(scan: AblationScan, state: AblationState, site: str, layer: int) -> Replacement:
+    """The new activations of ``site`` ("head" or "mlp") in ``layer``."""
+    everywhere = scan.edited_positions == "all"
+    prompt_n, token_n = _all_tokens(state.prompts) if everywhere else _end_tokens(state.prompts)
+    if scan.ablation == "zero":
+        zero = Replacement.zero(state.anatomy, site, layer)
+        if everywhere:
+            return zero
+        return Replacement(zero.values.expand(len(prompt_n), -1), prompt_n, token_n)
+    assert state.counterfactual is not None
+    values = state.counterfactual.token_values(site, layer, prompt_n, token_n)
+    if scan.ablation == "resample":
+        return Replacement(values, prompt_n, token_n)
+    if everywhere:
+        return Replacement(values.mean(dim=0))
+    return Replacement(_template_means(values, state.prompts), prompt_n, token_n)
+
+
+def _template_means(values_nZ: torch.Tensor, prompts: Sequence[TokenizedPrompt]) -> torch.Tensor:
+    """Row i becomes the mean over the prompts of prompt i's (operation, template)."""
+    keys = [(p.prompt.operation, p.prompt.template) for p in prompts]
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    group = torch.tensor([number[key] for key in keys], device=values_nZ.device)
+    wide = values_nZ.to(torch.float64 if values_nZ.dtype == torch.float64 else torch.float32)
+    sums = wide.new_zeros(len(number), values_nZ.shape[1]).index_add_(0, group, wide)
+    counts = torch.bincount(group, minlength=len(number))
+    return (sums / counts[:, None])[group].to(values_nZ.dtype)
+
+
+def _end_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(len(prompts)), np.array([prompt.end for prompt in prompts])
+
+
+def _all_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
+    prompt_n = np.concatenate([np.full(len(p.fed), i) for i, p in enumerate(prompts)])
+    return prompt_n, np.concatenate([np.arange(len(p.fed)) for p in prompts])
+
+
+def score_rows(
+    state: AblationState, scores: Scores, edits: Sequence[Edit | None], schema: pa.Schema, ids: dict[str, list[int]]
+) -> pa.Table:
+    """Rows of ``schema``, edit by edit: E * A of them.
+
+    Args:
+        ids: the columns that name the edit (layer, head), one value an edit.
+    """
+    answers = state.engine.answers
+    count = len(answers)
+    names = pa.array([p.prompt.prompt_id for p in state.prompts])
+    columns: dict[str, Any] = {name: np.repeat(values, count) for name, values in ids.items()}
+    columns["prompt_id"] = names.take(pa.array(np.tile(answers.prompt_A, len(edits))))
+    columns["position"] = np.tile(answers.position_A, len(edits))
+    columns["correct"] = scores.correct_EA.ravel()
+    columns["logprob"] = scores.logprob_EA.ravel().astype(np.float32)
+    columns["logit"] = scores.logit_EA.ravel().astype(np.float32)
+    columns["predicted_id"] = scores.predicted_EA.ravel()
+    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+
+
+def baseline_rows(state: AblationState, schema: pa.Schema) -> pa.Table:
+    """Rows of the unedited model, computed in the same batch shapes as the edited ones."""
+    return score_rows(state, state.engine.baseline(), [None], schema, {})

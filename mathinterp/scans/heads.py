@@ -1,0 +1,99 @@
+"""Head scan: ablate one attention head at a time and score every answer token (paper A section 3, paper B 4.1).
+
+For each layer l and query head h, the head's slice of o_proj's input is replaced (zero, mean or resample) and the
+model answers all prompts again. One row per (head, prompt, scored token); the unedited model's rows are the baseline.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from mathinterp.forward.edits import Edit
+from mathinterp.forward.scores import Scores
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.scans import tables
+from mathinterp.scans.ablation import AblationScan, AblationState, baseline_rows, prepare, replacement, score_rows
+from mathinterp.scans.base import Shard, Subject
+
+HEADS_PER_FILE = 16  # at least, where there are that many: never a thousand small files
+
+
+@dataclass(frozen=True)
+class HeadScan(AblationScan):
+    """Ablate each of ``heads`` (all heads of ``layers``, or of the model, if None); see AblationScan for the rest."""
+
+    heads: tuple[tuple[int, int], ...] | None = None
+    layers: tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "heads"
+    schemas: ClassVar[dict[str, pa.Schema]] = {"baseline": tables.BASELINE, "head_scan": tables.HEAD_SCAN}
+
+    def chosen(self, shape: ModelShape) -> list[tuple[int, int]]:
+        """The heads to ablate, layer by layer; raises UserError for one that does not exist."""
+        if self.heads is not None:
+            heads = sorted(set(self.heads))
+        else:
+            layers = range(shape.n_layers) if self.layers is None else sorted(set(self.layers))
+            heads = [(layer, head) for layer in layers for head in range(shape.n_heads)]
+        for layer, head in heads:
+            shape.check_head(layer, head)
+        return heads
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything that changes a stored row."""
+        heads = None if self.heads is None else [f"{layer}.{head}" for layer, head in sorted(set(self.heads))]
+        layers = None if self.layers is None else sorted(set(self.layers))
+        return {**super().parameters(), "heads": heads, "layers": layers}
+
+    def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
+        """The baseline, then files of 16 or more heads; layer l costs L - l."""
+        self.check_prompts(prompts)
+        pieces = [Shard("baseline", 0, cost=0.5)]
+        for index, heads in enumerate(cut_heads(self.chosen(shape))):
+            cost = float(sum(shape.n_layers - layer for layer, _ in heads))
+            pieces.append(Shard("head_scan", index, {"heads": [list(head) for head in heads]}, cost))
+        return pieces
+
+    def prepare(self, subject: Subject) -> AblationState:
+        """Clean pass (and counterfactual pass) over all prompts."""
+        chosen = self.chosen(subject.anatomy.shape)
+        return prepare(self, subject, min(HEADS_PER_FILE, subject.anatomy.shape.n_heads), len(chosen))
+
+    def run(self, state: AblationState, shard: Shard) -> pa.Table:
+        """Rows of the shard's heads, each ablated by itself."""
+        if shard.table == "baseline":
+            return baseline_rows(state, tables.BASELINE)
+        by_layer: dict[int, list[int]] = {}
+        for layer, head in shard.work["heads"]:
+            by_layer.setdefault(layer, []).append(head)
+        parts = [self._ablate(state, layer, heads) for layer, heads in by_layer.items()]
+        return pa.concat_tables(parts)
+
+    def _ablate(self, state: AblationState, layer: int, heads: list[int]) -> pa.Table:
+        edits = [Edit.heads_of(layer, [head]) for head in heads]
+        scores: Scores = state.engine.run_edits(layer, edits, replacement(self, state, "head", layer))
+        ids = {"layer": [layer] * len(heads), "head": heads}
+        return score_rows(state, scores, edits, tables.HEAD_SCAN, ids)
+
+    def notes(self, state: AblationState) -> dict[str, Any]:
+        """Engine, packing and noise floor of the run."""
+        return state.notes
+
+
+def cut_heads(heads: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Cut a sorted list of heads into files: whole layers where they are narrow, parts of one where it is wide.
+
+    Llama-2-7B (32 heads a layer) gives two files a layer, a model of 8 heads a layer one file for two layers.
+    """
+    files: list[list[tuple[int, int]]] = [[]]
+    for layer in sorted({layer for layer, _ in heads}):
+        members = [head for head in heads if head[0] == layer]
+        for part in np.array_split(np.array(members), max(1, len(members) // HEADS_PER_FILE)):
+            if len(files[-1]) >= HEADS_PER_FILE:
+                files.append([])
+            files[-1] += [(int(a), int(b)) for a, b in part]
+    return files
