@@ -1,0 +1,144 @@
+"""What a run is: its identity and its record, ``runs/<run_id>.json``.
+
+Knows what makes two runs the same and what is remembered about one; knows nothing about result rows.
+"""
+
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from mathinterp.errors import UserError
+from mathinterp.store.files import StoreFiles
+
+if TYPE_CHECKING:
+    from mathinterp.store.store import Store
+
+RESULT_FORMAT = 1  # raise it when stored rows of the same parameters would differ: other columns, other cut of shards
+
+
+def run_id(scan: str, parameters: Mapping[str, Any], model_fingerprint: str, prompts_fingerprint: str) -> str:
+    """12 hex digits that name a run by all that changes a stored row, and by nothing else.
+
+    Machine, number of replicas and labels stay out; the dtype counts because it is one of ``parameters``.
+    """
+    identity = [RESULT_FORMAT, scan, dict(parameters), model_fingerprint, prompts_fingerprint]
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def record_name(run: str) -> str:
+    """Where the record of a run lives in its store."""
+    return f"runs/{run}.json"
+
+
+def read_record(files: StoreFiles, run: str) -> dict[str, Any] | None:
+    """The record of a run; None if there is none. Raises ValueError if it is not one."""
+    try:
+        record = json.loads(files.read(record_name(run)))
+    except FileNotFoundError:
+        return None
+    if not isinstance(record, dict) or record.get("run_id") != run or not isinstance(record.get("shards"), list):
+        raise ValueError("not the record of this run")
+    return record
+
+
+class Run:
+    """One opened run: what is asked of it, and where its record is kept up to date."""
+
+    def __init__(self, store: "Store", record: dict[str, Any]):
+        self._store = store
+        self._opened = time.monotonic()
+        self.record = record
+
+    @property
+    def run_id(self) -> str:
+        """12 hex digits."""
+        return self.record["run_id"]
+
+    @property
+    def shards(self) -> list[str]:
+        """Keys of all shards, finished or not."""
+        return list(self.record["shards"])
+
+    def missing_shards(self) -> list[str]:
+        """Keys of the shards that have no good file yet, in the run's order."""
+        finished = self._store.finished_shards(self.run_id)
+        return [shard for shard in self.record["shards"] if shard not in finished]
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Remember facts about the run (engine, noise floor, device); plain JSON."""
+        self.record["notes"] = {**self.record["notes"], **facts}
+        save_record(self._store.files, self.record)
+
+    def finish(
+        self,
+        *,
+        errors: Mapping[str, str] | None = None,
+        attempts: Mapping[str, int] | None = None,
+        hosts: Iterable[str] = (),
+    ) -> list[str]:
+        """Close the record when the driver stops, complete or not.
+
+        Args:
+            errors: shard -> why it was given up.
+            attempts: shard -> how often it was tried, for those that needed more than one.
+            hosts: machines that computed.
+        Returns:
+            the shards still missing; ``finished_at`` is set iff there are none.
+        """
+        missing = self.missing_shards()
+        self.record["errors"] = {shard: why for shard, why in (errors or {}).items() if shard in missing}
+        self.record["attempts"] = {**self.record["attempts"], **(attempts or {})}
+        self.record["hosts"] = sorted({*self.record["hosts"], *hosts})
+        self.record["wall_seconds"] += time.monotonic() - self._opened
+        self._opened = time.monotonic()
+        if not missing:
+            self.record["finished_at"] = self.record["finished_at"] or timestamp()
+        save_record(self._store.files, self.record)
+        self._store.write_views()
+        return missing
+
+
+def save_record(files: StoreFiles, record: dict[str, Any]) -> None:
+    """Replace ``runs/<run_id>.json`` as a whole."""
+    content = json.dumps(record, indent=1, allow_nan=False, ensure_ascii=False)
+    files.write(record_name(record["run_id"]), content.encode() + b"\n")
+
+
+def new_record(identity: Mapping[str, Any], shards: list[str]) -> dict[str, Any]:
+    """The record of a run that starts now on this machine."""
+    return {
+        **identity,
+        "result_format": RESULT_FORMAT,
+        "started_at": timestamp(),
+        "finished_at": None,
+        "shards": shards,
+        "errors": {},
+        "attempts": {},
+        "hosts": [socket.gethostname()],
+        "wall_seconds": 0.0,
+        "notes": {},
+    }
+
+
+def resumed_record(record: dict[str, Any], code_version: str, shards: list[str]) -> dict[str, Any]:
+    """An earlier record, opened again; raises UserError if the run was then cut into other shards."""
+    if record["shards"] != shards:
+        raise UserError(
+            f"run {record['run_id']} of this store was cut into other shards by version {record['code_version']}; "
+            f"use another --store, or delete {record_name(record['run_id'])} and its result folders"
+        )
+    versions = record["code_version"].split(", ")
+    if code_version not in versions:
+        record["code_version"] = ", ".join([*versions, code_version])
+    record["hosts"] = sorted({*record["hosts"], socket.gethostname()})
+    return record
+
+
+def timestamp() -> str:
+    """Now, UTC, ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

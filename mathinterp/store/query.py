@@ -1,0 +1,160 @@
+"""SQL over a store: the text of its views, a DuckDB connection that has them, and results in plain forms.
+
+Knows DuckDB; which files can be trusted is told to it. Every ``views/<name>.sql`` makes one view; in it
+``${table}`` stands for the stored rows of a table, ``${run_records}`` for the runs' JSON records and
+``${shard_files}`` for the list of result files.
+"""
+
+import datetime
+import decimal
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from graphlib import TopologicalSorter
+from importlib.resources import files as package_files
+from string import Template
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from mathinterp.errors import UserError
+from mathinterp.store.files import StoreFiles
+from mathinterp.store.schema import RUN_COLUMNS, TABLES, sql_columns
+
+_HEADER = """\
+-- Views over the results in $root
+-- For any DuckDB client:  .read views.sql  (or paste it); object stores need  INSTALL httpfs; LOAD httpfs;  first.
+-- Written by mathinterp and rewritten by every scan and by 'mathinterp sql': after moving the store, run
+-- 'mathinterp sql --store <new place>' once, or replace the old place in this file by the new one.
+"""
+
+
+def views_sql(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
+    """The text of views.sql.
+
+    Args:
+        good: table (and "runs") -> names of its trusted files.
+        bad: names of files that must not be read; tables that have one list their good files one by one.
+    """
+    sources = {table: _rows_source(files, table, good[table], bad) for table in TABLES}
+    sources["run_records"] = _records_source(files, good["runs"], bad)
+    sources["shard_files"] = _shard_files_source(files, bad)
+    parts = [Template(_HEADER).substitute(root=files.root), *(f"-- left out: {_comment(name)}\n" for name in bad)]
+    definitions = _definitions()
+    parts.append(definitions["functions"])
+    parts += [Template(definitions[name]).substitute(sources) for name in _dependency_order()]
+    return "\n".join(parts)
+
+
+def reads_table(views: str, table: str) -> bool:
+    """Whether the text of a views.sql reads files of ``table`` (else its view is an empty one)."""
+    return f"/{table}/{TABLES[table].partition}=" in views
+
+
+def connect(files: StoreFiles, views: str) -> duckdb.DuckDBPyConnection:
+    """An in-memory connection with the views; object stores are read through fsspec, with its credentials."""
+    connection = duckdb.connect()
+    if files.filesystem is not None:
+        connection.register_filesystem(files.filesystem)
+    connection.execute(views)
+    return connection
+
+
+def arrow(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """The result of a query; raises UserError with DuckDB's first line."""
+    try:
+        relation = connection.sql(sql)
+        if relation is None:
+            raise UserError("this statement returns no rows; give a SELECT")
+        return relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise UserError(f"SQL: {str(error).splitlines()[0]}") from error
+
+
+def json_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as plain JSON: NaN and infinities become null, times ISO 8601, exact numbers stay exact where JSON can."""
+    return [{name: _json_value(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    return str(value)
+
+
+@cache
+def _definitions() -> dict[str, str]:
+    """Name -> text of every file in views/."""
+    folder = package_files("mathinterp.store") / "views"
+    return {
+        entry.name.removesuffix(".sql"): entry.read_text()
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".sql")
+    }
+
+
+@cache
+def _dependency_order() -> tuple[str, ...]:
+    """Views in an order in which each comes after those it mentions."""
+    code = {name: re.sub(r"--[^\n]*", "", text) for name, text in _definitions().items() if name != "functions"}
+    uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
+    mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
+    return tuple(TopologicalSorter(mentions).static_order())
+
+
+def _rows_source(files: StoreFiles, table: str, good: Sequence[str], bad: Sequence[str]) -> str:
+    if not good:
+        return _empty(sql_columns(table))
+    partition = TABLES[table].partition
+    where = _file_list(files, table, f"{table}/{partition}=*/*.parquet", good, bad)
+    return f"read_parquet({where}, hive_partitioning = true, hive_types = {{'{partition}': VARCHAR}})"
+
+
+def _records_source(files: StoreFiles, good: Sequence[str], bad: Sequence[str]) -> str:
+    if not good:
+        return _empty(RUN_COLUMNS)
+    columns = ", ".join(f"{name}: '{kind}'" for name, kind in RUN_COLUMNS.items())
+    where = _file_list(files, "runs", "runs/*.json", good, bad)
+    return f"read_json({where}, format = 'unstructured', columns = {{{columns}}})"
+
+
+def _shard_files_source(files: StoreFiles, bad: Sequence[str]) -> str:
+    pattern = r"([^/]+)/run_id=([^/]+)/shard-(\d+)\.parquet$"
+    parts = ", ".join(
+        f"regexp_extract(file, '{pattern}', {group}) AS {name}" for group, name in ((1, "t"), (2, "run_id"), (3, "i"))
+    )
+    left_out = "".join(f" AND NOT ends_with(file, {_quote('/' + name)})" for name in bad if "/run_id=" in name)
+    place = _quote(files.address("*/run_id=*/shard-*.parquet"))
+    return (
+        f"(SELECT run_id, t || '/' || i AS shard FROM (SELECT file, {parts} FROM glob({place})) WHERE true{left_out})"
+    )
+
+
+def _file_list(files: StoreFiles, folder: str, pattern: str, good: Sequence[str], bad: Sequence[str]) -> str:
+    if any(name.startswith(f"{folder}/") for name in bad):
+        return "[" + ", ".join(_quote(files.address(name)) for name in good) + "]"
+    return _quote(files.address(pattern))
+
+
+def _empty(columns: Mapping[str, str]) -> str:
+    return "(SELECT " + ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items()) + " WHERE false)"
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _comment(name: str) -> str:
+    return " ".join(name.split())

@@ -1,0 +1,111 @@
+"""What each stored table holds: the one place to register a new one.
+
+Knows columns and partitions; knows nothing about how rows are computed. A new scan adds an entry to TABLES
+and a file ``views/<table>.sql``; writing, checking, resuming and the views follow.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """Columns of the Parquet files of one table, and the folder name that partitions them."""
+
+    schema: pa.Schema  # without the partition column
+    partition: str = "run_id"  # <store>/<table>/<partition>=<value>/*.parquet
+    dictionary: tuple[str, ...] = ()  # columns of few values in long runs: layer and head ids
+
+
+_TOKEN_SCORE = [
+    pa.field("prompt_id", pa.string()),
+    pa.field("position", pa.int16()),  # index among the prompt's scored answer tokens, 0 = first
+    pa.field("correct", pa.bool_()),
+    pa.field("logprob", pa.float32()),
+    pa.field("logit", pa.float32()),
+    pa.field("predicted_id", pa.int32()),
+]
+_PROMPT = [
+    pa.field("prompt_id", pa.string()),
+    pa.field("text", pa.string()),
+    pa.field("answer", pa.string()),
+    pa.field("operation", pa.string()),
+    pa.field("template", pa.string()),
+    pa.field("operand_a", pa.string()),
+    pa.field("operand_b", pa.string()),
+    pa.field("counterfactual", pa.string()),
+]
+_ANSWER_TOKEN = [
+    pa.field("prompt_id", pa.string()),
+    pa.field("position", pa.int16()),
+    pa.field("token_id", pa.int32()),
+    pa.field("token", pa.string()),
+    pa.field("kind", pa.string()),
+    pa.field("carry_class", pa.string()),
+]
+_LAYER, _HEAD = pa.field("layer", pa.int16()), pa.field("head", pa.int16())
+
+TABLES: dict[str, StoredTable] = {
+    "prompts": StoredTable(pa.schema(_PROMPT), partition="prompts_fingerprint"),
+    "answer_tokens": StoredTable(pa.schema(_ANSWER_TOKEN), partition="prompts_fingerprint"),
+    "baseline": StoredTable(pa.schema(_TOKEN_SCORE)),
+    "head_scan": StoredTable(pa.schema([_LAYER, _HEAD, *_TOKEN_SCORE]), dictionary=("layer", "head")),
+    "mlp_scan": StoredTable(pa.schema([_LAYER, *_TOKEN_SCORE]), dictionary=("layer",)),
+}
+
+RUN_COLUMNS: dict[str, str] = {
+    "run_id": "VARCHAR",
+    "scan": "VARCHAR",
+    "model": "VARCHAR",
+    "model_fingerprint": "VARCHAR",
+    "prompts": "VARCHAR",
+    "prompts_fingerprint": "VARCHAR",
+    "dtype": "VARCHAR",
+    "parameters": "JSON",
+    "code_version": "VARCHAR",
+    "started_at": "TIMESTAMP",
+    "finished_at": "TIMESTAMP",
+    "shards": "VARCHAR[]",
+    "errors": "JSON",
+    "attempts": "JSON",
+    "hosts": "VARCHAR[]",
+    "wall_seconds": "DOUBLE",
+    "notes": "JSON",
+}  # fields of runs/<run_id>.json and their SQL types
+
+_SQL_TYPES = {
+    pa.string(): "VARCHAR",
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+}
+
+
+def sql_columns(table: str) -> dict[str, str]:
+    """Column -> DuckDB type of a stored table, its partition column first."""
+    stored = TABLES[table]
+    return {stored.partition: "VARCHAR"} | {field.name: _SQL_TYPES[field.type] for field in stored.schema}
+
+
+def conform(rows: pa.Table, table: str) -> pa.Table:
+    """``rows`` in the stored column order and integer widths; any other difference is a fault of the program.
+
+    Raises pyarrow.ArrowInvalid if an integer does not fit the stored width.
+    """
+    assert table in TABLES, f"table '{table}' is not registered in store/schema.py"
+    schema = TABLES[table].schema
+    assert sorted(rows.column_names) == sorted(schema.names), f"{table}: {rows.column_names} are not {schema.names}"
+    columns = []
+    for field in schema:
+        column = rows.column(field.name)
+        if column.type != field.type:
+            both_integer = pa.types.is_integer(column.type) and pa.types.is_integer(field.type)
+            assert both_integer, f"{table}.{field.name} is {column.type}, not {field.type}"
+            column = column.cast(field.type)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)

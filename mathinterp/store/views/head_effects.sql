@@ -1,0 +1,9 @@
+-- head_effects: what ablating each head costs, per operation and over 'all' (unweighted mean of the operations).
+-- Accuracies are fractions; drop = baseline_accuracy - accuracy; relative_drop = drop / baseline_accuracy (paper A, Tables 2-3).
+-- n: units scored (tokens; whole answers under exact_match). drop_low, drop_high: 95 % interval, paired with the run's own
+-- baseline and clustered by prompt. q_value: Benjamini-Hochberg over the run's heads. logprob_change: mean per unit, natural log.
+CREATE OR REPLACE VIEW head_effects AS
+SELECT run_id, layer, head, operation, n, baseline_accuracy, accuracy, drop, drop_low, drop_high, relative_drop,
+       p_value, q_value, logprob_change
+FROM ablation_effects
+WHERE node = 'head';
