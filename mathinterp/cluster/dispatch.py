@@ -1,0 +1,322 @@
+"""The bounded-window loop: hands shards to replicas, takes receipts back, retries, and gives up in good order.
+
+Knows slots, shards, attempts and windows; knows nothing about Ray, models or files. A slot is a place for one
+replica: its process may die and be replaced, the slot stays. Result rows never come through here: a replica writes
+its shard's file (the commit record) and answers with a receipt of a few numbers.
+
+The rules:
+- Dearest shards first, at most ``window`` shards on a replica, so that it never waits for the driver; near the end
+  only one, so that what is left goes to whoever is free first.
+- An exception inside a shard is an attempt; after ``max_attempts`` the shard is poison, reported, and the rest is
+  finished. A retry prefers a replica on which the shard has not failed, and waits until fresh shards are handed out.
+- A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
+  blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
+- A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
+- A UserError ends the run at once: no retry can put right what the user has to.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mathinterp.errors import UserError
+from mathinterp.scans.base import Shard
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a replica answers when a shard's file is written."""
+
+    key: str
+    rows: int
+    seconds: float  # computing and writing
+    node: str
+    pid: int
+    bytes: int  # of the written file
+    peak_memory: int  # bytes: device memory on a GPU, resident memory on a CPU
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The replica of ``slot`` has loaded and takes shards; ``notes`` are facts worth storing with the run."""
+
+    slot: int
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A shard's file is written."""
+
+    slot: int
+    shard: Shard
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception inside a living replica: in a shard, or (shard None) while it loaded."""
+
+    slot: int
+    shard: Shard | None
+    error: BaseException
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The replica's process or node is gone, and with it whatever was in its window."""
+
+    slot: int
+    reason: str
+
+
+Event = Ready | Finished | Failed | Lost
+
+
+class Workers(Protocol):
+    """All that the loop asks of whatever runs the replicas."""
+
+    def start(self, slot: int) -> None:
+        """Ask for a fresh replica; Ready, Failed or Lost follows, or nothing while there is no machine for it."""
+
+    def submit(self, slot: int, shard: Shard) -> None:
+        """Queue a shard on a ready replica, which runs its shards in the order given."""
+
+    def wait(self, timeout: float) -> list[Event]:
+        """What has happened, oldest first; blocks for the first event, at most ``timeout`` seconds."""
+
+
+class Observer:
+    """Told what happens, for a progress bar or a log; does nothing by itself."""
+
+    def ready(self, event: Ready) -> None:
+        """A replica has loaded."""
+
+    def finished(self, event: Finished) -> None:
+        """A shard is written."""
+
+    def trouble(self, message: str) -> None:
+        """A shard or a replica failed; one line."""
+
+    def tick(self, ready: int, waiting: int) -> None:
+        """Called at least once a second with the numbers of ready and of still awaited replicas."""
+
+
+@dataclass(frozen=True)
+class ShardFailure:
+    """A poison shard: given up after the cap of attempts or losses."""
+
+    key: str
+    error: str  # first line
+    traceback: str  # where it was raised; empty for a lost replica
+    attempts: int
+    losses: int
+
+
+@dataclass
+class Outcome:
+    """What the loop leaves behind."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    failures: list[ShardFailure] = field(default_factory=list)
+    tries: dict[str, int] = field(default_factory=dict)  # shard key -> runs begun, where it took more than one
+    notes: dict[str, Any] = field(default_factory=dict)  # of the first replica that was ready
+    ready_seconds: float = 0.0  # summed over replicas: from being ready to its death or the last shard
+    replicas_lost: int = 0
+
+    @property
+    def busy(self) -> float:
+        """Part of the ready replicas' time that went into finished shards; 0 if no replica was ever ready."""
+        worked = sum(receipt.seconds for receipt in self.receipts)
+        return worked / self.ready_seconds if self.ready_seconds else 0.0
+
+
+class NoReplicaLeft(RuntimeError):
+    """Shards remain and there is no replica to run them, nor will there be one."""
+
+
+@dataclass
+class _Task:
+    shard: Shard
+    attempts: int = 0
+    losses: int = 0
+    failed_on: set[int] = field(default_factory=set)
+
+
+class Dispatcher:
+    """Runs shards on replicas until every one is finished or poison.
+
+    Args:
+        workers: starts replicas and runs shards on them.
+        shards: what to run, in any order.
+        replicas: number of slots.
+        window: most shards on one replica at a time, running and waiting.
+        max_attempts: exceptions after which a shard is poison.
+        max_losses: deaths of its replica after which a shard is poison.
+        max_starts: failed starts in a row after which a slot is given up.
+        patience: seconds without any ready replica after which NoReplicaLeft is raised.
+        observer: told what happens.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        shards: Iterable[Shard],
+        *,
+        replicas: int,
+        window: int = 2,
+        max_attempts: int = 3,
+        max_losses: int = 5,
+        max_starts: int = 3,
+        patience: float = 1800.0,
+        observer: Observer | None = None,
+    ):
+        assert replicas >= 1
+        assert window >= 1
+        self._workers = workers
+        self._window = window
+        self._max_attempts = max_attempts
+        self._max_losses = max_losses
+        self._max_starts = max_starts
+        self._patience = patience
+        self._observer = observer or Observer()
+        self._fresh = deque(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
+        self._retries: list[_Task] = []
+        self._unfinished = len(self._fresh)
+        self._in_flight: dict[int, dict[str, _Task]] = {slot: {} for slot in range(replicas)}  # in submission order
+        self._ready: dict[int, float] = {}  # slot -> since when, time.monotonic()
+        self._starting: set[int] = set()
+        self._failed_starts = dict.fromkeys(range(replicas), 0)
+        self._last_trouble = "none of them ever started"
+        self.outcome = Outcome()  # grows while the loop runs, and tells how far it came when it raises
+
+    def run(self) -> Outcome:
+        """Run everything; raises UserError from a replica, NoReplicaLeft, or KeyboardInterrupt from the terminal."""
+        try:
+            self._loop()
+        finally:
+            for slot in list(self._ready):
+                self._not_ready(slot)
+        return self.outcome
+
+    def _loop(self) -> None:
+        for slot in self._in_flight:
+            self._start(slot)
+        last_ready = time.monotonic()
+        while self._unfinished:
+            if not self._ready and not self._starting:
+                raise NoReplicaLeft(f"no replica is left to run {self._unfinished} shards: {self._last_trouble}")
+            for event in self._workers.wait(timeout=1.0):
+                self._handle(event)
+            self._fill()
+            self._observer.tick(len(self._ready), len(self._starting))
+            if self._ready:
+                last_ready = time.monotonic()
+            elif time.monotonic() - last_ready > self._patience:
+                raise NoReplicaLeft(f"no replica was ready for {self._patience:.0f} s: {self._last_trouble}")
+
+    def _start(self, slot: int) -> None:
+        self._starting.add(slot)
+        self._workers.start(slot)
+
+    def _not_ready(self, slot: int) -> None:
+        since = self._ready.pop(slot)
+        self.outcome.ready_seconds += time.monotonic() - since
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Ready):
+            self._starting.discard(event.slot)
+            self._ready[event.slot] = time.monotonic()
+            self._failed_starts[event.slot] = 0
+            self.outcome.notes = self.outcome.notes or event.notes
+            self._observer.ready(event)
+        elif isinstance(event, Finished):
+            task = self._in_flight[event.slot].pop(event.shard.key)
+            if task.attempts + task.losses:
+                self.outcome.tries[task.shard.key] = task.attempts + task.losses + 1
+            self._unfinished -= 1
+            self.outcome.receipts.append(event.receipt)
+            self._observer.finished(event)
+        elif isinstance(event, Lost):
+            self._replica_lost(event)
+        elif isinstance(event.error, UserError):
+            raise event.error
+        elif event.shard is None:
+            self._start_failed(event.slot, f"a replica could not load: {first_line(event.error)}")
+        else:
+            self._shard_failed(event)
+
+    def _shard_failed(self, event: Failed) -> None:
+        assert event.shard is not None
+        task = self._in_flight[event.slot].pop(event.shard.key)
+        task.attempts += 1
+        task.failed_on.add(event.slot)
+        error = first_line(event.error)
+        self._observer.trouble(f"{task.shard.key} failed, attempt {task.attempts} of {self._max_attempts}: {error}")
+        if task.attempts >= self._max_attempts:
+            self._give_up(task, error, event.traceback)
+        else:
+            self._retries.append(task)
+
+    def _replica_lost(self, event: Lost) -> None:
+        self.outcome.replicas_lost += 1
+        if event.slot in self._starting:
+            self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}")
+            return
+        self._not_ready(event.slot)
+        window = list(self._in_flight[event.slot].values())
+        self._in_flight[event.slot].clear()
+        self._observer.trouble(f"a replica died, {len(window)} shards go back to the queue: {event.reason}")
+        self._fresh.extendleft(reversed(window[1:]))
+        for running in window[:1]:
+            running.losses += 1
+            running.failed_on.add(event.slot)
+            if running.losses >= self._max_losses:
+                self._give_up(running, f"its replica died {running.losses} times: {event.reason}", "")
+            else:
+                self._retries.append(running)
+        self._last_trouble = event.reason
+        self._start(event.slot)
+
+    def _start_failed(self, slot: int, message: str) -> None:
+        self._starting.discard(slot)
+        self._failed_starts[slot] += 1
+        self._last_trouble = message
+        self._observer.trouble(message)
+        if self._failed_starts[slot] < self._max_starts:
+            self._start(slot)
+
+    def _give_up(self, task: _Task, error: str, traceback: str) -> None:
+        self._unfinished -= 1
+        self.outcome.tries[task.shard.key] = task.attempts + task.losses
+        self.outcome.failures.append(ShardFailure(task.shard.key, error, traceback, task.attempts, task.losses))
+
+    def _fill(self) -> None:
+        """Give every ready replica a shard before any gets a second one."""
+        for depth in range(1, self._window + 1):
+            for slot in self._ready:
+                if len(self._in_flight[slot]) >= depth:
+                    continue
+                if depth > 1 and len(self._fresh) <= len(self._ready):
+                    return
+                task = self._take(slot)
+                if task is not None:
+                    self._in_flight[slot][task.shard.key] = task
+                    self._workers.submit(slot, task.shard)
+
+    def _take(self, slot: int) -> _Task | None:
+        if self._fresh:
+            return self._fresh.popleft()
+        for index, task in enumerate(self._retries):
+            if slot not in task.failed_on or self._ready.keys() <= task.failed_on:
+                return self._retries.pop(index)
+        return None
+
+
+def first_line(error: BaseException) -> str:
+    """The error as one line: its type and the first line of its message."""
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__

@@ -1,0 +1,184 @@
+"""Connecting to Ray, and what the cluster has to give.
+
+Knows addresses, authentication, node sizes and how a replica is placed; knows nothing about scans. Nothing here
+initialises CUDA: GPUs are counted from what Ray's nodes report.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import yaml
+from ray._private.accelerators import get_accelerator_manager_for_resource
+
+import mathinterp
+from mathinterp.errors import UserError
+
+LOCAL_OBJECT_STORE = 256 * 2**20  # bytes: only the prompts travel through it, and a container's /dev/shm may be small
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
+BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How many replicas, and what each of them reserves."""
+
+    replicas: int
+    gpus: float  # each; 0 on CPU
+    cpus: float  # each
+    threads: int  # CPU threads of each
+
+    @property
+    def device(self) -> str:
+        """torch device type of the replicas."""
+        return "cuda" if self.gpus else "cpu"
+
+
+def existing_cluster(address: str | None) -> str | None:
+    """The cluster to join: ``address``, else that of RAY_ADDRESS (set in a submitted job); None: start a local Ray."""
+    address = address or os.environ.get("RAY_ADDRESS")
+    return None if address == "local" else address
+
+
+@contextmanager
+def connection(address: str | None) -> Iterator[None]:
+    """Be connected to Ray inside the block.
+
+    Args:
+        address: ``host:port`` or "auto" of a running cluster; None: the cluster of RAY_ADDRESS if that is set, else a
+            local Ray that lives as long as the block. A connection that is already there is used and left open.
+    Raises:
+        UserError: no cluster answers at ``address``.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    cluster = existing_cluster(address)
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if cluster is None:
+        _start_local()
+    else:
+        _attach(cluster)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        os.environ.pop("RAY_AUTH_MODE", None)
+        os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
+
+
+def _start_local() -> None:
+    """A quiet Ray of this machine alone."""
+    # Left unset, ray.init() would create a token in the home folder that clusters started later silently demand.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_gpus=local_gpus(),
+        include_dashboard=False,
+        object_store_memory=LOCAL_OBJECT_STORE,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+
+
+def local_gpus() -> int:
+    """GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, as Ray counts them: through NVML, without CUDA."""
+    manager = get_accelerator_manager_for_resource("GPU")
+    assert manager is not None
+    visible = manager.get_current_process_visible_accelerator_ids()
+    found = manager.get_current_node_num_accelerators()
+    return found if visible is None else min(found, len(visible))
+
+
+def _attach(address: str) -> None:
+    """Join a running cluster, bringing this package unless the driver is a job whose upload holds it already."""
+    if address.startswith(("ray://", "http://", "https://")):
+        raise UserError(
+            f"--address {address}: give host:port of the head node (6379), run on a node of the cluster;"
+            " from elsewhere use 'mathinterp submit'"
+        )
+    package = {"py_modules": [str(Path(mathinterp.__file__).parent)], "excludes": ["**/__pycache__"]}
+    try:
+        ray.init(
+            address=address,
+            runtime_env=None if JOB_VARIABLE in os.environ else package,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"no Ray cluster could be joined at '{address}': {reason}") from error
+
+
+def gpus_each(asked: float | None) -> float:
+    """GPUs of one replica: as asked, else 1 if there are any; on the connected cluster, or on this machine.
+
+    Raises:
+        UserError: no node has as many.
+    """
+    largest = largest_node("GPU") if ray.is_initialized() else local_gpus()
+    if asked is None:
+        return 1 if largest else 0
+    if asked < 0:
+        raise UserError(f"--gpus-per-replica {asked:g}: give 0 for CPU, 1, or a fraction of a GPU")
+    if asked > largest:
+        raise UserError(f"--gpus-per-replica {asked:g}: no node has that many GPUs, the most is {largest:g}")
+    if asked > 1:
+        raise UserError(f"--gpus-per-replica {asked:g}: a replica computes on one GPU; use more --replicas instead")
+    return asked
+
+
+def place(replicas: int | None, gpus: float, shards: int) -> Placement:
+    """Decide how many replicas there are and what each reserves; Ray must be connected.
+
+    Default: as many as there are GPUs for (or as the autoscaler may add), or one on CPU; never more than shards.
+
+    Args:
+        replicas: as asked, or None.
+        gpus: of one replica, from gpus_each.
+        shards: how many there are to run.
+    """
+    if replicas is not None and replicas < 1:
+        raise UserError(f"--replicas {replicas}: at least one replica is needed")
+    most = int(cluster_total("GPU") / gpus) if gpus else 1
+    count = max(1, min(most if replicas is None else replicas, shards))
+    cpus = cluster_total("CPU")
+    return Placement(
+        replicas=count,
+        gpus=gpus,
+        cpus=1 if count <= cpus else 0,  # more replicas than cores share them rather than wait for each other
+        threads=max(1, int(cpus) // count),
+    )
+
+
+def largest_node(resource_name: str) -> float:
+    """The most of a resource that any node has, or any that the autoscaler may add."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes += [resources for resources, _ in node_groups()]
+    return max((float(node.get(resource_name, 0)) for node in nodes), default=0.0)
+
+
+def cluster_total(resource_name: str) -> float:
+    """How much of a resource the cluster has, or may grow to within its autoscaler's limits, whichever is more."""
+    now = ray.cluster_resources().get(resource_name, 0.0)
+    return max(now, sum(float(resources.get(resource_name, 0)) * count for resources, count in node_groups()))
+
+
+def node_groups() -> list[tuple[dict[str, Any], int]]:
+    """(resources, most nodes) of each node type that a cluster of ``ray up`` may have; empty for other clusters.
+
+    Read from the file that the cluster launcher leaves on the head node, where a driver or a job runs.
+    """
+    path = BOOTSTRAP_FILE.expanduser()
+    if not path.is_file():
+        return []
+    config = yaml.safe_load(path.read_text())
+    limit = config.get("max_workers", 0)
+    types = config.get("available_node_types", {})
+    return [(kind.get("resources", {}), min(kind.get("max_workers", limit), limit)) for kind in types.values()]

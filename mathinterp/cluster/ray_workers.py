@@ -1,0 +1,95 @@
+"""Replicas as Ray actors: the dispatcher's ``Workers`` interface on a real cluster.
+
+Knows Ray; knows nothing about scans or stores. One actor is one life of one process: ``max_restarts`` and
+``max_task_retries`` stay 0 and the dispatcher replaces what dies. Ray's own endless retries would hide a shard that
+kills every process it meets, and would keep the shards of a lost node waiting for a machine that may never come.
+"""
+
+from typing import Any
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+
+from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Ready
+from mathinterp.scans.base import Shard
+
+
+class RayWorkers:
+    """Runs ``actor_class(*arguments)`` in each slot; the class has ``load() -> dict`` and ``run(shard) -> Receipt``.
+
+    Args:
+        actor_class: a plain class.
+        arguments: its constructor's arguments; pass large ones as object references.
+        num_cpus: CPUs an actor reserves.
+        num_gpus: GPUs an actor reserves; a fraction shares a GPU.
+    """
+
+    def __init__(self, actor_class: type, *arguments: Any, num_cpus: float, num_gpus: float):
+        self._actor_class: Any = ray.remote(actor_class).options(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+        )
+        self._arguments = arguments
+        self._actors: dict[int, Any] = {}
+        self._waiting: dict[Any, tuple[int, Shard | None]] = {}  # reference -> slot and shard; None: it is loading
+
+    def start(self, slot: int) -> None:
+        """Ask for a fresh actor in ``slot``; Ray starts it as soon as, and wherever, there is room."""
+        self._actors[slot] = self._actor_class.remote(*self._arguments)
+        self._waiting[self._actors[slot].load.remote()] = (slot, None)
+
+    def submit(self, slot: int, shard: Shard) -> None:
+        """Queue ``shard`` on the slot's actor."""
+        self._waiting[self._actors[slot].run.remote(shard)] = (slot, shard)
+
+    def wait(self, timeout: float) -> list[Event]:
+        """Events of all calls that have ended; blocks for the first, at most ``timeout`` seconds."""
+        references = list(self._waiting)
+        ended, _ = ray.wait(references, num_returns=1, timeout=timeout)
+        if ended:
+            ended, _ = ray.wait(references, num_returns=len(references), timeout=0)
+        events: list[Event] = []
+        for reference in ended:
+            if reference in self._waiting:  # not if its actor was found dead earlier in this batch
+                events.append(self._event(reference))
+        return events
+
+    def _event(self, reference: Any) -> Event:
+        slot, shard = self._waiting[reference]
+        try:
+            value = ray.get(reference)
+        except RayTaskError as error:
+            del self._waiting[reference]
+            return Failed(slot, shard, _cause(error), str(error))
+        except (RayActorError, OutOfMemoryError) as error:
+            self._forget(slot)
+            return Lost(slot, _death(error))
+        except RayError as error:
+            if shard is None:
+                self._forget(slot)
+                return Failed(slot, None, error, str(error))
+            del self._waiting[reference]
+            return Failed(slot, shard, error, str(error))
+        del self._waiting[reference]
+        return Ready(slot, value) if shard is None else Finished(slot, shard, value)
+
+    def _forget(self, slot: int) -> None:
+        """Drop the slot's actor, killed in case it is only out of reach, and everything it was asked."""
+        ray.kill(self._actors.pop(slot))
+        self._waiting = {ref: asked for ref, asked in self._waiting.items() if asked[0] != slot}
+
+    def close(self) -> None:
+        """Kill every actor; what they have written stays."""
+        for slot in list(self._actors):
+            self._forget(slot)
+
+
+def _cause(error: RayTaskError) -> BaseException:
+    return error.cause if isinstance(error.cause, BaseException) else error
+
+
+def _death(error: RayError) -> str:
+    """Ray's one informative line about a dead actor, cut to a readable length."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))]
+    line = (told or lines or [type(error).__name__])[-1 if told else 0]
+    return line if len(line) <= 200 else line[:199] + "…"

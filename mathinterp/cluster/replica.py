@@ -1,0 +1,163 @@
+"""One replica: a model on its device, the tokenized prompts, and a scan's prepared state, computing shards.
+
+Knows how to load, compute, check and write one shard; knows nothing about retries or other replicas. It is a plain
+class: ray_workers.py makes an actor of it. A shard is done when its file is in the store, not when the receipt arrives.
+"""
+
+import fcntl
+import os
+import resource
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from mathinterp.cluster.dispatch import Receipt
+from mathinterp.errors import UserError
+from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
+from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.scans.base import Scan, Shard, Subject
+from mathinterp.store import Store, prompts_fingerprint
+
+LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
+
+
+@dataclass(frozen=True)
+class ReplicaJob:
+    """All that a replica needs to know; passed once, through Ray's object store."""
+
+    scan: Scan
+    spec: ModelSpec
+    prompts: tuple[TokenizedPrompt, ...]
+    model_fingerprint: str  # the driver's; a replica that finds another one must not add rows
+    prompts_fingerprint: str
+    store_url: str
+    run_id: str
+    device: str  # "cuda" or "cpu"
+    threads: int  # CPU threads of one replica
+    metadata: dict[str, Any] = field(default_factory=dict)  # into the footer of each file
+
+
+class Replica:
+    """The holder of one model; ``load`` once, then ``run`` shard after shard."""
+
+    def __init__(self, job: ReplicaJob):
+        self._job = job
+        self._store = Store(job.store_url)
+        self._state: Any = None
+
+    def load(self) -> dict[str, Any]:
+        """Load the model and prepare the scan; returns the scan's notes (plain JSON).
+
+        Raises:
+            UserError: the node has another model or no device, or the model does not fit.
+        """
+        job = self._job
+        if job.device == "cpu":
+            torch.set_num_threads(job.threads)
+        elif not torch.cuda.is_available():
+            raise UserError(
+                f"{_where()} gave this replica a GPU but torch sees none there; install a CUDA build of torch"
+            )
+        _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
+        with loading_turn(LOADS_AT_ONCE):
+            loaded = self._load_model()
+        subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts)
+        self._state = job.scan.prepare(subject)
+        return job.scan.notes(self._state)
+
+    def _load_model(self) -> LoadedModel:
+        resolved = resolve(self._job.spec, self._job.device)
+        _require_same(f"model '{self._job.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        try:
+            return load(resolved, self._job.device)
+        except torch.cuda.OutOfMemoryError as error:
+            total = torch.cuda.get_device_properties(0).total_memory
+            raise UserError(
+                f"model '{self._job.spec.name}' does not fit on the GPU of {_where()} ({total / 1e9:.0f} GB, shared by"
+                " all replicas on it); use fewer replicas a GPU, a narrower --dtype or a smaller model"
+            ) from error
+
+    def run(self, shard: Shard) -> Receipt:
+        """Compute a shard, check its rows and write its file.
+
+        Raises:
+            ArithmeticError: a result is NaN or infinite; names the row.
+            TypeError: the scan returned other columns than it declares.
+        """
+        started = time.perf_counter()
+        job = self._job
+        if job.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        table = job.scan.run(self._state, shard)
+        check_rows(table, job.scan.schemas[shard.table], shard.key)
+        written = self._store.write_shard(job.run_id, shard.table, shard.index, table, job.metadata)
+        return Receipt(
+            key=shard.key,
+            rows=table.num_rows,
+            seconds=time.perf_counter() - started,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            bytes=written["bytes"],
+            peak_memory=_peak_memory(job.device),
+        )
+
+
+def check_rows(table: pa.Table, schema: pa.Schema, key: str) -> None:
+    """Raise TypeError unless ``table`` has ``schema``, ArithmeticError at its first NaN or infinite value."""
+    if not table.schema.equals(schema):
+        raise TypeError(f"shard {key}: the scan returned columns {_columns(table.schema)}, declared {_columns(schema)}")
+    floats = [column.name for column in schema if pa.types.is_floating(column.type)]
+    for name in floats:
+        finite = pc.is_finite(table[name])
+        if not pc.all(finite, min_count=0).as_py():
+            row = pc.index(finite, False).as_py()
+            place = ", ".join(f"{other} {table[other][row].as_py()}" for other in schema.names if other not in floats)
+            raise ArithmeticError(f"shard {key}: {name} is {table[name][row].as_py()} at {place}")
+
+
+def _columns(schema: pa.Schema) -> str:
+    return "(" + ", ".join(f"{column.name} {column.type}" for column in schema) + ")"
+
+
+@contextmanager
+def loading_turn(limit: int) -> Iterator[None]:
+    """Hold one of ``limit`` turns of this machine; the kernel gives the turn back even after kill -9."""
+    folder = Path(tempfile.gettempdir()) / f"mathinterp-loading-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    while True:
+        for turn in range(limit):
+            with (folder / str(turn)).open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+        time.sleep(0.2)
+
+
+def _require_same(what: str, here: str, driver: str) -> None:
+    if here != driver:
+        raise UserError(
+            f"{what} on {_where()} is not the driver's (fingerprint {here}, driver {driver});"
+            " give all nodes the same files, or a path that all of them share"
+        )
+
+
+def _where() -> str:
+    return f"node {socket.gethostname()}"
+
+
+def _peak_memory(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

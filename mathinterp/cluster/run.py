@@ -1,0 +1,236 @@
+"""Run a scan: from a model's name and prompts to finished files in a store, as one function of named steps.
+
+The driver resolves and tokenizes, then only hands out shards: it loads no weights and never initialises CUDA.
+Running the same scan again resumes it: shards whose file is in the store are kept, only the missing ones run.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import ray
+
+import mathinterp
+from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
+from mathinterp.cluster.progress import QuietProgress, ScanProgress
+from mathinterp.cluster.ray_cluster import Placement, connection, existing_cluster, gpus_each, place
+from mathinterp.cluster.ray_workers import RayWorkers
+from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.errors import UserError
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
+from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
+from mathinterp.scans.base import Scan, Shard
+from mathinterp.store import Run, Store, prompts_fingerprint
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a call of run_scan ended."""
+
+    run_id: str
+    store: str  # absolute path or URL
+    shards: int  # of the whole run
+    reused: int  # finished by earlier calls
+    done: int  # finished by this call
+    rows: int  # written by this call
+    evaluations: int  # forward evaluations behind these rows
+    seconds: float  # of this call
+    device: str | None  # "cuda" or "cpu"; None: nothing was left to do
+    replicas: int
+    replicas_lost: int
+    busy: float  # part of the ready replicas' time that went into shards
+    peak_memory: int  # bytes, most of any replica
+    failed: list[ShardFailure] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard of the run has its file."""
+        return self.reused + self.done == self.shards
+
+
+@dataclass(frozen=True)
+class Work:
+    """A scan of one resolved model and tokenized prompts, and the shards it is cut into."""
+
+    scan: Scan
+    model: ResolvedModel
+    prompts: tuple[TokenizedPrompt, ...]
+    prompts_fingerprint: str
+    prompts_label: str
+    shards: tuple[Shard, ...]
+
+
+def run_scan(
+    scan: Scan,
+    spec: ModelSpec,
+    prompts: Sequence[Prompt],
+    store_url: str,
+    *,
+    replicas: int | None = None,
+    gpus_per_replica: float | None = None,
+    address: str | None = None,
+    progress: bool = True,
+    prompts_label: str = "prompts",
+    max_attempts: int = 3,
+) -> RunSummary:
+    """Run ``scan`` to its end, or resume it; every finished shard is a file in the store.
+
+    Args:
+        scan: what to measure.
+        spec: the model; every node must find the same one under this name.
+        prompts: what to measure it on.
+        store_url: folder or object-store URL; on several machines one that all of them share.
+        replicas: number of model replicas; None: one a GPU, or one on CPU.
+        gpus_per_replica: 1, a fraction, or 0 for CPU; None: 1 if the cluster has GPUs.
+        address: a running Ray cluster; None: a local Ray for this call.
+        progress: show a bar (or lines) on stderr.
+        prompts_label: the prompts' name in tables.
+        max_attempts: exceptions after which a shard is given up and reported.
+    Returns:
+        what was done; ``failed`` names the shards that were given up.
+    Raises:
+        UserError: a mistake in the arguments, found here or by a replica; no retry is made.
+        NoReplicaLeft: replicas died or failed to load until none was left.
+    """
+    started = time.monotonic()
+    store = Store(store_url)
+    with ExitStack() as stack:
+        if existing_cluster(address):
+            stack.enter_context(connection(address))
+        gpus = gpus_each(gpus_per_replica)
+        work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, prompts_label=prompts_label)
+        run = open_run(store, work)
+        missing = set(run.missing_shards())
+        outcome, placement = Outcome(), None
+        if missing:
+            stack.enter_context(connection(address))
+            placement = place(replicas, gpus, len(missing))
+            outcome = dispatch(work, run, store, missing, placement, max_attempts, progress)
+        else:
+            run.finish()
+    return summarize(work, run, store, missing, outcome, placement, time.monotonic() - started)
+
+
+def prepare_work(
+    scan: Scan, spec: ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, prompts_label: str = "prompts"
+) -> Work:
+    """Resolve the model (no weights), tokenize the prompts and cut the work into shards."""
+    model = resolve(spec, "cuda" if on_gpu else "cpu")
+    tokenized = tuple(tokenize_prompts(prompts, model.tokenizer))
+    shards = tuple(scan.shards(model.shape, tokenized))
+    assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
+    return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)
+
+
+def open_run(store: Store, work: Work) -> Run:
+    """The run's record in the store, new or earlier, and its prompts."""
+    run = store.open_run(
+        scan=work.scan.name,
+        model=work.model.label,
+        model_fingerprint=work.model.fingerprint,
+        prompts=work.prompts_label,
+        prompts_fingerprint=work.prompts_fingerprint,
+        dtype=work.model.dtype,
+        parameters=work.scan.parameters(),
+        code_version=mathinterp.__version__,
+        shards=[shard.key for shard in work.shards],
+    )
+    store.write_prompts(work.prompts_fingerprint, work.prompts)
+    return run
+
+
+def dispatch(
+    work: Work, run: Run, store: Store, missing: set[str], placement: Placement, max_attempts: int, progress: bool
+) -> Outcome:
+    """Run the missing shards on replicas, and bring the run's record up to date however that ends."""
+    shards = [shard for shard in work.shards if shard.key in missing]
+    evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
+    shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
+    job = ray.put(replica_job(work, run, store, placement))
+    workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus)
+    dispatcher = Dispatcher(
+        workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown
+    )  # fmt: skip
+    try:
+        with shown:
+            return dispatcher.run()
+    finally:
+        workers.close()
+        close_run(run, dispatcher.outcome)
+
+
+def replica_job(work: Work, run: Run, store: Store, placement: Placement) -> ReplicaJob:
+    """What every replica is told; the dtype is the driver's, so that "auto" means the same everywhere."""
+    return ReplicaJob(
+        scan=work.scan,
+        spec=replace(work.model.spec, dtype=work.model.dtype),
+        prompts=work.prompts,
+        model_fingerprint=work.model.fingerprint,
+        prompts_fingerprint=work.prompts_fingerprint,
+        store_url=store.url,
+        run_id=run.run_id,
+        device=placement.device,
+        threads=placement.threads,
+        metadata={
+            "scan": work.scan.name,
+            "parameters": work.scan.parameters(),
+            "model": work.model.label,
+            "model_fingerprint": work.model.fingerprint,
+            "prompts": work.prompts_label,
+            "prompts_fingerprint": work.prompts_fingerprint,
+            "dtype": work.model.dtype,
+            "code_version": mathinterp.__version__,
+        },
+    )
+
+
+def close_run(run: Run, outcome: Outcome) -> None:
+    """Write notes, errors with their tracebacks, numbers of tries and machines into the run's record.
+
+    Raises:
+        UserError: files that replicas say they wrote are not in the store as seen from here.
+    """
+    if outcome.notes:
+        run.note(outcome.notes)
+    missing = run.finish(
+        errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
+        attempts=outcome.tries,
+        hosts={receipt.node for receipt in outcome.receipts},
+    )
+    unseen = [receipt for receipt in outcome.receipts if receipt.key in set(missing)]
+    if unseen:
+        raise UserError(
+            f"{len(unseen)} shards were written on {unseen[0].node} but are not in the store as this machine sees it;"
+            " give --store a folder that all nodes share, or an s3:// or gs:// URL"
+        )
+
+
+def summarize(
+    work: Work,
+    run: Run,
+    store: Store,
+    missing: set[str],
+    outcome: Outcome,
+    placement: Placement | None,
+    seconds: float,
+) -> RunSummary:
+    """The outcome in the numbers a user asks for."""
+    done = {receipt.key for receipt in outcome.receipts}
+    return RunSummary(
+        run_id=run.run_id,
+        store=store.url,
+        shards=len(work.shards),
+        reused=len(work.shards) - len(missing),
+        done=len(done),
+        rows=sum(receipt.rows for receipt in outcome.receipts),
+        evaluations=sum(work.scan.evaluations(shard, work.prompts) for shard in work.shards if shard.key in done),
+        seconds=seconds,
+        device=placement.device if placement else None,
+        replicas=placement.replicas if placement else 0,
+        replicas_lost=outcome.replicas_lost,
+        busy=outcome.busy,
+        peak_memory=max((receipt.peak_memory for receipt in outcome.receipts), default=0),
+        failed=outcome.failures,
+    )

@@ -1,0 +1,239 @@
+"""The dispatch loop: windows, order, retries, poison, losses, late joiners, and how busy it keeps its replicas."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.dispatch import actors_busy, receipt_for, simulated_busy
+from mathinterp.cluster.dispatch import (
+    Dispatcher,
+    Event,
+    Failed,
+    Finished,
+    Lost,
+    NoReplicaLeft,
+    Observer,
+    Ready,
+    first_line,
+)
+from mathinterp.cluster.ray_cluster import connection
+from mathinterp.errors import UserError
+from mathinterp.scans.base import Shard
+
+Behaviour = Callable[[int, Shard, int], BaseException | str | None]
+
+
+class ScriptedWorkers:
+    """Replicas that do what a script says, one shard each a wait.
+
+    ``behaviour(slot, shard, nth)``: None finishes the shard's nth run, an exception fails it, a string kills its
+    replica. ``starts(slot, nth)`` says the same of the nth start of a slot, or "never".
+    """
+
+    def __init__(self, behaviour: Behaviour | None = None, starts=lambda slot, nth: None):
+        self.behaviour = behaviour or (lambda slot, shard, nth: None)
+        self.starts = starts
+        self.submitted: list[tuple[int, str]] = []
+        self.deepest = 0
+        self._windows: dict[int, deque[Shard]] = defaultdict(deque)
+        self._counts: dict[object, int] = defaultdict(int)
+        self._pending: list[Event] = []
+
+    def start(self, slot: int) -> None:
+        self._counts[slot] += 1
+        fate = self.starts(slot, self._counts[slot])
+        if fate is None:
+            self._pending.append(Ready(slot, {"engine": "scripted"}))
+        elif isinstance(fate, BaseException):
+            self._pending.append(Failed(slot, None, fate, "trace"))
+        elif fate != "never":
+            self._pending.append(Lost(slot, fate))
+
+    def submit(self, slot: int, shard: Shard) -> None:
+        self.submitted.append((slot, shard.key))
+        self._windows[slot].append(shard)
+        self.deepest = max(self.deepest, len(self._windows[slot]))
+
+    def wait(self, timeout: float) -> list[Event]:
+        events, self._pending = self._pending, []
+        for slot, window in self._windows.items():
+            if window:
+                events.append(self._run(slot, window))
+        return events
+
+    def _run(self, slot: int, window: deque[Shard]) -> Event:
+        shard = window.popleft()
+        self._counts[shard.key] += 1
+        fate = self.behaviour(slot, shard, self._counts[shard.key])
+        if fate is None:
+            return Finished(slot, shard, receipt_for(shard, 1.0))
+        if isinstance(fate, BaseException):
+            return Failed(slot, shard, fate, "the traceback")
+        window.clear()
+        return Lost(slot, fate)
+
+
+def shards(count: int) -> list[Shard]:
+    return [Shard("toy", index, cost=float(index)) for index in range(count)]
+
+
+def keys(outcome) -> list[str]:
+    return sorted(receipt.key for receipt in outcome.receipts)
+
+
+def all_keys(count: int, without: tuple[int, ...] = ()) -> list[str]:
+    return [f"toy/{index:05d}" for index in range(count) if index not in without]
+
+
+def test_every_shard_once_dearest_first_within_the_window():
+    workers = ScriptedWorkers()
+    outcome = Dispatcher(workers, shards(20), replicas=3).run()
+    assert keys(outcome) == all_keys(20)
+    assert [key for _, key in workers.submitted] == list(reversed(all_keys(20)))
+    assert workers.deepest == 2
+    assert outcome.failures == []
+    assert outcome.tries == {}
+    assert outcome.notes == {"engine": "scripted"}
+
+
+def test_the_last_shards_are_left_to_whoever_is_free_first():
+    workers = ScriptedWorkers()
+    Dispatcher(workers, shards(4), replicas=4).run()
+    assert sorted(slot for slot, _ in workers.submitted) == [0, 1, 2, 3]
+    assert workers.deepest == 1
+
+
+def test_a_failed_shard_is_retried_on_another_replica():
+    def fails_once(slot, shard, nth):
+        return RuntimeError("hiccup") if shard.index == 3 and nth == 1 else None
+
+    workers = ScriptedWorkers(fails_once)
+    outcome = Dispatcher(workers, shards(8), replicas=2).run()
+    assert keys(outcome) == all_keys(8)
+    assert outcome.tries == {"toy/00003": 2}
+    first, second = [slot for slot, key in workers.submitted if key == "toy/00003"]
+    assert first != second
+
+
+def test_a_lone_replica_retries_by_itself():
+    workers = ScriptedWorkers(lambda slot, shard, nth: RuntimeError("hiccup") if nth == 1 else None)
+    assert keys(Dispatcher(workers, shards(5), replicas=1).run()) == all_keys(5)
+
+
+def test_a_poison_shard_is_reported_and_the_rest_finished():
+    def poison(slot, shard, nth):
+        return ValueError("bad layer\nand more") if shard.index == 7 else None
+
+    workers = ScriptedWorkers(poison)
+    outcome = Dispatcher(workers, shards(10), replicas=2, max_attempts=3).run()
+    assert keys(outcome) == all_keys(10, without=(7,))
+    (failure,) = outcome.failures
+    assert (failure.key, failure.attempts, failure.losses) == ("toy/00007", 3, 0)
+    assert failure.error == "ValueError: bad layer"
+    assert failure.traceback == "the traceback"
+    assert outcome.tries == {"toy/00007": 3}
+    assert len([key for _, key in workers.submitted if key == "toy/00007"]) == 3
+
+
+def test_a_death_is_no_attempt_and_only_the_running_shard_is_blamed():
+    def dies_once(slot, shard, nth):
+        return "killed" if shard.index == 9 and nth == 1 else None
+
+    workers = ScriptedWorkers(dies_once)
+    outcome = Dispatcher(workers, shards(10), replicas=2, max_attempts=1).run()
+    assert keys(outcome) == all_keys(10)
+    assert outcome.replicas_lost == 1
+    assert outcome.tries == {"toy/00009": 2}  # its neighbour in the window ran for the first time later
+
+
+def test_a_shard_that_kills_every_replica_is_given_up():
+    workers = ScriptedWorkers(lambda slot, shard, nth: "out of memory" if shard.index == 2 else None)
+    outcome = Dispatcher(workers, shards(6), replicas=1, max_losses=4).run()
+    assert keys(outcome) == all_keys(6, without=(2,))
+    (failure,) = outcome.failures
+    assert (failure.attempts, failure.losses) == (0, 4)
+    assert failure.error == "its replica died 4 times: out of memory"
+
+
+def test_a_late_joiner_gets_work():
+    workers = ScriptedWorkers(starts=lambda slot, nth: None if slot == 0 else "never")
+    finished = []
+
+    class JoinLater(Observer):
+        def finished(self, event):
+            finished.append(event)
+            if len(finished) == 3:
+                workers._pending.append(Ready(1))
+
+    outcome = Dispatcher(workers, shards(20), replicas=2, observer=JoinLater()).run()
+    assert keys(outcome) == all_keys(20)
+    assert len([slot for slot, _ in workers.submitted if slot == 1]) >= 5
+
+
+def test_a_replica_that_never_comes_blocks_nothing():
+    workers = ScriptedWorkers(starts=lambda slot, nth: None if slot == 2 else "never")
+    outcome = Dispatcher(workers, shards(12), replicas=4).run()
+    assert keys(outcome) == all_keys(12)
+    assert {slot for slot, _ in workers.submitted} == {2}
+
+
+def test_a_replica_that_cannot_load_is_given_up_and_others_go_on():
+    workers = ScriptedWorkers(starts=lambda slot, nth: OSError("disk") if slot == 0 else None)
+    assert keys(Dispatcher(workers, shards(6), replicas=2, max_starts=2).run()) == all_keys(6)
+    assert workers._counts[0] == 2
+
+
+def test_no_replica_left_is_a_clear_error():
+    workers = ScriptedWorkers(starts=lambda slot, nth: OSError("no space on device"))
+    with pytest.raises(NoReplicaLeft, match=r"run 6 shards: a replica could not load: OSError: no space on device"):
+        Dispatcher(workers, shards(6), replicas=2).run()
+
+
+def test_replicas_that_die_while_loading_end_the_run():
+    workers = ScriptedWorkers(starts=lambda slot, nth: "worker killed")
+    with pytest.raises(NoReplicaLeft, match="died while it loaded: worker killed"):
+        Dispatcher(workers, shards(6), replicas=2).run()
+
+
+def test_patience_ends_when_no_replica_ever_comes():
+    workers = ScriptedWorkers(starts=lambda slot, nth: "never")
+    with pytest.raises(NoReplicaLeft, match="no replica was ready for 0 s"):
+        Dispatcher(workers, shards(2), replicas=2, patience=0.01).run()
+
+
+@pytest.mark.parametrize("where", ["shard", "start"])
+def test_a_user_error_ends_the_run_without_retries(where):
+    error = UserError("model has NaN weights")
+    behaviour = (lambda slot, shard, nth: error) if where == "shard" else None
+    workers = ScriptedWorkers(behaviour, starts=lambda slot, nth: error if where == "start" else None)
+    with pytest.raises(UserError, match="model has NaN weights"):
+        Dispatcher(workers, shards(6), replicas=1).run()
+    assert len(workers.submitted) <= 2
+
+
+def test_an_interrupt_keeps_the_receipts():
+    def interrupt(slot, shard, nth):
+        if shard.index == 2:
+            raise KeyboardInterrupt
+        return None
+
+    dispatcher = Dispatcher(ScriptedWorkers(interrupt), shards(6), replicas=1)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.run()
+    assert keys(dispatcher.outcome) == ["toy/00003", "toy/00004", "toy/00005"]
+    assert dispatcher.outcome.ready_seconds > 0
+
+
+def test_errors_in_one_line():
+    assert first_line(ValueError("a\nb")) == "ValueError: a"
+    assert first_line(KeyError()) == "KeyError"
+
+
+def test_the_loop_alone_keeps_64_replicas_busy():
+    assert simulated_busy(replicas=64, seconds=0.010, shards_each=100) > 0.9
+
+
+def test_real_actors_are_kept_busy():
+    with connection(None):
+        assert actors_busy(replicas=4, seconds=0.2, shards_each=10) > 0.9

@@ -1,0 +1,82 @@
+"""A scan that computes little and misbehaves on request, for the tests of the cluster room.
+
+Its faults are no parameters: a disturbed and an undisturbed run have the same run id and must have the same rows.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import torch
+
+from mathinterp.errors import UserError
+from mathinterp.scans.base import Scan, Shard
+from mathinterp.store.schema import TABLES
+
+
+@dataclass
+class ToyScan(Scan):
+    """One shard a layer into ``mlp_scan``; a row's logprob is minus its layer, its logit a fact about the weights."""
+
+    layers: int = 4
+    seconds: float = 0.0  # each shard sleeps so long
+    notebook: str = ""  # a folder: each replica writes its pid here, each fault its marker
+    always: dict[int, str] = field(default_factory=dict)  # layer -> fault: raise, nan, user, columns, kill
+    once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
+
+    name: ClassVar[str] = "toy"
+    schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_scan": TABLES["mlp_scan"].schema}
+
+    def parameters(self) -> dict[str, Any]:
+        return {"layers": self.layers}
+
+    def shards(self, shape, prompts) -> list[Shard]:
+        return [Shard("mlp_scan", layer, {"layer": layer}, cost=self.layers - layer) for layer in range(self.layers)]
+
+    def prepare(self, subject) -> Any:
+        if self.notebook:
+            Path(self.notebook, f"pid-{os.getpid()}").touch()
+        return subject
+
+    def notes(self, state) -> dict[str, Any]:
+        return {"threads": torch.get_num_threads()}
+
+    def run(self, state, shard: Shard) -> pa.Table:
+        layer = shard.work["layer"]
+        time.sleep(self.seconds)
+        fault = self.always.get(layer) or self._first_time(layer)
+        if fault == "raise":
+            raise RuntimeError(f"layer {layer} is broken\nsecond line")
+        if fault == "user":
+            raise UserError(f"layer {layer} has NaN weights; use another checkpoint")
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        weight = float(state.anatomy.value_vectors(layer % state.anatomy.shape.n_layers).double().sum())
+        rows = [
+            {
+                "layer": layer,
+                "prompt_id": prompt.prompt.prompt_id,
+                "position": token.position,
+                "correct": True,
+                "logprob": float("nan") if fault == "nan" else -float(layer),
+                "logit": weight,
+                "predicted_id": token.token_id,
+            }
+            for prompt in state.prompts
+            for token in prompt.scored
+        ]
+        table = pa.Table.from_pylist(rows, schema=self.schemas["mlp_scan"])
+        return table.drop_columns(["logit"]) if fault == "columns" else table
+
+    def _first_time(self, layer: int) -> str | None:
+        if layer not in self.once:
+            return None
+        try:
+            Path(self.notebook, f"fault-{layer}").touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        return self.once[layer]
