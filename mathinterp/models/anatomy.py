@@ -147,4 +147,5 @@ class Anatomy:
 def input_major_weight(projection: nn.Module) -> torch.Tensor:
     """The weight as in x out; GPT-2's Conv1D stores it so, nn.Linear stores the transpose."""
     weight = projection.weight
+    assert isinstance(weight, torch.Tensor)
     return weight if type(projection).__name__ == "Conv1D" else weight.T

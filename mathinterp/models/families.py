@@ -39,8 +39,6 @@ class Family:
     tree_mask: bool = True  # accepts a 4-D additive mask and explicit position ids (proved by the self-test)
 
 
-_GPT2_MLP = dict(gate=None, up="c_fc", activation="act", down_projection="c_proj")
-
 FAMILIES: dict[str, Family] = {
     "llama": Family(),  # Llama 1, 2, 3, SmolLM, and the bundled model
     "mistral": Family(),
@@ -54,7 +52,8 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
         attention="attn", attention_norm="ln_1", query=None, key=None, value=None,
-        fused_qkv="c_attn", fused_qkv_layout="blocks", output_projection="c_proj", mlp_norm="ln_2", **_GPT2_MLP,
+        fused_qkv="c_attn", fused_qkv_layout="blocks", output_projection="c_proj", mlp_norm="ln_2",
+        gate=None, up="c_fc", activation="act", down_projection="c_proj",
     ),
     "gptj": Family(
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
@@ -65,7 +64,8 @@ FAMILIES: dict[str, Family] = {
         decoder="gpt_neox", embedding="embed_in", final_norm="final_layer_norm",
         attention="attention", query=None, key=None, value=None, fused_qkv="query_key_value",
         fused_qkv_layout="per_head", output_projection="dense",
-        gate=None, up="dense_h_to_4h", activation="act", down_projection="dense_4h_to_h", parallel="use_parallel_residual",
+        gate=None, up="dense_h_to_4h", activation="act", down_projection="dense_4h_to_h",
+        parallel="use_parallel_residual",
     ),
 }  # fmt: skip
 
@@ -75,6 +75,7 @@ def family_of(model_type: str) -> Family:
     if model_type not in FAMILIES:
         raise UserError(
             f"model family '{model_type}' is not known (known: {', '.join(sorted(FAMILIES))}); "
-            f"add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py and prove it with 'mathinterp selftest'"
+            f"add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py "
+            "and prove it with 'mathinterp selftest'"
         )
     return FAMILIES[model_type]

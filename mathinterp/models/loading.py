@@ -1,0 +1,117 @@
+"""From files to a model in memory that is known to be whole: every weight present, used, and a number.
+
+Knows how transformers loads; knows nothing about names, fingerprints or prompts.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.utils.logging as transformers_logging
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from mathinterp.errors import UserError
+from mathinterp.models.adapters import merge_adapter
+from mathinterp.models.families import family_of
+
+
+def load_weights(
+    folder: Path,
+    config: PreTrainedConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    gguf_file: str | None = None,
+    adapter: Path | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load a checkpoint onto ``device`` in ``dtype``, with the adapter merged in.
+
+    With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
+    for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
+    """
+    merging = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+    where: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {"use_safetensors": True}
+    try:
+        with quiet_transformers():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=merging if adapter else dtype,
+                device_map={"": device},
+                attn_implementation=family_of(config.model_type).attention_backend,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+                **where,
+            )
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UserError(f"model '{folder}' cannot be loaded: {_one_line(error)}") from error
+    model, report = loaded  # a pair because of output_loading_info
+    assert isinstance(model, PreTrainedModel)
+    _refuse_incomplete(folder, report)
+    if adapter is not None:
+        with quiet_transformers():
+            model = merge_adapter(model, adapter)
+        cast_parameters(model, dtype)
+    return model
+
+
+def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
+    """Evaluation mode, no gradients, no key/value cache; raises UserError if a weight is not a finite number."""
+    model.eval().requires_grad_(False)
+    model.config.use_cache = False
+    names, finite = [], []
+    for name, parameter in model.named_parameters():
+        names.append(name)
+        finite.append(torch.isfinite(parameter).all())
+    bad = [name for name, good in zip(names, torch.stack(finite).tolist(), strict=True) if not good]
+    if bad:
+        raise UserError(
+            f"model '{label}' has NaN or infinite weights in {len(bad)} of {len(names)} tensors "
+            f"(as {str(model.dtype).removeprefix('torch.')}), first {bad[0]}"
+        )
+    return model
+
+
+def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast parameters only: buffers such as rotary frequencies stay in float32, as when loaded in ``dtype``."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Hold back transformers' warnings and progress bars inside the block; what they report is checked here instead."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
+    """A weight that is missing would be drawn at random, one left over would be ignored: both give wrong numbers."""
+    for kind, what in (
+        ("missing_keys", "lacks weights that the model needs"),
+        ("unexpected_keys", "holds weights that the model has no place for"),
+        ("mismatched_keys", "holds weights of another shape than its config says"),
+    ):
+        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in report[kind])
+        if names:
+            raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

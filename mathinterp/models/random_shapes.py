@@ -1,0 +1,142 @@
+"""Models of a known shape with random weights, for timing and planning only: their answers mean nothing.
+
+Knows published sizes and a tokenizer that cuts arithmetic prompts the way Llama-2's does; knows nothing about files.
+"""
+
+import hashlib
+import json
+import re
+from importlib import resources
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from mathinterp.errors import UserError
+from mathinterp.models.families import family_of
+from mathinterp.prompts.number_words import TENS, UNITS
+from mathinterp.prompts.templates import PAPER_A, PAPER_B
+
+
+def _llama_like(
+    model_type: str, width: int, neurons: int, layers: int, heads: int, groups: int, vocabulary: int, **more: Any
+) -> dict[str, Any]:
+    """Config fields of the families that use Llama's names for them."""
+    return {
+        "model_type": model_type,
+        "hidden_size": width,
+        "intermediate_size": neurons,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "vocab_size": vocabulary,
+        **more,
+    }
+
+
+def _rope(theta: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+# fmt: off
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-tiny": _llama_like("llama", 64, 128, 4, 4, 2, 1024),
+    "smollm2-135m": _llama_like("llama", 576, 1536, 30, 9, 3, 49152, tie_word_embeddings=True,
+                                rope_parameters=_rope(1e5)),
+    "llama-2-7b": _llama_like("llama", 4096, 11008, 32, 32, 32, 32000),
+    "llama-2-13b": _llama_like("llama", 5120, 13824, 40, 40, 40, 32000),
+    "llama-3-8b": _llama_like("llama", 4096, 14336, 32, 32, 8, 128256, rope_parameters=_rope(5e5)),
+    "mistral-7b": _llama_like("mistral", 4096, 14336, 32, 32, 8, 32000, sliding_window=4096),
+    "qwen2.5-7b": _llama_like("qwen2", 3584, 18944, 28, 28, 4, 152064, rope_parameters=_rope(1e6)),
+    "gemma-2-9b": _llama_like("gemma2", 3584, 14336, 42, 16, 8, 256000, head_dim=256),
+    "gpt-j-6b": {"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "rotary_dim": 64,
+                 "vocab_size": 50400},
+    "pythia-6.9b": {"model_type": "gpt_neox", "hidden_size": 4096, "intermediate_size": 16384,
+                    "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 50432},
+}
+# fmt: on
+
+
+def parse_random(name: str) -> tuple[str, int]:
+    """``random:<shape>`` or ``random:<shape>:<seed>`` -> (shape, seed); the seed is 0 when not given.
+
+    Raises UserError for an unknown shape or a seed that is not a number.
+    """
+    _, shape, seed = [*name.split(":"), "0"][:3]
+    if shape not in SHAPES:
+        raise UserError(f"model '{name}': no shape '{shape}' is known (known: {', '.join(SHAPES)})")
+    if name.count(":") > 2 or not seed.isdecimal():
+        raise UserError(f"model '{name}': write random:{shape} or random:{shape}:SEED with a whole number")
+    return shape, int(seed)
+
+
+def random_config(shape: str) -> PreTrainedConfig:
+    """The config of a published shape."""
+    fields = dict(SHAPES[shape])
+    # "<s>" is 1, as in Llama-2: the tokenizer below is shared by all shapes.
+    return AutoConfig.for_model(fields.pop("model_type"), bos_token_id=1, eos_token_id=2, pad_token_id=None, **fields)
+
+
+def random_fingerprint(shape: str, seed: int) -> str:
+    """16 hex digits that stand for config, seed and tokenizer (the weights themselves also depend on the device)."""
+    content = json.dumps({"random": SHAPES[shape], "seed": seed, "words": tokenizer_words()}, sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def random_model(shape: str, seed: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model directly on ``device`` in ``dtype``; the generators' states are left as they were."""
+    config = random_config(shape)
+    backend = family_of(config.model_type).attention_backend
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend)
+
+
+def tokenizer_words() -> list[str]:
+    """The words of the arithmetic templates, of their neutral counterparts and of written numbers, and the signs."""
+    texts = [template.text for sets in (PAPER_A, PAPER_B) for templates in sets.values() for template in templates]
+    found = re.findall(r"[A-Za-z]+", " ".join(re.sub(r"{[ab]}", " ", text) for text in texts))
+    neutral = json.loads((resources.files("mathinterp.prompts") / "neutral_words.json").read_text(encoding="utf-8"))
+    words = [word for lists in neutral.values() for candidates in lists.values() for word in candidates]
+    return list(dict.fromkeys([*found, *words, *UNITS, *TENS, "hundred", "thousand", *"+-*/=?:.,"]))
+
+
+def llama_like_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer that cuts the arithmetic prompts into as many tokens as Llama-2's does.
+
+    "Q: What is 15 plus 32?" -> <s> ▁Q : ▁What ▁is ▁ 1 5 ▁plus ▁ 3 2 ?  Digits are single, "▁" is a token of its own
+    before them, and a word or sign takes the space before it along. Words outside the arithmetic prompts fall into
+    characters and bytes. Filler entries take the place of the rest of ``vocabulary``.
+    """
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["▁", *map(chr, range(33, 127))]
+    merges = []
+    words = tokenizer_words()
+    tokens += sorted(set("".join(words)))
+    for word in words:
+        # Every merge grows a prefix that starts with "▁", so the longest known prefix of a word always wins.
+        prefix = "▁"
+        for letter in word:
+            merges.append((prefix, letter))
+            prefix += letter
+            tokens.append(prefix)
+    tokens = list(dict.fromkeys(tokens))
+    tokens += [f"<filler{i}>" for i in range(vocabulary - len(tokens))]
+    assert len(tokens) == vocabulary, f"{len(tokens)} tokens do not fit a vocabulary of {vocabulary}"
+    bpe = models.BPE(
+        vocab={token: i for i, token in enumerate(tokens)},
+        merges=list(dict.fromkeys(merges)),
+        unk_token="<unk>",
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(bpe)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
