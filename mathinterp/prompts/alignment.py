@@ -49,9 +49,10 @@ def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
     """Tokenize text + separator + answer jointly and mark the scored tokens (method.md section 1).
 
     Scored are the answer's tokens with a digit and the "-" of a negative answer, never the space token; of an answer
-    without digits, all tokens that are not white space. There is exactly one BOS iff the tokenizer adds one: a BOS
-    written at the start of a text is not read a second time. Where a prompt has a counterfactual, it is tokenized with
-    the same answer and must have as many tokens and the same answer tokens.
+    without digits, all tokens that are not white space. Where the tokenizer adds a BOS there is exactly one: a BOS
+    that the text itself begins with is not read a second time. Where it adds none, a text is taken as it is. Where a
+    prompt has a counterfactual, it is tokenized with the same answer and must have as many tokens and the same answer
+    tokens.
 
     Raises:
         UserError: no prompts, a tokenizer without offsets, a prompt_id used twice, an empty text, an answer that shares
@@ -98,7 +99,8 @@ def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: PreTrainedTokeniz
     """
     if not sentences:
         return []
-    texts = [_without_bos(text, tokenizer) for _, text in sentences]
+    bos = tokenizer.bos_token if _adds_bos(tokenizer) else None
+    texts = [text.removeprefix(str(bos)) if bos is not None else text for _, text in sentences]
     for (prompt, _), text in zip(sentences, texts, strict=True):
         if not text.strip():
             raise UserError(f"prompt '{prompt.prompt_id}': the text is empty")
@@ -113,8 +115,8 @@ def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: PreTrainedTokeniz
     return encodings
 
 
-def _without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    return text if tokenizer.bos_token is None else text.removeprefix(str(tokenizer.bos_token))
+def _adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return tokenizer.bos_token_id is not None and tokenizer("0")["input_ids"][0] == tokenizer.bos_token_id
 
 
 def _cut(

@@ -56,7 +56,8 @@ def arithmetic_prompts(
         division: "inverse" asks (n1 * n2) / n2; "exact" draws pairs with n2 a divisor of n1.
         numbers: "digits", "words" (twelve), or "both": each pair once in digits and once in words, the latter
             under the template's name with ``_in_words``.
-        part: "train" or "test" draws from disjoint operand pairs; n1, n2 and n2, n1 are on the same side.
+        part: "train" or "test" draws from disjoint operand pairs; n1, n2 and n2, n1 are on the same side, and the
+            sides are the same for every seed.
     Raises:
         UserError: an unknown option, or more prompts asked for than there are operand pairs.
     """
@@ -70,7 +71,7 @@ def arithmetic_prompts(
         _check("operation", operation, templates)
         pool = _pool(operation, digits, subtraction, division)
         if part is not None:
-            pool = _part_of(pool, digits, operation, part, seed)
+            pool = _part_of(pool, digits, operation, part)
         for template in templates[operation]:
             rng = random.Random(f"{seed}/{operation}/{template.name}/{digits}/{part}")
             tasks = [
@@ -103,10 +104,10 @@ def _pool(operation: str, digits: int, subtraction: Subtraction, division: Divis
     return every
 
 
-def _part_of(pool: Sequence[int], digits: int, operation: str, part: Part, seed: int) -> list[int]:
+def _part_of(pool: Sequence[int], digits: int, operation: str, part: Part) -> list[int]:
     n = len(RANGES[digits])
     unordered = [i for i in range(n * n) if i // n <= i % n]
-    held_out = set(random.Random(f"{seed}/{operation}/held out").sample(unordered, len(unordered) // TEST_SHARE))
+    held_out = set(random.Random(f"{operation}/{digits}/held out").sample(unordered, len(unordered) // TEST_SHARE))
 
     def is_test(i: int) -> bool:
         first, second = sorted(divmod(i, n))

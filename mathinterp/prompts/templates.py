@@ -66,6 +66,6 @@ PAPER_A: dict[str, tuple[Template, ...]] = {op: _paper_a(op) for op in OPERATION
 PAPER_B: dict[str, tuple[Template, ...]] = {op: _paper_b(op) for op in OPERATIONS}
 NO_SPACES: dict[str, tuple[Template, ...]] = {op: (_no_spaces(op),) for op in OPERATIONS}  # paper A's "3+5="
 SYMBOLS: dict[str, tuple[Template, ...]] = {op: (PAPER_A[op][3],) for op in OPERATIONS}
-# Llama-2, Llama-3, Mistral and GPT-2 read the "=-" of "3-5=-2" as one token, in which no answer can begin: where answers
-# may be negative, a space stands before them.
+# Llama-2, Llama-3, Mistral, SmolLM2 and GPT-2 read the "=-" of "3-5=-2" as one token, in which no answer can begin:
+# where answers may be negative, a space stands before them.
 COMPACT: dict[str, tuple[Template, ...]] = {op: (_no_spaces(op, "compact", separator=" "),) for op in OPERATIONS}
