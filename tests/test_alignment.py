@@ -137,6 +137,12 @@ def test_where_the_tokenizer_adds_no_bos_the_text_is_taken_as_it_is():
     assert tokenize_prompts([prompt("<s>3 plus 5 is", "8")], tokenizer)[0].input_ids.count(1) == 1
 
 
+def test_a_special_token_written_in_a_text_is_read_as_such():
+    tokenizer = gpt2_like(MERGES)
+    item = tokenize_prompts([prompt("<|endoftext|>3 plus 5 is", "8")], tokenizer)[0]
+    assert item.input_ids.count(tokenizer.bos_token_id) == 1
+
+
 def test_an_eos_that_the_tokenizer_adds_is_left_out():
     plain, closing = word_level(CORPUS), word_level(CORPUS, adds_eos=True)
     assert closing("3 plus 5 is 8").input_ids[-1] == closing.eos_token_id

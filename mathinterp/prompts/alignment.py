@@ -157,12 +157,11 @@ def _check_ids(prompts: Sequence[Prompt]) -> None:
 
 def unknown_words(encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Parts of the sentence that the tokenizer can only read as its unknown token."""
-    unknown = tokenizer.unk_token_id
-    return [
-        encoding.token_text(i)
-        for i, token_id in enumerate(encoding.input_ids)
-        if unknown is not None and token_id == unknown and encoding.token_text(i)
-    ]
+    if tokenizer.unk_token_id is None:
+        return []
+    unknown = [encoding.token_text(i) for i, token in enumerate(encoding.input_ids) if token == tokenizer.unk_token_id]
+    # GPT-2's unknown token is also its BOS and EOS, which a text may well hold as such
+    return [text for text in unknown if text and text != tokenizer.unk_token]
 
 
 def _check_known(prompt: Prompt, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -32,10 +32,12 @@ def with_counterfactuals(prompts: Sequence[Prompt], tokenizer: PreTrainedTokeniz
             (both tokenizations are shown). The message names the prompt.
     """
     check_tokenizer(tokenizer)
+    open_prompts = [prompt for prompt in prompts if prompt.counterfactual is None]
+    references = iter(encode([(prompt, prompt.text) for prompt in open_prompts], tokenizer))
     return [
         prompt
         if prompt.counterfactual is not None
-        else replace(prompt, counterfactual=_neutral_text(prompt, tokenizer))
+        else replace(prompt, counterfactual=_neutral_text(prompt, next(references), tokenizer))
         for prompt in prompts
     ]
 
@@ -74,8 +76,7 @@ def _is_operator_sign(text: str, index: int) -> bool:
     return not hyphen and not number_sign
 
 
-def _neutral_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    reference = encode([(prompt, prompt.text)], tokenizer)[0]
+def _neutral_text(prompt: Prompt, reference: Encoding, tokenizer: PreTrainedTokenizerBase) -> str:
     text = prompt.text
     for start, stop in reversed(operator_spans(prompt)):  # from the right, so that earlier ranges stay true
         text = _replace_operator(prompt, text, start, stop, reference, tokenizer)
