@@ -15,16 +15,17 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
+from mathinterp.prompts.alignment import token_table
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.files import FileVersion, StoreFiles
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
-from mathinterp.store.prompt_tables import answer_token_rows, prompt_rows
 from mathinterp.store.schema import TABLES
 from mathinterp.store.writer import encode, fault
 
@@ -153,11 +154,15 @@ class Store:
 
     def write_prompts(self, fingerprint: str, prompts: Sequence[TokenizedPrompt]) -> None:
         """Keep the prompts and their scored answer tokens, unless they are there already."""
-        for table, rows in (("prompts", prompt_rows(prompts)), ("answer_tokens", answer_token_rows(prompts))):
+        for table, rows in (
+            ("prompts", [asdict(prompt.prompt) for prompt in prompts]),
+            ("answer_tokens", token_table(prompts)),
+        ):
             name = f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet"
             if self._inspect(self.files.find(name.rpartition("/")[0], ".parquet")).get(name, "absent") is not None:
                 config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-                self.files.write(name, encode(rows, table, config))
+                content = encode(pa.Table.from_pylist(rows, TABLES[table].schema), table, config)
+                self.files.write(name, content)
         self.write_views()
 
     def views_sql(self) -> str:

@@ -1,24 +1,31 @@
 -- paper_a_table1: accuracy (%) per operation under each head's ablation, in the form of paper A, Table 1: rank 0 is the
 -- original model, then the heads that cost most. The drop columns are percentage points. Say WHERE rank <= 5 for the top five.
 CREATE OR REPLACE VIEW paper_a_table1 AS
-SELECT run_id, rank, component AS head,
-       100 * max(accuracy) FILTER (operation = 'all') AS accuracy,
-       100 * max(accuracy) FILTER (operation = 'add') AS accuracy_add,
-       100 * max(accuracy) FILTER (operation = 'sub') AS accuracy_sub,
-       100 * max(accuracy) FILTER (operation = 'mul') AS accuracy_mul,
-       100 * max(accuracy) FILTER (operation = 'div') AS accuracy_div,
-       100 * max(drop) FILTER (operation = 'all') AS drop,
-       100 * max(drop) FILTER (operation = 'add') AS drop_add,
-       100 * max(drop) FILTER (operation = 'sub') AS drop_sub,
-       100 * max(drop) FILTER (operation = 'mul') AS drop_mul,
-       100 * max(drop) FILTER (operation = 'div') AS drop_div
+SELECT run_id,
+       row_number() OVER (PARTITION BY run_id ORDER BY original DESC, original_all - accuracy_all DESC, layer, head) - 1 AS rank,
+       CASE WHEN original THEN 'original' ELSE layer || '.' || head END AS head,
+       100 * CASE WHEN original THEN original_all ELSE accuracy_all END AS accuracy,
+       100 * CASE WHEN original THEN original_add ELSE accuracy_add END AS accuracy_add,
+       100 * CASE WHEN original THEN original_sub ELSE accuracy_sub END AS accuracy_sub,
+       100 * CASE WHEN original THEN original_mul ELSE accuracy_mul END AS accuracy_mul,
+       100 * CASE WHEN original THEN original_div ELSE accuracy_div END AS accuracy_div,
+       CASE WHEN original THEN 0 ELSE 100 * (original_all - accuracy_all) END AS drop,
+       CASE WHEN original THEN 0 ELSE 100 * (original_add - accuracy_add) END AS drop_add,
+       CASE WHEN original THEN 0 ELSE 100 * (original_sub - accuracy_sub) END AS drop_sub,
+       CASE WHEN original THEN 0 ELSE 100 * (original_mul - accuracy_mul) END AS drop_mul,
+       CASE WHEN original THEN 0 ELSE 100 * (original_div - accuracy_div) END AS drop_div
 FROM (
-    SELECT e.run_id, r.rank, r.component, e.operation, e.accuracy, e.drop
-    FROM head_effects AS e
-    JOIN head_ranks AS r USING (run_id, layer, head)
-    UNION ALL
-    SELECT run_id, 0 AS rank, 'original' AS component, operation, any_value(baseline_accuracy) AS accuracy, 0 AS drop
+    SELECT run_id, layer, head, grouping(layer) = 1 AS original,
+           max(baseline_accuracy) FILTER (operation = 'all') AS original_all,
+           max(baseline_accuracy) FILTER (operation = 'add') AS original_add,
+           max(baseline_accuracy) FILTER (operation = 'sub') AS original_sub,
+           max(baseline_accuracy) FILTER (operation = 'mul') AS original_mul,
+           max(baseline_accuracy) FILTER (operation = 'div') AS original_div,
+           max(accuracy) FILTER (operation = 'all') AS accuracy_all,
+           max(accuracy) FILTER (operation = 'add') AS accuracy_add,
+           max(accuracy) FILTER (operation = 'sub') AS accuracy_sub,
+           max(accuracy) FILTER (operation = 'mul') AS accuracy_mul,
+           max(accuracy) FILTER (operation = 'div') AS accuracy_div
     FROM head_effects
-    GROUP BY run_id, operation
-)
-GROUP BY run_id, rank, component;
+    GROUP BY GROUPING SETS ((run_id, layer, head), (run_id))
+);
