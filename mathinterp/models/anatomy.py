@@ -80,6 +80,26 @@ def _attention_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     return (window,) * config.num_hidden_layers
 
 
+@dataclass(frozen=True)
+class Projection:
+    """A linear map from the model's width, as some output features of one module (all of them where none is fused)."""
+
+    module: nn.Module
+    features: slice | torch.Tensor  # which of the module's output features, in head (group, neuron) order
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """features x D: row i reads the normed residual stream into output feature i."""
+        return input_major_weight(self.module).T[self.features]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """One number per feature, or None."""
+        bias = self.module.bias
+        assert bias is None or isinstance(bias, torch.Tensor)
+        return None if bias is None else bias[self.features]
+
+
 class Anatomy:
     """Handles to the parts of one loaded causal language model."""
 
@@ -93,6 +113,7 @@ class Anatomy:
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        self._check_widths()
 
     def attention(self, layer: int) -> nn.Module:
         """The attention module of ``layer``; returns (output B T D, weights or None)."""
@@ -130,6 +151,64 @@ class Anatomy:
     def value_vectors(self, layer: int) -> torch.Tensor:
         """down_proj's matrix as K x D: row k is neuron k's value vector (paper A's "subvalue")."""
         return input_major_weight(self.down_projection(layer))
+
+    def query(self, layer: int) -> Projection:
+        """W_Q: H * d_head features, head by head (before any rotary embedding or query norm)."""
+        return self._attention_projection(layer, 0)
+
+    def key(self, layer: int) -> Projection:
+        """W_K: G * d_head features, key/value group by group; query head h reads group h // (H / G)."""
+        return self._attention_projection(layer, 1)
+
+    def value(self, layer: int) -> Projection:
+        """W_V: G * d_head features, key/value group by group."""
+        return self._attention_projection(layer, 2)
+
+    def gate(self, layer: int) -> Projection | None:
+        """W_gate: K features, whose activation multiplies ``up``'s; None for an MLP without a gate."""
+        if self.family.fused_gate_up is not None:
+            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons))
+        if self.family.gate is None:
+            return None
+        return Projection(getattr(self.mlp(layer), self.family.gate), slice(None))
+
+    def up(self, layer: int) -> Projection:
+        """W_up of a gated MLP, the first matrix of a plain one: K features."""
+        if self.family.fused_gate_up is not None:
+            n = self.shape.n_neurons
+            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(n, 2 * n))
+        assert self.family.up is not None, "a family names up or fused_gate_up"
+        return Projection(getattr(self.mlp(layer), self.family.up), slice(None))
+
+    def _check_widths(self) -> None:
+        """Raise UserError when heads or neurons cannot be where the family's entry says; the self-test proves more."""
+        for what, module, width in (
+            ("output_projection", self.output_projection(0), self.shape.n_heads * self.shape.d_head),
+            ("down_projection", self.down_projection(0), self.shape.n_neurons),
+        ):
+            found = tuple(input_major_weight(module).shape)
+            if found != (width, self.shape.d_model):
+                raise UserError(
+                    f"family '{self.shape.model_type}': {what} maps {found[0]} features to {found[1]}, but the config "
+                    f"says {width} to {self.shape.d_model}: its entry in mathinterp/models/families.py is wrong"
+                )
+
+    def _attention_projection(self, layer: int, which: int) -> Projection:
+        """``which``: 0 for q, 1 for k, 2 for v."""
+        family, shape = self.family, self.shape
+        name = (family.query, family.key, family.value)[which]
+        if name is not None:
+            return Projection(getattr(self.attention(layer), name), slice(None))
+        assert family.fused_qkv is not None, "a family names query, key and value, or fused_qkv"
+        module = getattr(self.attention(layer), family.fused_qkv)
+        d, heads, groups = shape.d_head, shape.n_heads, shape.n_groups
+        if family.fused_qkv_layout == "blocks":
+            start = (0, heads * d, (heads + groups) * d)[which]
+            return Projection(module, slice(start, start + (heads, groups, groups)[which] * d))
+        assert family.fused_qkv_layout == "per_head"
+        assert groups == heads, "per_head means q, k, v of head 0, then of head 1, ..."
+        features = torch.arange(3 * heads * d).view(heads, 3, d)[:, which].reshape(-1)
+        return Projection(module, features)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm, unembedding and, where the family has one, the final soft-cap.

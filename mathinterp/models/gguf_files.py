@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
@@ -58,7 +59,14 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
     if _parameters(config) > _KEPT_PARAMETERS:
         return original
     model = load_weights(file.parent, config, device=torch.device("cpu"), dtype=torch.float32, gguf_file=file.name)
-    _keep(folder, lambda temporary: model.save_pretrained(temporary, max_shard_size="100GB"))
+    # named_parameters() names tied weights once, as transformers' own files do.
+    tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+
+    def save(temporary: Path) -> None:
+        config.save_pretrained(temporary)
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+
+    _keep(folder, save)
     return (folder, None) if (folder / "model.safetensors").is_file() else original
 
 
