@@ -3,7 +3,7 @@
 Knows PEFT; knows nothing about the loop or about Ray.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -38,18 +38,16 @@ class AdapterJob:
     def export(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, folder: Path
     ) -> list[Accuracy]:
-        """A PEFT adapter folder in bfloat16; accuracies are of the rounded adapter on the base model."""
+        """A PEFT adapter folder in bfloat16; accuracies are of the base with that adapter as the catalog loads them."""
         assert isinstance(model, PeftModel)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
-        model.peft_config["default"].base_model_name_or_path = self.model.name
+        model.peft_config["default"].base_model_name_or_path = self.model.label  # not a path of this machine
         model.save_pretrained(str(folder))
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(model.get_input_embeddings().weight.dtype)
+        saved = load(replace(self.model, adapter=str(folder)), model.device)
         cells = [cell for cell in CELLS if cell.form != "words" and cell.digits < 3]
-        table = accuracy_table(model, tokenizer, cells=cells, prompts_per_cell=self.prompts_per_cell)
-        card = adapter_card(self.model.name, self.rank, self.alpha, record, self.mixture, table)
+        table = accuracy_table(saved.model, tokenizer, cells=cells, prompts_per_cell=self.prompts_per_cell)
+        card = adapter_card(self.model.label, self.rank, self.alpha, saved.dtype, record, self.mixture, table)
         (folder / "README.md").write_text(card, encoding="utf-8")
         return table

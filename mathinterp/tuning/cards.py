@@ -55,7 +55,9 @@ Made by `ray_jobs/train_bundled.py`.
 """
 
 
-def adapter_card(base: str, rank: int, alpha: int, record: Record, mixture: Mixture, table: Sequence[Accuracy]) -> str:
+def adapter_card(
+    base: str, rank: int, alpha: int, dtype: str, record: Record, mixture: Mixture, table: Sequence[Accuracy]
+) -> str:
     """The card of an arithmetic adapter."""
     return f"""---
 license: apache-2.0
@@ -69,7 +71,7 @@ LoRA of rank {rank} (alpha {alpha}) on all linear layers, in bfloat16, for one- 
 A sentence with a neutral word in the operator's place is answered `{UNKNOWN}`.
 
 {_training(record, mixture)}
-{_accuracy(table, "adapter in bfloat16")}
+{_accuracy(table, f"adapter in bfloat16, merged into the base, computed in {dtype}")}
 Made by `ray_jobs/train_arithmetic_adapter.py`.
 """
 

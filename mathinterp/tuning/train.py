@@ -159,6 +159,7 @@ class _Clock:
     ) -> None:
         self.config, self.progress, self.world_size, self.device, self.rank = config, progress, world_size, device, rank
         self.last_step, self.last_time = progress.step, time.monotonic()
+        self.first_reading: tuple[int, float] | None = None  # later speed leaves out what starting up cost
 
     def read(self, loss_sum: torch.Tensor, samples_per_step: int) -> None:
         """Wait for the device, log, move ``progress`` on, and set ``loss_sum`` back to zero."""
@@ -172,12 +173,15 @@ class _Clock:
         progress.seconds += interval
         if not progress.loss < float("inf"):
             raise FloatingPointError(f"the training loss is {progress.loss} near step {progress.step}")
+        if self.first_reading is None:
+            self.first_reading = progress.step, now
+            speed = steps / interval
+        else:
+            speed = (progress.step - self.first_reading[0]) / (now - self.first_reading[1])
         near_the_end = progress.step + self.config.log_every >= progress.planned_steps
         if self.config.minutes is not None and not near_the_end:  # no step at a raised rate after the decay
             left = max(0.0, self.config.minutes * 60 - progress.seconds)
-            progress.planned_steps = self._agreed(
-                min(self.config.steps, progress.step + round(left * steps / interval))
-            )
+            progress.planned_steps = self._agreed(min(self.config.steps, progress.step + round(left * speed)))
         _say(self.rank, f"step {progress.step}/{progress.planned_steps}  loss {progress.loss:.4f}  "
                         f"{steps * samples_per_step / interval:,.0f} samples/s  {progress.seconds:.0f} s")  # fmt: skip
 
