@@ -25,14 +25,16 @@ def vocabulary() -> list[str]:
 
     The words are those of all templates, number words and neutral words, and the answer "unknown".
     """
-    words: set[str] = {UNKNOWN, "hundred", "thousand", *UNITS, *TENS}
+    sentences = [UNKNOWN, "hundred thousand", *UNITS, *TENS]
     for operation in OPERATIONS:
-        for template in templates_of(operation):
-            words |= set(re.findall(r"[A-Za-z]+", template.fill("", "")))
+        sentences += [template.fill("", "") for template in templates_of(operation)]
         for operator, replacements in NEUTRAL_WORDS[operation].items():
-            words |= {word for word in (operator, *replacements) if word.isalpha()}
+            sentences += [operator, *replacements]
+    pieces = set(re.findall(r"[^\W\d_]+|[^\w\s]", " ".join(sentences)))
     digits = [str(digit) for digit in range(10)]
-    return [*SPECIAL_TOKENS, *digits, *PUNCTUATION, *sorted(words)]
+    words = sorted(piece for piece in pieces if piece.isalpha())
+    signs = sorted(pieces - set(words) - set(PUNCTUATION))
+    return [*SPECIAL_TOKENS, *digits, *PUNCTUATION, *signs, *words]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

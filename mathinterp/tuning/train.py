@@ -4,6 +4,7 @@ Knows a model, its batches and a clock; knows nothing about arithmetic, and abou
 keeps the states it reports. Shapes: B samples, T tokens.
 """
 
+import copy
 import sys
 import time
 from collections.abc import Callable
@@ -200,7 +201,8 @@ def _metrics(progress: Progress) -> dict[str, float]:
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> State:
     trained = {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
-    return {"model": trained, "optimizer": optimizer.state_dict(), "progress": dict(vars(progress))}
+    optimizer_state = copy.deepcopy(optimizer.state_dict())  # it shares its tensors with the optimizer
+    return {"model": trained, "optimizer": optimizer_state, "progress": dict(vars(progress))}
 
 
 def _restore(state: State, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
