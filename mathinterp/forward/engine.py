@@ -101,6 +101,7 @@ def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokeni
     if worst > limit:
         raise RuntimeError(
             f"the {engine.name} engine strays {worst:.3g} nats from plain forward passes (limit {limit:g} in"
-            f" {anatomy.dtype}): {anatomy.shape.model_type} does not take the tree mask as expected; use --engine plain and report this"
+            f" {anatomy.dtype}): {anatomy.shape.model_type} does not take the tree mask as expected;"
+            " use --engine plain and report this"
         )
     return worst

@@ -1,0 +1,59 @@
+"""The command line: a thin layer over the library.
+
+Every command is a few lines that call one function and print its result. A UserError becomes one line on stderr
+and exit code 2; a fault of the program keeps its traceback. Heavy imports happen inside the commands, so that
+``--help`` is instant.
+"""
+
+import click
+
+import mathinterp
+from mathinterp.cli.models import models
+from mathinterp.cli.plan import plan
+from mathinterp.cli.prompts import prompts
+from mathinterp.cli.scan import scan
+from mathinterp.cli.selftest import selftest
+from mathinterp.cli.sql import sql
+from mathinterp.cli.submit import submit
+from mathinterp.errors import UserError
+
+
+class UserMistake(click.ClickException):
+    """One line, exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: object = None) -> None:
+        """Print the line on stderr."""
+        click.echo(f"mathinterp: {' '.join(self.message.split())}", err=True)
+
+
+class Commands(click.Group):
+    """A command group whose commands may raise UserError."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; turn the user's mistake into one line."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise UserMistake(str(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(mathinterp.__version__, prog_name="mathinterp")
+def main() -> None:
+    """Find, explain and improve the parts of a language model that do arithmetic.
+
+    \b
+    First steps:
+      mathinterp models                                what can be scanned
+      mathinterp scan heads --limit 200                which heads of the bundled model carry which operation
+      mathinterp sql "SELECT * FROM paper_a_table1 WHERE rank <= 5"
+    """
+
+
+for command in (models, prompts, plan, scan, sql, selftest, submit):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

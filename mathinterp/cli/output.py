@@ -1,0 +1,51 @@
+"""How results look on a terminal: rich tables, and plain JSON for scripts."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+console = Console(soft_wrap=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Rows as a table; numbers right-aligned, floats in four significant digits, missing values as a dash."""
+    if not rows:
+        console.print(f"{title}: no rows" if title else "no rows")
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for name in rows[0]:
+        numeric = any(isinstance(row[name], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in rows:
+        table.add_row(*(format_value(value) for value in row.values()))
+    console.print(table)
+
+
+def format_value(value: Any) -> str:
+    """A cell's text."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def print_sql_hint(store: str, queries: Sequence[str]) -> None:
+    """Where the results are, and the SQL to go on with."""
+    console.print(f"Results: {store}", highlight=False, soft_wrap=True)
+    option = "" if store == "results" else f" --store {store}"
+    for query in queries:
+        console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)

@@ -1,0 +1,60 @@
+"""``mathinterp prompts``: list the prompt sets, show one, or write it to a file."""
+
+from dataclasses import asdict
+
+import click
+
+from mathinterp.cli.options import json_option, model_options, prompt_options
+from mathinterp.cli.output import console, print_json, print_table
+
+
+@click.command()
+@prompt_options()
+@model_options()
+@click.option("--list", "list_sets", is_flag=True, help="List the prompt sets.")
+@click.option("--counterfactuals", is_flag=True, help="Add X_c, the sentence with a neutral operator.")
+@click.option("--out", default=None, help="Write the prompts to this JSON-lines file.")
+@json_option()
+def prompts(
+    prompt_name: str, limit: int | None, seed: int, model: str, adapter: str | None, dtype: str,
+    trust_remote_code: bool, list_sets: bool, counterfactuals: bool, out: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show prompts as a model sees them: text, answer, and which answer tokens are scored.
+
+    \b
+    Examples:
+      mathinterp prompts --list
+      mathinterp prompts --prompts two_digit --limit 8 --model smollm2
+      mathinterp prompts --prompts pairs --counterfactuals --out pairs.jsonl
+    """
+    from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.prompts import PROMPT_SETS, load_prompts, write_prompts
+    from mathinterp.prompts.alignment import tokenize_prompts
+    from mathinterp.prompts.pairs import with_counterfactuals
+
+    if list_sets:
+        rows = [{"name": name, "description": entry.description} for name, entry in PROMPT_SETS.items()]
+        print_json(rows) if as_json else print_table(rows)
+        return
+    chosen = load_prompts(prompt_name, seed=seed, limit=limit)
+    tokenizer = resolve(ModelSpec(model, adapter, dtype, trust_remote_code)).tokenizer
+    if counterfactuals:
+        chosen = with_counterfactuals(chosen, tokenizer)
+    tokenized = tokenize_prompts(chosen, tokenizer)
+    if out is not None:
+        write_prompts(chosen, out)
+        console.print(f"{len(chosen)} prompts written to {out}", highlight=False)
+        return
+    if as_json:
+        print_json([asdict(prompt) for prompt in chosen])
+        return
+    rows = []
+    for prompt in tokenized:
+        scored = " ".join(f"{t.token.strip()}:{t.carry_class or t.kind}" for t in prompt.scored)
+        row = {"prompt_id": prompt.prompt.prompt_id, "text": prompt.prompt.text, "answer": prompt.prompt.answer}
+        if counterfactuals:
+            row["counterfactual"] = str(prompt.prompt.counterfactual)
+        rows.append({**row, "tokens": len(prompt.fed), "scored": scored})
+    print_table(rows)
+    total = sum(len(prompt.scored) for prompt in tokenized)
+    console.print(f"{len(tokenized)} prompts, {total} scored answer tokens", highlight=False)

@@ -1,0 +1,142 @@
+"""``mathinterp scan ...``: run a scan, or resume it, and say what it found."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mathinterp.cli.options import (
+    ablation_options,
+    cluster_options,
+    json_option,
+    model_options,
+    parse_heads,
+    parse_layers,
+    prompt_options,
+    store_option,
+)
+from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+
+if TYPE_CHECKING:
+    from mathinterp.cluster.run import RunSummary
+    from mathinterp.scans.base import Scan
+
+
+@click.group()
+def scan() -> None:
+    """Run an experiment over a model; the same command again resumes or shows it.
+
+    \b
+    Example:
+      mathinterp scan heads --model bundled --prompts two_digit
+    """
+
+
+@scan.command()
+@model_options()
+@prompt_options()
+@ablation_options()
+@click.option("--heads", default=None, help="Heads, for example 17.22,14.19; default all of --layers.")
+@store_option()
+@cluster_options()
+@json_option()
+def heads(heads: str | None, layers: str | None, ablation: str, positions: str | None, scoring: str | None,
+          engine: str, **options: Any) -> None:  # fmt: skip
+    """Ablate each attention head in turn and score every answer token (paper A, section 3).
+
+    \b
+    Examples:
+      mathinterp scan heads
+      mathinterp scan heads --model smollm2 --adapter smollm2-arithmetic --limit 160
+      mathinterp scan heads --prompts pairs --ablation mean
+    """
+    from mathinterp.scans.heads import HeadScan
+
+    chosen = HeadScan(ablation, positions, scoring, engine, heads=parse_heads(heads), layers=parse_layers(layers))
+    _run_ablation(chosen, "head", **options)
+
+
+@scan.command()
+@model_options()
+@prompt_options()
+@ablation_options()
+@store_option()
+@cluster_options()
+@json_option()
+def mlps(layers: str | None, ablation: str, positions: str | None, scoring: str | None, engine: str,
+         **options: Any) -> None:  # fmt: skip
+    """Ablate each whole MLP block in turn and score every answer token.
+
+    \b
+    Example:
+      mathinterp scan mlps --limit 200
+    """
+    from mathinterp.scans.mlps import MlpScan
+
+    _run_ablation(MlpScan(ablation, positions, scoring, engine, layers=parse_layers(layers)), "mlp", **options)
+
+
+def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> None:
+    from mathinterp.report.summary import summarize_ablation
+    from mathinterp.store import Store
+
+    run = _run(chosen, **options)
+    summary = summarize_ablation(Store(run.store), run.run_id, node) if run.rows or run.reused else None
+    if as_json:
+        found = {"baseline": summary.baseline, "verdict": summary.verdict, "top": summary.top} if summary else {}
+        print_json({**_run_json(run), **found})
+    else:
+        if summary is not None:
+            print_table(summary.table, title=f"Accuracy (%) with one {node} ablated, the ones that cost most")
+            print_table(summary.top, title="Largest drops per operation")
+            console.print(summary.verdict, highlight=False)
+            print_sql_hint(run.store, summary.queries)
+        _print_run(run)
+    if run.failed or not run.complete:
+        sys.exit(1)
+
+
+def _run(
+    chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
+    limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
+) -> "RunSummary":  # fmt: skip
+    from mathinterp.cluster.run import run_scan
+    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.prompts import load_prompts
+
+    return run_scan(
+        chosen,
+        ModelSpec(model, adapter, dtype, trust_remote_code),
+        load_prompts(prompt_name, seed=seed, limit=limit),
+        store,
+        replicas=replicas,
+        gpus_per_replica=gpus_per_replica,
+        address=address,
+        prompts_label=prompt_name,
+    )
+
+
+def _run_json(run: "RunSummary") -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "store": run.store,
+        "shards": run.shards,
+        "shards_reused": run.reused,
+        "shards_done": run.done,
+        "rows": run.rows,
+        "seconds": round(run.seconds, 3),
+        "failed": [{"shard": failure.key, "error": failure.error} for failure in run.failed],
+    }
+
+
+def _print_run(run: "RunSummary") -> None:
+    if run.done:
+        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if run.seconds else ""
+        work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
+    else:
+        work = "nothing left to compute"
+    console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
+    for failure in run.failed:
+        click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
+    if run.failed or not run.complete:
+        click.echo("the run is incomplete: the same command runs what is missing", err=True)

@@ -1,0 +1,30 @@
+"""``mathinterp sql``: query a store."""
+
+import click
+
+from mathinterp.cli.options import json_option, store_option
+from mathinterp.cli.output import print_json, print_table
+
+
+@click.command()
+@click.argument("query", required=False)
+@store_option()
+@json_option()
+def sql(query: str | None, store: str, as_json: bool) -> None:
+    """Run a DuckDB SQL query over a store's views; without a query, list the views.
+
+    \b
+    Examples:
+      mathinterp sql "SELECT * FROM runs"
+      mathinterp sql "SELECT layer, head, drop, q_value FROM head_effects
+                      WHERE operation = 'all' ORDER BY drop DESC LIMIT 10"
+    """
+    from mathinterp.store import Store
+
+    opened = Store(store)
+    if query is None:
+        query = "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
+    rows = opened.rows(query)
+    for problem in opened.problems:
+        click.echo(f"warning: {problem}", err=True)
+    print_json(rows) if as_json else print_table(rows)
