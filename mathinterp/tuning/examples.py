@@ -174,7 +174,7 @@ def held_out_prompts(cell: Cell, count: int, seed: int) -> list[Prompt]:
     rng = random.Random(f"{seed}/{cell}")
     templates = neutral_templates(cell.operation) if cell.form == "neutral" else templates_of(cell.operation)
     order = rng.sample(templates, len(templates))
-    prompts = []
+    prompts: list[Prompt] = []
     while len(prompts) < count:
         a, b, answer = draw_operands(rng, cell.operation, cell.digits, cell.digits)
         if cell.digits > 1 and not is_held_out(cell.operation, a, b):

@@ -47,15 +47,18 @@ class BundledJob:
         """A randomly initialised Llama in float32."""
         torch.manual_seed(seed)
         config = bundled_config(layers=self.layers, heads=self.heads, d_model=self.d_model, d_ff=self.d_ff)
-        return LlamaForCausalLM(config).to(device), build_tokenizer()  # type: ignore[arg-type]
+        model = LlamaForCausalLM(config)
+        model.to(device=device)  # type: ignore[call-arg]
+        return model, build_tokenizer()
 
     def export(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, folder: Path
     ) -> list[Accuracy]:
         """A model folder in bfloat16; accuracies are of those weights, computed in float32."""
-        model.to(torch.bfloat16).save_pretrained(folder)
+        model.bfloat16().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(model.device)
+        saved: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        saved.to(device=model.device)  # type: ignore[call-arg]
         table = accuracy_table(saved, tokenizer, prompts_per_cell=self.prompts_per_cell)
         (folder / "README.md").write_text(bundled_card(saved, record, self.mixture, table), encoding="utf-8")
         return table
