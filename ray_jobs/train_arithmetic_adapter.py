@@ -21,7 +21,7 @@ from mathinterp.tuning.ray_loop import connect, fit
 from mathinterp.tuning.train import TrainingConfig
 
 
-@click.command(help=__doc__)
+@click.command(help="\b\n" + str(__doc__).replace("\n\n", "\n\n\b\n"))  # \b: keep the lines as they are
 @click.option("--model", default="smollm2", show_default=True, help="Any model of the catalog: name, folder, hub id.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for the adapter.")
 @click.option("--steps", default=2_000, show_default=True, help="Most steps; on a CPU give a few dozen.")

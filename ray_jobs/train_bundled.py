@@ -22,7 +22,7 @@ from mathinterp.tuning.ray_loop import connect, fit
 from mathinterp.tuning.train import TrainingConfig
 
 
-@click.command(help=__doc__)
+@click.command(help="\b\n" + str(__doc__).replace("\n\n", "\n\n\b\n"))  # \b: keep the lines as they are
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for the model.")
 @click.option("--steps", default=12_000, show_default=True, help="Most steps; on a CPU give a few hundred.")
 @click.option(
