@@ -67,6 +67,8 @@ def _read_config(folder: Path) -> LoraConfig:
     if not isinstance(peft_config, LoraConfig):
         raise UserError(f"adapter '{folder}' is of type {peft_config.peft_type}: only LoRA adapters can be merged")
     peft_config.inference_mode = True
+    # PEFT would look for a base of this name; whether the adapter fits is judged by its tensors.
+    peft_config.base_model_name_or_path = None
     return peft_config
 
 

@@ -128,7 +128,8 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
         config, tokenizer = _config_and_tokenizer(source, spec)
         fingerprint = model_fingerprint(source, adapter, with_code=spec.trust_remote_code)
     if adapter is not None:
-        check_adapter(adapter, config)
+        with quiet_transformers():
+            check_adapter(adapter, config)
     if not tokenizer.is_fast:
         raise UserError(f"model '{spec.name}' has no fast tokenizer, which is needed to know which token is what")
     return ResolvedModel(
@@ -236,7 +237,9 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
         family_of(config.model_type)
         return config, tokenizer
     fields = read_json(source.location / "config.json")
-    family_of(str(fields.get("model_type")))
+    if not isinstance(fields.get("model_type"), str):
+        raise UserError(f"model '{spec.name}': config.json has no model_type")
+    family_of(fields["model_type"])
     if "quantization_config" in fields:
         method = fields["quantization_config"].get("quant_method", "unknown")
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")

@@ -35,7 +35,7 @@ def gguf_header(file: Path, digest: str) -> tuple[PreTrainedConfig, PreTrainedTo
     try:
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (ValueError, KeyError, OSError, NotImplementedError) as error:
+    except Exception as error:  # a damaged file ends anywhere in the parsers, in errors of every class
         raise UserError(f"GGUF file '{file}' cannot be read: {' '.join(str(error).split())[:300]}") from error
 
     def save(temporary: Path) -> None:

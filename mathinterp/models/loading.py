@@ -5,13 +5,15 @@ Knows how transformers loads; knows nothing about names, fingerprints or prompts
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers.utils.logging as transformers_logging
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import merge_adapter
@@ -34,7 +36,9 @@ def load_weights(
     for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
     """
     merging = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-    where: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {"use_safetensors": True}
+    where: dict[str, Any] = {"use_safetensors": True}
+    if gguf_file is not None:
+        where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -46,9 +50,10 @@ def load_weights(
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name, where transformers only points at its log
                 **where,
             )
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise UserError(f"model '{folder}' cannot be loaded: {_one_line(error)}") from error
@@ -88,13 +93,15 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hold back transformers' warnings and progress bars inside the block; what they report is checked here instead."""
+    """Hold back warnings and transformers' progress bars inside the block; what they report is checked here instead."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if bars:
@@ -108,9 +115,17 @@ def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
         ("unexpected_keys", "holds weights that the model has no place for"),
         ("mismatched_keys", "holds weights of another shape than its config says"),
     ):
-        names = sorted(str(name[0] if isinstance(name, tuple) else name) for name in report[kind])
+        names = sorted(_named(entry) for entry in report[kind])
         if names:
             raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
+
+
+def _named(entry: str | tuple[str, Any, Any]) -> str:
+    """A tensor's name, with its shape in the file and in the model where transformers' report gives them."""
+    if isinstance(entry, str):
+        return entry
+    name, found, expected = entry
+    return f"{name} ({' x '.join(map(str, found))} instead of {' x '.join(map(str, expected))})"
 
 
 def _one_line(error: Exception) -> str:
