@@ -111,16 +111,15 @@ def llama_like_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", *map(chr, range(33, 127))]
-    merges = []
     words = tokenizer_words()
     tokens += sorted(set("".join(words)))
-    for word in words:
-        # Every merge grows a prefix that starts with "▁", so the longest known prefix of a word always wins.
-        prefix = "▁"
-        for letter in word:
-            merges.append((prefix, letter))
-            prefix += letter
-            tokens.append(prefix)
+    merges = []
+    # Every merge grows a known beginning by one letter, those that start with "▁" go first, so the longest known
+    # beginning of a word always wins. Units also stand without "▁": "thirty-four" is ▁thirty - four.
+    for word in [*("▁" + word for word in words), *UNITS]:
+        for end in range(1, len(word)):
+            merges.append((word[:end], word[end]))
+            tokens.append(word[: end + 1])
     tokens = list(dict.fromkeys(tokens))
     tokens += [f"<filler{i}>" for i in range(vocabulary - len(tokens))]
     assert len(tokens) == vocabulary, f"{len(tokens)} tokens do not fit a vocabulary of {vocabulary}"
