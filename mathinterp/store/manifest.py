@@ -136,6 +136,7 @@ def resumed_record(record: dict[str, Any], code_version: str, shards: list[str])
     if code_version not in versions:
         record["code_version"] = ", ".join([*versions, code_version])
     record["hosts"] = sorted({*record["hosts"], socket.gethostname()})
+    record["errors"] = {}  # the shards given up are tried again
     return record
 
 

@@ -75,7 +75,11 @@ def arrow(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
 
 def json_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows as plain JSON: NaN and infinities become null, times ISO 8601, exact numbers stay exact where JSON can."""
-    return [{name: _json_value(value) for name, value in row.items()} for row in table.to_pylist()]
+    names = table.column_names
+    unique = [name if name not in names[:i] else f"{name}_{names[:i].count(name)}" for i, name in enumerate(names)]
+    return [
+        {name: _json_value(value) for name, value in row.items()} for row in table.rename_columns(unique).to_pylist()
+    ]
 
 
 def _json_value(value: Any) -> Any:
