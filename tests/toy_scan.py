@@ -25,6 +25,7 @@ class ToyScan(Scan):
     layers: int = 4
     seconds: float = 0.0  # each shard sleeps so long
     notebook: str = ""  # a folder: each replica writes its pid here, each fault its marker
+    together: int = 0  # shards wait until so many replicas have loaded
     always: dict[int, str] = field(default_factory=dict)  # layer -> fault: raise, nan, user, columns, kill
     once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
 
@@ -47,6 +48,8 @@ class ToyScan(Scan):
 
     def run(self, state, shard: Shard) -> pa.Table:
         layer = shard.work["layer"]
+        while self.together and len(list(Path(self.notebook).glob("pid-*"))) < self.together:
+            time.sleep(0.05)
         time.sleep(self.seconds)
         fault = self.always.get(layer) or self._first_time(layer)
         if fault == "raise":

@@ -100,7 +100,7 @@ class ScanProgress(QuietProgress):
 
     def trouble(self, message: str) -> None:
         """Print one line above the bar."""
-        self._console.print(message, style="yellow", markup=False, highlight=False)
+        self._console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def tick(self, ready: int, waiting: int) -> None:
         """Bring the bar up to date, or print a line if the last one is ten seconds old."""

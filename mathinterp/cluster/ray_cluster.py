@@ -6,6 +6,7 @@ initialises CUDA: GPUs are counted from what Ray's nodes report.
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def connection(address: str | None) -> Iterator[None]:
     if cluster is None:
         _start_local()
     else:
-        _attach(cluster)
+        attach(cluster)
     try:
         yield
     finally:
@@ -87,6 +88,19 @@ def _start_local() -> None:
     )
 
 
+def _require_listener(address: str) -> None:
+    """Ray itself would try for minutes to reach a head node that is not there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"--address {address}: give host:port of the head node, for example 10.0.0.1:6379, or 'auto'")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at {address} ({error}); is the head node up, is the port its 6379?"
+        ) from error
+
+
 def local_gpus() -> int:
     """GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, as Ray counts them: through NVML, without CUDA."""
     manager = get_accelerator_manager_for_resource("GPU")
@@ -96,13 +110,19 @@ def local_gpus() -> int:
     return found if visible is None else min(found, len(visible))
 
 
-def _attach(address: str) -> None:
-    """Join a running cluster, bringing this package unless the driver is a job whose upload holds it already."""
+def attach(address: str) -> None:
+    """Join a running cluster, bringing this package unless the driver is a job whose upload holds it already.
+
+    Raises:
+        UserError: not an address that a driver can join, or nothing answers there.
+    """
     if address.startswith(("ray://", "http://", "https://")):
         raise UserError(
             f"--address {address}: give host:port of the head node (6379), run on a node of the cluster;"
             " from elsewhere use 'mathinterp submit'"
         )
+    if address != "auto":
+        _require_listener(address)
     package = {"py_modules": [str(Path(mathinterp.__file__).parent)], "excludes": ["**/__pycache__"]}
     try:
         ray.init(

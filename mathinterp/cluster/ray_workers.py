@@ -5,6 +5,7 @@ Knows Ray; knows nothing about scans or stores. One actor is one life of one pro
 kills every process it meets, and would keep the shards of a lost node waiting for a machine that may never come.
 """
 
+import re
 from typing import Any
 
 import ray
@@ -12,6 +13,9 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 
 from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Ready
 from mathinterp.scans.base import Shard
+
+_DEATHS = ("The actor is dead because", "The actor died because")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RayWorkers:
@@ -59,7 +63,7 @@ class RayWorkers:
             value = ray.get(reference)
         except RayTaskError as error:
             del self._waiting[reference]
-            return Failed(slot, shard, _cause(error), str(error))
+            return Failed(slot, shard, _cause(error), _COLOUR.sub("", str(error)))
         except (RayActorError, OutOfMemoryError) as error:
             self._forget(slot)
             return Lost(slot, _death(error))
@@ -88,8 +92,9 @@ def _cause(error: RayTaskError) -> BaseException:
 
 
 def _death(error: RayError) -> str:
-    """Ray's one informative line about a dead actor, cut to a readable length."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("The actor is dead because", "The actor died because"))]
-    line = (told or lines or [type(error).__name__])[-1 if told else 0]
-    return line if len(line) <= 200 else line[:199] + "…"
+    """The informative line of what Ray tells about a dead actor, cut to a readable length."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    in_constructor = [line for line in lines if "creation task" in line]
+    told = lines[-1:] if in_constructor else [line for line in lines if line.startswith(_DEATHS)]
+    line = (told or lines or [type(error).__name__])[0].split(" Some common causes")[0]
+    return line if len(line) <= 240 else line[:239] + "…"

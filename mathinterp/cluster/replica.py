@@ -149,7 +149,7 @@ def _require_same(what: str, here: str, driver: str) -> None:
     if here != driver:
         raise UserError(
             f"{what} on {_where()} is not the driver's (fingerprint {here}, driver {driver});"
-            " give all nodes the same files, or a path that all of them share"
+            " all nodes need the same files and the same version of mathinterp"
         )
 
 

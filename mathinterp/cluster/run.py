@@ -4,9 +4,10 @@ The driver resolves and tokenizes, then only hands out shards: it loads no weigh
 Running the same scan again resumes it: shards whose file is in the store are kept, only the missing ones run.
 """
 
+import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -154,7 +155,8 @@ def dispatch(
         workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown
     )  # fmt: skip
     try:
-        with shown:
+        # Ray prints about dead workers on stdout, which is for results; they are told by the progress in one line.
+        with redirect_stdout(sys.stderr), shown:
             return dispatcher.run()
     finally:
         workers.close()
