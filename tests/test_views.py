@@ -274,8 +274,10 @@ def test_sql_agrees_with_its_python_twin(tmp_path, scoring):
 def test_q_values_of_many_heads_with_ties(tmp_path):
     store = Store(tmp_path)
     random_run(store, "token", seed=4)
-    for (operation,) in store.connect().sql("SELECT DISTINCT operation FROM head_effects").fetchall():
-        rows = store.rows(f"SELECT p_value, q_value FROM head_effects WHERE operation = '{operation}'")
+    found = store.rows("SELECT operation, p_value, q_value FROM head_effects")
+    for operation in ("add", "sub", "none", "all"):
+        rows = [row for row in found if row["operation"] == operation]
+        assert len(rows) == 6
         expected = stats.false_discovery_control([row["p_value"] for row in rows])
         assert [row["q_value"] for row in rows] == pytest.approx(expected, rel=1e-12)
 
@@ -297,6 +299,17 @@ def test_table_1(small):
     assert [hurt[name] for name in ("accuracy", "drop", "drop_add", "drop_sub")] == pytest.approx([45, 45, 40, 50])
     assert (hurt["accuracy_mul"], hurt["drop_mul"]) == (None, None)
     assert (same["drop"], same["accuracy"]) == (0, original["accuracy"])
+
+
+def test_ranks_of_the_tables_agree_also_for_ties(tmp_path):
+    store = Store(tmp_path)
+    random_run(store, "token", seed=6)
+    ranks = []
+    for table in ("paper_a_table1", "paper_a_table2", "paper_a_table3"):
+        rows = store.rows(f"SELECT DISTINCT rank, head FROM {table} WHERE rank > 0 ORDER BY rank")
+        ranks.append([(row["rank"], row["head"]) for row in rows])
+    assert len(ranks[0]) == 6
+    assert ranks[0] == ranks[1] == ranks[2]
 
 
 def test_table_2(small):
@@ -405,6 +418,7 @@ def test_mistakes_in_sql_are_one_line_for_the_user(tmp_path, sql, message):
 def test_filter_on_a_run_reads_only_its_files(small):
     store = small("token")
     small("first_token", store)
-    ((run,),) = store.connect().sql("SELECT min(run_id) FROM runs").fetchall()
-    plan = store.connect().sql(f"EXPLAIN ANALYZE SELECT * FROM head_effects WHERE run_id = '{run}'").fetchall()[0][1]
+    connection = store.connect()
+    ((run,),) = connection.sql("SELECT min(run_id) FROM runs").fetchall()
+    plan = connection.sql(f"EXPLAIN ANALYZE SELECT * FROM head_effects WHERE run_id = '{run}'").fetchall()[0][1]
     assert "Scanning Files: 1/2" in plan

@@ -66,9 +66,7 @@ def arrow(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
     """The result of a query; raises UserError with DuckDB's first line."""
     try:
         relation = connection.sql(sql)
-        if relation is None:
-            raise UserError("this statement returns no rows; give a SELECT")
-        return relation.to_arrow_table()
+        return pa.table({}) if relation is None else relation.to_arrow_table()  # None: a statement without a result
     except duckdb.Error as error:
         raise UserError(f"SQL: {str(error).splitlines()[0]}") from error
 

@@ -2,18 +2,18 @@
 -- original model, then the heads that cost most. The drop columns are percentage points. Say WHERE rank <= 5 for the top five.
 CREATE OR REPLACE VIEW paper_a_table1 AS
 SELECT run_id,
-       row_number() OVER (PARTITION BY run_id ORDER BY original DESC, original_all - accuracy_all DESC, layer, head) - 1 AS rank,
+       row_number() OVER (PARTITION BY run_id ORDER BY original DESC, round(drop_all, 12) DESC, layer, head) - 1 AS rank,
        CASE WHEN original THEN 'original' ELSE layer || '.' || head END AS head,
        100 * CASE WHEN original THEN original_all ELSE accuracy_all END AS accuracy,
        100 * CASE WHEN original THEN original_add ELSE accuracy_add END AS accuracy_add,
        100 * CASE WHEN original THEN original_sub ELSE accuracy_sub END AS accuracy_sub,
        100 * CASE WHEN original THEN original_mul ELSE accuracy_mul END AS accuracy_mul,
        100 * CASE WHEN original THEN original_div ELSE accuracy_div END AS accuracy_div,
-       CASE WHEN original THEN 0 ELSE 100 * (original_all - accuracy_all) END AS drop,
-       CASE WHEN original THEN 0 ELSE 100 * (original_add - accuracy_add) END AS drop_add,
-       CASE WHEN original THEN 0 ELSE 100 * (original_sub - accuracy_sub) END AS drop_sub,
-       CASE WHEN original THEN 0 ELSE 100 * (original_mul - accuracy_mul) END AS drop_mul,
-       CASE WHEN original THEN 0 ELSE 100 * (original_div - accuracy_div) END AS drop_div
+       CASE WHEN original THEN 0 ELSE 100 * drop_all END AS drop,
+       CASE WHEN original THEN 0 ELSE 100 * drop_add END AS drop_add,
+       CASE WHEN original THEN 0 ELSE 100 * drop_sub END AS drop_sub,
+       CASE WHEN original THEN 0 ELSE 100 * drop_mul END AS drop_mul,
+       CASE WHEN original THEN 0 ELSE 100 * drop_div END AS drop_div
 FROM (
     SELECT run_id, layer, head, grouping(layer) = 1 AS original,
            max(baseline_accuracy) FILTER (operation = 'all') AS original_all,
@@ -25,7 +25,12 @@ FROM (
            max(accuracy) FILTER (operation = 'add') AS accuracy_add,
            max(accuracy) FILTER (operation = 'sub') AS accuracy_sub,
            max(accuracy) FILTER (operation = 'mul') AS accuracy_mul,
-           max(accuracy) FILTER (operation = 'div') AS accuracy_div
+           max(accuracy) FILTER (operation = 'div') AS accuracy_div,
+           max(drop) FILTER (operation = 'all') AS drop_all,
+           max(drop) FILTER (operation = 'add') AS drop_add,
+           max(drop) FILTER (operation = 'sub') AS drop_sub,
+           max(drop) FILTER (operation = 'mul') AS drop_mul,
+           max(drop) FILTER (operation = 'div') AS drop_div
     FROM head_effects
     GROUP BY GROUPING SETS ((run_id, layer, head), (run_id))
 );
