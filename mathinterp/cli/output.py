@@ -8,7 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-console = Console(soft_wrap=False)
+console = Console()
+SHORT = 24  # characters: cells up to this length are never broken over lines
 
 
 def print_json(value: Any) -> None:
@@ -24,7 +25,8 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for name in rows[0]:
         numeric = any(isinstance(row[name], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        short = all(len(format_value(row[name])) <= SHORT for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
     for row in rows:
         table.add_row(*(format_value(value) for value in row.values()))
     console.print(table)

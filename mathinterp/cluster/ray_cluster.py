@@ -20,6 +20,7 @@ from ray._private.accelerators import get_accelerator_manager_for_resource
 import mathinterp
 from mathinterp.errors import UserError
 
+PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes: only the prompts travel through it, and a container's /dev/shm may be small
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
 BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
@@ -154,21 +155,27 @@ def gpus_each(asked: float | None) -> float:
     return asked
 
 
-def place(replicas: int | None, gpus: float, shards: int) -> Placement:
+def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> Placement:
     """Decide how many replicas there are and what each reserves; Ray must be connected.
 
-    Default: as many as there are GPUs for (or as the autoscaler may add), or one on CPU; never more than shards.
+    Default: as many as there are GPUs for (or as the autoscaler may add). On CPU one a core, each with one thread,
+    while copies of the model leave half of the memory free: threads speed up a small model's small matrices little.
+    Never more than shards.
 
     Args:
         replicas: as asked, or None.
         gpus: of one replica, from gpus_each.
         shards: how many there are to run.
+        model_bytes: of the weights.
     """
     if replicas is not None and replicas < 1:
         raise UserError(f"--replicas {replicas}: at least one replica is needed")
-    most = int(cluster_total("GPU") / gpus) if gpus else 1
-    count = max(1, min(most if replicas is None else replicas, shards))
     cpus = cluster_total("CPU")
+    if gpus:
+        most = int(cluster_total("GPU") / gpus)
+    else:
+        most = int(min(cpus, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
+    count = max(1, min(most if replicas is None else replicas, shards))
     return Placement(
         replicas=count,
         gpus=gpus,

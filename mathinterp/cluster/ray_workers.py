@@ -30,7 +30,13 @@ class RayWorkers:
 
     def __init__(self, actor_class: type, *arguments: Any, num_cpus: float, num_gpus: float):
         self._actor_class: Any = ray.remote(actor_class).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            # Threads that spin while they wait take the core from whoever they wait for, when cores are shared.
+            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
         )
         self._arguments = arguments
         self._actors: dict[int, Any] = {}

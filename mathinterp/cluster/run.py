@@ -14,6 +14,7 @@ import ray
 
 import mathinterp
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
+from mathinterp.cluster.plan import DTYPE_BYTES, parameters
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.ray_cluster import Placement, connection, existing_cluster, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
@@ -21,6 +22,7 @@ from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard
 from mathinterp.store import Run, Store, prompts_fingerprint
@@ -83,7 +85,7 @@ def run_scan(
         spec: the model; every node must find the same one under this name.
         prompts: what to measure it on.
         store_url: folder or object-store URL; on several machines one that all of them share.
-        replicas: number of model replicas; None: one a GPU, or one on CPU.
+        replicas: number of model replicas; None: one a GPU, or one a CPU core while memory allows.
         gpus_per_replica: 1, a fraction, or 0 for CPU; None: 1 if the cluster has GPUs.
         address: a running Ray cluster; None: a local Ray for this call.
         progress: show a bar (or lines) on stderr.
@@ -107,7 +109,8 @@ def run_scan(
         outcome, placement = Outcome(), None
         if missing:
             stack.enter_context(connection(address))
-            placement = place(replicas, gpus, len(missing))
+            weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape)
+            placement = place(replicas, gpus, len(missing), weights)
             outcome = dispatch(work, run, store, missing, placement, max_attempts, progress)
         else:
             run.finish()
@@ -119,6 +122,8 @@ def prepare_work(
 ) -> Work:
     """Resolve the model (no weights), tokenize the prompts and cut the work into shards."""
     model = resolve(spec, "cuda" if on_gpu else "cpu")
+    if scan.needs_counterfactuals:
+        prompts = with_counterfactuals(prompts, model.tokenizer)
     tokenized = tuple(tokenize_prompts(prompts, model.tokenizer))
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"

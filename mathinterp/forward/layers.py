@@ -5,7 +5,7 @@ with. Replaying is calling layers again with those arguments, the batch axis exp
 replaced: no per-family code. Knows modules and masks; knows nothing about heads or scores.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,39 @@ class RecordedCalls:
             [call.repeated(self.batch, times, memo) for call in self.layer],
             [call.repeated(self.batch, times, memo) for call in self.attention],
         )
+
+
+def joined(recordings: Sequence[RecordedCalls]) -> RecordedCalls:
+    """Several recordings of one pack size as one larger batch."""
+    first = recordings[0]
+    embedded = torch.cat([recording.embedded_PND for recording in recordings])
+    memo: dict[int, Any] = {}
+
+    def join(calls: Sequence[Call], batches: Sequence[int]) -> Call:
+        args = tuple(_join(values, batches, memo) for values in zip(*(call.args for call in calls), strict=True))
+        names = calls[0].kwargs
+        kwargs = {name: _join([call.kwargs[name] for call in calls], batches, memo) for name in names}
+        return Call(args, kwargs)
+
+    batches = [recording.batch for recording in recordings]
+    return RecordedCalls(
+        sum(batches),
+        embedded,
+        [join([r.layer[i] for r in recordings], batches) for i in range(len(first.layer))],
+        [join([r.attention[i] for r in recordings], batches) for i in range(len(first.attention))],
+    )
+
+
+def _join(values: Sequence[Any], batches: Sequence[int], memo: dict[int, Any]) -> Any:
+    first = values[0]
+    if isinstance(first, tuple):
+        return tuple(_join(items, batches, memo) for items in zip(*values, strict=True))
+    if not isinstance(first, torch.Tensor) or first.ndim < 2 or first.shape[0] not in (1, batches[0]):
+        return first
+    if id(first) not in memo:
+        rows = [value.expand(batch, *value.shape[1:]) for value, batch in zip(values, batches, strict=True)]
+        memo[id(first)] = torch.cat(rows)
+    return memo[id(first)]
 
 
 def record(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> RecordedCalls:

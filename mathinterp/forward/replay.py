@@ -16,7 +16,7 @@ import torch
 
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output
-from mathinterp.forward.layers import Call, RecordedCalls, call_layer, record, standing_in
+from mathinterp.forward.layers import Call, RecordedCalls, call_layer, joined, record, standing_in
 from mathinterp.forward.scores import Answers, Scores, answers_of, check_finite, score
 from mathinterp.forward.tree import Forest, count_nodes, plant
 from mathinterp.models.anatomy import Anatomy
@@ -46,6 +46,7 @@ class PackedEngine:
         private_from: see ``tree.plant``.
         edits_per_batch: how many edits a scan asks for at once; sets how many packs run together.
         max_tokens: most token rows in one batch; halved for good when memory runs out.
+        pack_size: nodes a pack aimed at; None = the size of least work.
         compiled: compile whole layers (worth it on CUDA for long runs).
     """
 
@@ -59,6 +60,7 @@ class PackedEngine:
         private_from: Sequence[int] | None = None,
         edits_per_batch: int = 16,
         max_tokens: int | None = None,
+        pack_size: int | None = None,
         compiled: bool = False,
     ):
         self.anatomy, self.prompts = anatomy, prompts
@@ -66,30 +68,42 @@ class PackedEngine:
         self.answers: Answers = answers_of(prompts)
         self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS)
         sequences = [prompt.fed for prompt in prompts]
-        pack_size = best_pack_size(anatomy, sequences, private_from, on_gpu=self.device.type == "cuda")
+        pack_size = pack_size or best_pack_size(anatomy, sequences, private_from, on_gpu=self.device.type == "cuda")
         together = max(1, self.max_tokens // (pack_size * edits_per_batch))
+        self.edits_per_batch = max(1, min(edits_per_batch, self.max_tokens // (pack_size * together)))
         self.forest = plant(sequences, pack_size=pack_size, private_from=private_from, packs_multiple_of=together)
         self.groups = _group(self.forest, self.answers, together)
-        self._call = torch.compile(call_layer) if compiled else call_layer
+        self._call = torch.compile(call_layer, dynamic=False) if compiled else call_layer
         self._run_clean_pass()
 
     # ---- clean pass ----
 
     @torch.inference_mode()
     def _run_clean_pass(self) -> None:
-        """Record layer arguments and cache every layer's input, group by group."""
+        """Record layer arguments and cache every layer's input.
+
+        In half precision a product's last bits depend on the shape of its batch, and clean and edited values are
+        compared: there the clean pass runs as many packs at once as edited passes have rows.
+        """
         anatomy, forest = self.anatomy, self.forest
-        L, size = anatomy.shape.n_layers, forest.pack_size
-        shape = (L, forest.n_packs, size, anatomy.shape.d_model)
+        shape = (anatomy.shape.n_layers, forest.n_packs, forest.pack_size, anatomy.shape.d_model)
         self.residual_LPND = torch.empty(shape, dtype=self.dtype, device=self._cache_device(math.prod(shape)))
-        self.calls: list[RecordedCalls] = []
-        for group in self.groups:
-            calls = record(anatomy, forest, group.packs)
-            self.calls.append(calls)
+        self.calls = [record(anatomy, forest, group.packs) for group in self.groups]
+        together = self.edits_per_batch
+        for start in range(0, len(self.groups), together):
+            indices = [i % len(self.groups) for i in range(start, start + self._copies(len(self.groups) - start))]
+            packs = torch.from_numpy(np.concatenate([self.groups[i].packs for i in indices]))
+            calls = joined([self.calls[i] for i in indices])
             hidden = calls.embedded_PND
-            for layer in range(L):
-                self.residual_LPND[layer, group.packs] = hidden.to(self.residual_LPND.device)
-                hidden = self._layer(layer, hidden, calls.layer[layer])
+            for layer in range(anatomy.shape.n_layers):
+                self.residual_LPND[layer, packs] = hidden.to(self.residual_LPND.device)
+                if layer < anatomy.shape.n_layers - 1:  # the last one runs at answer positions only, in every pass
+                    hidden = self._layer(layer, hidden, calls.layer[layer])
+
+    def _copies(self, needed: int) -> int:
+        """Rows to fill a batch with: all of them where the batch shape changes the last bits, else those needed."""
+        half = self.dtype not in (torch.float32, torch.float64)
+        return self.edits_per_batch if half else min(needed, self.edits_per_batch)
 
     def _cache_device(self, elements: int) -> torch.device:
         if self.device.type != "cuda":
@@ -130,14 +144,13 @@ class PackedEngine:
         assert len(caught) == 1, f"the {site} hook of layer {layer} fired {len(caught)} times, not once"
         return caught[0]
 
-    @torch.inference_mode()
     def baseline(self) -> Scores:
-        """Scores (1 x A) of the unedited model, computed as edited ones are: last layer at answer positions only."""
-        result = Scores.empty(1, len(self.answers), self.dtype)
-        for group, calls in zip(self.groups, self.calls, strict=True):
-            hidden = self._residual(self.anatomy.shape.n_layers - 1, group)
-            self._score_group(result, slice(0, 1), group, self._last_layer(hidden, calls, group), edits=1)
-        return result
+        """Scores (1 x A) of the unedited model: a no-op edit of the last layer, in the batch shape of real edits."""
+        return self._no_op(self.anatomy.shape.n_layers - 1, self.groups)
+
+    def _no_op(self, layer: int, groups: Sequence[Group]) -> Scores:
+        edits = [Edit.heads_of(layer, ())] * self._copies(1)
+        return self._run(layer, edits, Replacement.zero(self.anatomy, "head", layer), groups).first()
 
     # ---- edits ----
 
@@ -150,25 +163,35 @@ class PackedEngine:
         Raises:
             FloatingPointError: an edit gave NaN or infinity (names layer, head and prompt).
         """
+        result = self._run(layer, edits, replacement, self.groups)
+        check_finite(result, edits, self.answers, self.prompts)
+        return result
+
+    def _run(self, layer: int, edits: Sequence[Edit], replacement: Replacement, groups: Sequence[Group]) -> Scores:
         result = Scores.empty(len(edits), len(self.answers), self.dtype)
         nodes = None
         if replacement.prompt_n is not None and replacement.token_n is not None:
             nodes = self._nodes(replacement.prompt_n, replacement.token_n)
         values = PlacedReplacement.place(replacement, self.forest.n_packs, self.forest.pack_size, nodes)
-        for index, group in enumerate(self.groups):
-            self._run_group(result, layer, edits, values, index, group)
-        check_finite(result, edits, self.answers, self.prompts)
+        for group, calls in zip(groups, self.calls, strict=False):
+            self._run_group(result, layer, edits, values, group, calls)
         return result
 
     def _run_group(
-        self, result: Scores, layer: int, edits: Sequence[Edit], values: PlacedReplacement, index: int, group: Group
+        self,
+        result: Scores,
+        layer: int,
+        edits: Sequence[Edit],
+        values: PlacedReplacement,
+        group: Group,
+        calls: RecordedCalls,
     ) -> None:
         at_once = max(1, self.max_tokens // (len(group.packs) * self.forest.pack_size))
         start = 0
         while start < len(edits):
             stop = min(start + at_once, len(edits))
             try:
-                hidden = self._replay(layer, edits[start:stop], values, group, self.calls[index])
+                hidden = self._replay(layer, edits[start:stop], values, group, calls)
                 self._score_group(result, slice(start, stop), group, hidden, edits=stop - start)
                 start = stop
             except torch.cuda.OutOfMemoryError:
@@ -245,14 +268,19 @@ class PackedEngine:
     # ---- noise ----
 
     def noise_floor(self, baseline: Scores) -> dict[str, float]:
-        """How far a no-op edit of the first, middle and last layer strays from the baseline: nats and flips."""
-        layers = sorted({0, self.anatomy.shape.n_layers // 2, self.anatomy.shape.n_layers - 1})
+        """How far a no-op edit of the first, middle and last layer strays from the baseline: nats and flips.
+
+        Measured on the answers of the first group of packs.
+        """
+        last = self.anatomy.shape.n_layers - 1
+        group = self.groups[0]
+        expected = baseline.logprob_EA[0, group.answers], baseline.predicted_EA[0, group.answers]
         worst, flips = 0.0, 0
-        for layer in layers:
-            scores = self.run_edits(layer, [Edit.heads_of(layer, ())], Replacement.zero(self.anatomy, "head", layer))
-            worst = max(worst, float(np.abs(scores.logprob_EA - baseline.logprob_EA).max()))
-            flips = max(flips, int((scores.predicted_EA != baseline.predicted_EA).sum()))
-        return {"max_logprob_deviation": worst, "flipped_predictions": flips, "answers": len(self.answers)}
+        for layer in sorted({0, (last + 1) // 2, last}):
+            scores = self._no_op(layer, [group])
+            worst = max(worst, float(np.abs(scores.logprob_EA[0, group.answers] - expected[0]).max()))
+            flips = max(flips, int((scores.predicted_EA[0, group.answers] != expected[1]).sum()))
+        return {"max_logprob_deviation": worst, "flipped_predictions": flips, "answers": len(group.answers)}
 
 
 def best_pack_size(

@@ -62,6 +62,10 @@ class Scores:
             np.full(shape, -1, np.int32),
         )
 
+    def first(self) -> "Scores":
+        """The first edit's scores alone (1 x A)."""
+        return Scores(self.correct_EA[:1], self.logprob_EA[:1], self.logit_EA[:1], self.predicted_EA[:1])
+
     def fill(self, edits: slice | np.ndarray, answers: np.ndarray, part: "Scores") -> None:
         """Write ``part`` (len(edits) x len(answers)) at the given rows and columns."""
         index = np.ix_(np.arange(self.correct_EA.shape[0])[edits], answers)

@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.columns import MIXED, digit_classes
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+
+if TYPE_CHECKING:  # importing transformers takes a second, and reading a store needs none
+    from transformers import PreTrainedTokenizerBase
 
 MINUS_SIGNS = "-−"
 
@@ -45,7 +46,7 @@ class Encoding:
         return next(i for i, (_, stop) in enumerate(self.spans) if stop > self.answer_start)
 
 
-def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[TokenizedPrompt]:
+def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[TokenizedPrompt]:
     """Tokenize text + separator + answer jointly and mark the scored tokens (method.md section 1).
 
     Scored are the answer's tokens with a digit and the "-" of a negative answer, never the space token; of an answer
@@ -83,7 +84,7 @@ def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
     return tokenized
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+def check_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raise UserError unless the tokenizer says which characters each token covers."""
     if not tokenizer.is_fast:
         raise UserError(
@@ -92,7 +93,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: PreTrainedTokenizerBase) -> list[Encoding]:
+def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: "PreTrainedTokenizerBase") -> list[Encoding]:
     """Tokenize (prompt, text) pairs, each text followed by its prompt's separator and answer.
 
     Raises UserError for an empty text, and where the answer's first character shares a token with what is before it.
@@ -115,7 +116,7 @@ def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: PreTrainedTokeniz
     return encodings
 
 
-def _adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+def _adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("0")["input_ids"][0] == tokenizer.bos_token_id
 
 
@@ -155,7 +156,7 @@ def _check_ids(prompts: Sequence[Prompt]) -> None:
         seen.add(prompt.prompt_id)
 
 
-def unknown_words(encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def unknown_words(encoding: Encoding, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Parts of the sentence that the tokenizer can only read as its unknown token."""
     if tokenizer.unk_token_id is None:
         return []
@@ -164,7 +165,7 @@ def unknown_words(encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> lis
     return [text for text in unknown if text and text != tokenizer.unk_token]
 
 
-def _check_known(prompt: Prompt, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_known(prompt: Prompt, encoding: Encoding, tokenizer: "PreTrainedTokenizerBase") -> None:
     unknown = unknown_words(encoding, tokenizer)
     if unknown:
         raise UserError(
@@ -233,7 +234,7 @@ def same_alignment(reference: Encoding, counterfactual: Encoding) -> bool:
 
 
 def _check_aligned(
-    prompt: Prompt, reference: Encoding, counterfactual: Encoding, tokenizer: PreTrainedTokenizerBase
+    prompt: Prompt, reference: Encoding, counterfactual: Encoding, tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
     if same_alignment(reference, counterfactual):
         return
@@ -244,7 +245,7 @@ def _check_aligned(
     )
 
 
-def tokens_of(encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def tokens_of(encoding: Encoding, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """The vocabulary entries of a sentence, for messages."""
     return list(tokenizer.convert_ids_to_tokens(list(encoding.input_ids)))
 

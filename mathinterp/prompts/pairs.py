@@ -8,12 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.alignment import Encoding, check_tokenizer, encode, same_alignment, tokens_of, unknown_words
 from mathinterp.prompts.prompt import Prompt
+
+if TYPE_CHECKING:  # importing transformers takes a second, and reading a store needs none
+    from transformers import PreTrainedTokenizerBase
 
 WORDS_FILE = Path(__file__).with_name("neutral_words.json")
 
@@ -21,7 +23,7 @@ WORDS_FILE = Path(__file__).with_name("neutral_words.json")
 NEUTRAL_WORDS: dict[str, dict[str, list[str]]] = json.loads(WORDS_FILE.read_text(encoding="utf-8"))
 
 
-def with_counterfactuals(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def with_counterfactuals(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
     """Fill ``counterfactual``: each operator word or sign becomes its first neutral word that keeps positions aligned.
 
     Aligned means: as many tokens, the same answer tokens, and no word the tokenizer does not know. A counterfactual
@@ -76,7 +78,7 @@ def _is_operator_sign(text: str, index: int) -> bool:
     return not hyphen and not number_sign
 
 
-def _neutral_text(prompt: Prompt, reference: Encoding, tokenizer: PreTrainedTokenizerBase) -> str:
+def _neutral_text(prompt: Prompt, reference: Encoding, tokenizer: "PreTrainedTokenizerBase") -> str:
     text = prompt.text
     for start, stop in reversed(operator_spans(prompt)):  # from the right, so that earlier ranges stay true
         text = _replace_operator(prompt, text, start, stop, reference, tokenizer)
@@ -84,7 +86,7 @@ def _neutral_text(prompt: Prompt, reference: Encoding, tokenizer: PreTrainedToke
 
 
 def _replace_operator(
-    prompt: Prompt, text: str, start: int, stop: int, reference: Encoding, tokenizer: PreTrainedTokenizerBase
+    prompt: Prompt, text: str, start: int, stop: int, reference: Encoding, tokenizer: "PreTrainedTokenizerBase"
 ) -> str:
     operator = text[start:stop]
     assert prompt.operation is not None

@@ -68,16 +68,10 @@ class AblationScan(Scan):
             "engine": self.engine,
         }
 
-    def check_prompts(self, prompts: Sequence[TokenizedPrompt]) -> None:
-        """Raise UserError where mean or resample ablation lacks a counterfactual prompt."""
-        if self.ablation == "zero":
-            return
-        for prompt in prompts:
-            if prompt.counterfactual_ids is None:
-                raise UserError(
-                    f"{self.ablation} ablation needs a counterfactual for every prompt, and prompt"
-                    f" '{prompt.prompt.prompt_id}' has none; use --prompts pairs, or add 'counterfactual' to the file"
-                )
+    @property
+    def needs_counterfactuals(self) -> bool:
+        """Mean and resample ablation take their values from X_c."""
+        return self.ablation != "zero"
 
 
 @dataclass
@@ -93,7 +87,6 @@ class AblationState:
 
 def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
     """Clean pass, counterfactual pass where needed, and the run's noise: done once per replica."""
-    scan.check_prompts(subject.prompts)
     anatomy, prompts = subject.anatomy, subject.prompts
     engine = build_engine(
         anatomy,
@@ -105,8 +98,8 @@ def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in
         max_tokens=subject.max_tokens,
     )
     counterfactual = None
-    if scan.ablation != "zero":
-        pairs = [dataclasses.replace(p, input_ids=p.counterfactual_ids or ()) for p in prompts]  # checked above
+    if scan.needs_counterfactuals:
+        pairs = [dataclasses.replace(p, input_ids=_counterfactual_ids(p)) for p in prompts]
         counterfactual = build_engine(anatomy, pairs, asked=scan.engine, max_tokens=subject.max_tokens)
     notes: dict[str, Any] = {"engine": engine.name, "packing_deviation": packing_deviation(engine, anatomy, prompts)}
     if isinstance(engine, PackedEngine):
@@ -114,6 +107,11 @@ def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in
         notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
         notes["noise_floor"] = engine.noise_floor(engine.baseline())
     return AblationState(anatomy, prompts, engine, counterfactual, notes)
+
+
+def _counterfactual_ids(prompt: TokenizedPrompt) -> tuple[int, ...]:
+    assert prompt.counterfactual_ids is not None, f"prompt {prompt.prompt.prompt_id} has no counterfactual"
+    return prompt.counterfactual_ids
 
 
 def _private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:

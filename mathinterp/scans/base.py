@@ -48,6 +48,11 @@ class Scan(ABC):
     name: ClassVar[str]  # as in `mathinterp scan heads`
     schemas: ClassVar[dict[str, pa.Schema]]  # table -> stored columns, without run_id
 
+    @property
+    def needs_counterfactuals(self) -> bool:
+        """Whether every prompt must have its counterfactual X_c; those that have none get a neutral operator."""
+        return False
+
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row, as plain JSON; part of the run id."""
@@ -65,8 +70,12 @@ class Scan(ABC):
         """Compute one shard's rows with the schema ``schemas[shard.table]``."""
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """Forward evaluations in a shard, one per prompt and intervention; for progress and planning only."""
-        return len(prompts)
+        """Forward evaluations in a shard, for progress and planning only: one per prompt and intervention.
+
+        By default an intervention is one of the shard's ``work["heads"]``, else of its ``work["layers"]``, else the
+        shard itself.
+        """
+        return len(prompts) * len(shard.work.get("heads") or shard.work.get("layers") or [shard])
 
     def notes(self, state: Any) -> dict[str, Any]:
         """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""

@@ -51,12 +51,15 @@ class HeadScan(AblationScan):
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """The baseline, then files of 16 or more heads; layer l costs L - l."""
-        self.check_prompts(prompts)
         pieces = [Shard("baseline", 0, cost=0.5)]
         for index, heads in enumerate(cut_heads(self.chosen(shape))):
             cost = float(sum(shape.n_layers - layer for layer, _ in heads))
             pieces.append(Shard("head_scan", index, {"heads": [list(head) for head in heads]}, cost))
         return pieces
+
+    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
+        """One for each (head, prompt)."""
+        return len(shard.work.get("heads", [None])) * len(prompts)
 
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""

@@ -38,7 +38,6 @@ class MlpScan(AblationScan):
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """The baseline, then files of four layers."""
-        self.check_prompts(prompts)
         layers = self.chosen(shape)
         pieces = [Shard("baseline", 0, cost=0.5)]
         for index, start in enumerate(range(0, len(layers), LAYERS_PER_FILE)):
@@ -46,6 +45,10 @@ class MlpScan(AblationScan):
             cost = float(sum(shape.n_layers - layer for layer in part))
             pieces.append(Shard("mlp_scan", index, {"layers": part}, cost))
         return pieces
+
+    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
+        """One for each (layer, prompt)."""
+        return len(shard.work.get("layers", [None])) * len(prompts)
 
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""

@@ -1,12 +1,14 @@
 """What each stored table holds: the one place to register a new one.
 
-Knows columns and partitions; knows nothing about how rows are computed. A new scan adds an entry to TABLES
-and a file ``views/<table>.sql``; writing, checking, resuming and the views follow.
+Knows columns and partitions; knows nothing about how rows are computed. A new scan adds its columns to
+scans/tables.py, an entry to TABLES and a file ``views/<table>.sql``; writing, checking, resuming and the views follow.
 """
 
 from dataclasses import dataclass
 
 import pyarrow as pa
+
+from mathinterp.scans import tables
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,6 @@ class StoredTable:
     dictionary: tuple[str, ...] = ()  # columns of few values in long runs: layer and head ids
 
 
-_TOKEN_SCORE = [
-    pa.field("prompt_id", pa.string()),
-    pa.field("position", pa.int16()),  # index among the prompt's scored answer tokens, 0 = first
-    pa.field("correct", pa.bool_()),
-    pa.field("logprob", pa.float32()),
-    pa.field("logit", pa.float32()),
-    pa.field("predicted_id", pa.int32()),
-]
 _PROMPT = [
     pa.field("prompt_id", pa.string()),
     pa.field("text", pa.string()),
@@ -44,14 +38,13 @@ _ANSWER_TOKEN = [
     pa.field("kind", pa.string()),
     pa.field("carry_class", pa.string()),
 ]
-_LAYER, _HEAD = pa.field("layer", pa.int16()), pa.field("head", pa.int16())
 
 TABLES: dict[str, StoredTable] = {
     "prompts": StoredTable(pa.schema(_PROMPT), partition="prompts_fingerprint"),
     "answer_tokens": StoredTable(pa.schema(_ANSWER_TOKEN), partition="prompts_fingerprint"),
-    "baseline": StoredTable(pa.schema(_TOKEN_SCORE)),
-    "head_scan": StoredTable(pa.schema([_LAYER, _HEAD, *_TOKEN_SCORE]), dictionary=("layer", "head")),
-    "mlp_scan": StoredTable(pa.schema([_LAYER, *_TOKEN_SCORE]), dictionary=("layer",)),
+    "baseline": StoredTable(tables.BASELINE),
+    "head_scan": StoredTable(tables.HEAD_SCAN, dictionary=("layer", "head")),
+    "mlp_scan": StoredTable(tables.MLP_SCAN, dictionary=("layer",)),
 }
 
 RUN_COLUMNS: dict[str, str] = {

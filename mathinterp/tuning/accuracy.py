@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mathinterp.tuning.batches import encode, to_arrays
+from mathinterp.tuning.batches import encode, padding_id, to_arrays
 from mathinterp.tuning.examples import CELLS, Cell, held_out_prompts
 
 OPERATION_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -51,7 +51,7 @@ def accuracy_table(
         right, tokens, exact = 0, 0, 0
         for first in range(0, len(prompts), batch_size):
             chunk = encode(prompts[first : first + batch_size], tokenizer)
-            input_ids_BT, _, scored_BT = to_arrays(chunk, tokenizer.pad_token_id)
+            input_ids_BT, _, scored_BT = to_arrays(chunk, padding_id(tokenizer))
             logits_BTV = model(input_ids=input_ids_BT.to(model.device), use_cache=False).logits
             predicted_BT = logits_BTV[:, :-1].argmax(-1).cpu()
             right_BT = predicted_BT == input_ids_BT[:, 1:]

@@ -79,6 +79,12 @@ def to_arrays(
     return input_ids_BT, input_ids_BT.masked_fill(~trained_BT, IGNORED), scored_BT
 
 
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What fills a row on the right; a causal model without labels there never sees it, so any token would do."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token_id for token_id in candidates if token_id is not None)
+
+
 class FreshBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Batch number ``step`` of this worker: new samples drawn from (seed, step, rank) alone.
 
@@ -89,8 +95,7 @@ class FreshBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self, tokenizer: PreTrainedTokenizerBase, mixture: Mixture, batch_size: int, *, seed: int, rank: int = 0
     ) -> None:
         self.tokenizer, self.mixture, self.batch_size, self.seed, self.rank = tokenizer, mixture, batch_size, seed, rank
-        self.pad_id = tokenizer.pad_token_id
-        assert self.pad_id is not None, "the tokenizer has no padding token"
+        self.pad_id = padding_id(tokenizer)
         rng = random.Random("width")
         sample = encode([draw_example(rng, mixture) for _ in range(4000)], tokenizer)
         self.width = -(-max(len(one.input_ids) for one in sample) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
