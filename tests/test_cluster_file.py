@@ -88,6 +88,6 @@ def test_replicas_may_count_on_nodes_that_the_autoscaler_will_add(config, tmp_pa
     monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
     monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"CPU": 2.0})
     assert ray_cluster.gpus_each(None) == 1
-    placement = ray_cluster.place(None, 1, shards=64)
+    placement = ray_cluster.place(None, 1, 64, 10**6)
     assert (placement.replicas, placement.device, placement.cpus) == (4, "cuda", 1)
-    assert ray_cluster.place(None, 0.5, shards=64).replicas == 8
+    assert ray_cluster.place(None, 0.5, 64, 10**6).replicas == 8

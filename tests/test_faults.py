@@ -200,10 +200,10 @@ def test_kill_9_of_a_raylet(cluster, undisturbed, tmp_path):
 
 def test_placement(cluster):
     assert gpus_each(None) == 0
-    assert place(None, 0, shards=5).replicas == 1
-    assert place(8, 0, shards=5).replicas == 5
+    assert place(None, 0, 5, 10**6).replicas == 1
+    assert place(8, 0, 5, 10**6).replicas == 5
     with pytest.raises(UserError, match="--replicas 0"):
-        place(0, 0, shards=5)
+        place(0, 0, 5, 10**6)
     with pytest.raises(UserError, match="no node has that many GPUs, the most is 0"):
         gpus_each(0.5)
 

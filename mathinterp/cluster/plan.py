@@ -51,7 +51,7 @@ class Plan:
     model_bytes: int
     cache_bytes: int  # the clean pass: every layer's input at every node
     peak_bytes: int  # device memory of a replica, about
-    seconds: dict[str, float]  # computing time on one GPU of a kind, or on all cores of this CPU; start and load left out
+    seconds: dict[str, float]  # of computing: device -> on one GPU of that kind, or on all cores of this CPU
 
 
 def plan_scan(
