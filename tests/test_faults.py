@@ -19,22 +19,42 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Ready
 from mathinterp.cluster.ray_cluster import attach, gpus_each, place
+from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
+from mathinterp.scans.base import Shard
 from mathinterp.store import Store
+from tests.moody import Moody
 from tests.toy_scan import ToyScan
 
 MODEL = ModelSpec("random:llama-tiny")
 PROMPTS = [Prompt(f"p{a}", f"{a} plus 5 is", str(a + 5), operation="add") for a in (3, 14, 62)]
 LAYERS = 10
+HANGING_LAYER = 4
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A head node with one CPU in this process tree; tests may add nodes."""
+def doomed_driver(tmp_path_factory):
+    """A process that runs the scan on a local Ray of its own, until it hangs in HANGING_LAYER."""
+    store = tmp_path_factory.mktemp("doomed")
+    code = (
+        "from pathlib import Path; from tests.test_faults import *;"
+        f"run(ToyScan(LAYERS, always={{HANGING_LAYER: 'hang'}}), Path({str(store)!r}), replicas=1)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    driver = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1], env=environment)
+    yield driver, store
+    driver.kill()
+    driver.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(doomed_driver):
+    """A head node with one CPU in this process tree; tests may add nodes. (The doomed driver starts meanwhile.)"""
     earlier = os.environ.get("RAY_AUTH_MODE")
     os.environ["RAY_AUTH_MODE"] = "disabled"
     head = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
@@ -102,14 +122,11 @@ def shard_files(store: Path) -> int:
 def test_faults_of_shards_are_reported_and_the_rest_is_finished(undisturbed, tmp_path):
     store, notebook = tmp_path / "store", tmp_path / "notebook"
     notebook.mkdir()
-    scan = ToyScan(
-        LAYERS, notebook=str(notebook), always={1: "raise", 2: "nan", 3: "columns"}, once={4: "raise", 5: "kill"}
-    )
+    scan = ToyScan(LAYERS, notebook=str(notebook), always={1: "raise", 2: "nan", 3: "columns"}, once={4: "raise"})
     summary = run(scan, store, max_attempts=2)
 
     assert not summary.complete
     assert summary.done == LAYERS - 3
-    assert summary.replicas_lost == 1
     failed = {failure.key: failure for failure in summary.failed}
     assert failed["mlp_scan/00001"].error == "RuntimeError: layer 1 is broken"
     assert "toy_scan.py" in failed["mlp_scan/00001"].traceback
@@ -123,7 +140,7 @@ def test_faults_of_shards_are_reported_and_the_rest_is_finished(undisturbed, tmp
     assert kept["finished_at"] is None
     assert set(kept["errors"]) == set(failed)
     assert "toy_scan.py" in kept["errors"]["mlp_scan/00001"]
-    assert kept["attempts"] == dict.fromkeys([f"mlp_scan/{i:05d}" for i in (1, 2, 3, 4, 5)], 2)
+    assert kept["attempts"] == dict.fromkeys([f"mlp_scan/{i:05d}" for i in (1, 2, 3, 4)], 2)
     assert kept["notes"] == {"threads": 1}
 
     assert run(ToyScan(LAYERS), store).done == 3
@@ -134,10 +151,44 @@ def test_faults_of_shards_are_reported_and_the_rest_is_finished(undisturbed, tmp
     assert record(store)["errors"] == {}
 
 
-def test_a_user_error_in_a_replica_ends_the_run_with_its_line(cluster, tmp_path):
-    with pytest.raises(UserError, match="layer 0 has NaN weights; use another checkpoint"):
-        run(ToyScan(3, always={0: "user"}), tmp_path)
-    assert record(tmp_path)["finished_at"] is None
+def events_of(workers: RayWorkers, count: int) -> list[Event]:
+    events: list[Event] = []
+    deadline = time.monotonic() + 60
+    while len(events) < count and time.monotonic() < deadline:
+        events += workers.wait(timeout=1)
+    return events
+
+
+def test_what_ray_reports_becomes_events(cluster):
+    workers = RayWorkers(Moody, False, num_cpus=0, num_gpus=0)
+    workers.start(0)
+    assert events_of(workers, 1) == [Ready(0, {"mood": "good"})]
+    asked = [Shard(table, index) for index, table in enumerate(["fine", "user", "unpicklable", "kill", "behind"])]
+    for shard in asked:
+        workers.submit(0, shard)
+    fine, user, unpicklable, lost = events_of(workers, 4)
+    assert fine == Finished(0, asked[0], 0)
+    assert isinstance(user, Failed)
+    assert isinstance(user.error, UserError)
+    assert str(user.error) == "the weights have NaN; use another checkpoint"
+    assert "in run" in user.traceback
+    assert "\x1b" not in user.traceback
+    assert isinstance(unpicklable, Failed)
+    assert "a lock" in unpicklable.traceback
+    assert isinstance(lost, Lost)
+    assert lost.reason.startswith("The actor is dead because its worker process has died")
+    assert workers.wait(timeout=0.1) == []  # what waited behind the killer is forgotten with it
+    workers.start(0)
+    assert events_of(workers, 1) == [Ready(0, {"mood": "good"})]
+    workers.close()
+
+
+def test_a_replica_that_cannot_be_built_tells_why(cluster):
+    workers = RayWorkers(Moody, True, num_cpus=0, num_gpus=0)
+    workers.start(0)
+    (lost,) = events_of(workers, 1)
+    assert lost == Lost(0, "OSError: cannot begin")
+    workers.close()
 
 
 def test_kill_9_of_a_replica(undisturbed, tmp_path):
@@ -158,28 +209,19 @@ def test_kill_9_of_a_replica(undisturbed, tmp_path):
     assert rows(store).equals(undisturbed)
 
 
-def test_kill_9_of_the_driver_then_the_same_command(undisturbed, tmp_path):
-    command = [
-        sys.executable,
-        "-c",
-        f"from tests.test_faults import *; from pathlib import Path;run(ToyScan(LAYERS, 0.5), Path({str(tmp_path)!r}))",
-    ]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    driver = subprocess.Popen(command, cwd=Path(__file__).parents[1], env=environment, start_new_session=True)
+def test_kill_9_of_the_driver_then_the_same_command(doomed_driver, undisturbed):
+    driver, store = doomed_driver
     deadline = time.monotonic() + 120
-    while shard_files(tmp_path) < 3:
+    while shard_files(store) < HANGING_LAYER:
         assert driver.poll() is None, "the driver ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.05)
     driver.kill()
     driver.wait()
-    left = shard_files(tmp_path)
-    assert left < LAYERS
-    summary = run(ToyScan(LAYERS), tmp_path)
+    summary = run(ToyScan(LAYERS), store)
     assert summary.complete
-    assert summary.reused >= left
-    assert summary.reused + summary.done == LAYERS
-    assert rows(tmp_path).equals(undisturbed)
+    assert (summary.reused, summary.done) == (HANGING_LAYER, LAYERS - HANGING_LAYER)
+    assert rows(store).equals(undisturbed)
 
 
 def test_kill_9_of_a_raylet(cluster, undisturbed, tmp_path):
@@ -189,7 +231,7 @@ def test_kill_9_of_a_raylet(cluster, undisturbed, tmp_path):
     cluster.wait_for_nodes()
     (raylet,) = node.all_processes["raylet"]
     watcher = when(lambda: shard_files(store) >= 2, raylet.process.kill)
-    summary = run(ToyScan(LAYERS, 1.5, str(notebook), together=2), store, replicas=2)
+    summary = run(ToyScan(LAYERS, 1.0, str(notebook), together=2), store, replicas=2)
     watcher.join()
     assert summary.replicas == 2
     assert summary.replicas_lost == 1

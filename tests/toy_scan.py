@@ -4,7 +4,6 @@ Its faults are no parameters: a disturbed and an undisturbed run have the same r
 """
 
 import os
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
-from mathinterp.errors import UserError
 from mathinterp.scans.base import Scan, Shard
 from mathinterp.store.schema import TABLES
 
@@ -26,7 +24,7 @@ class ToyScan(Scan):
     seconds: float = 0.0  # each shard sleeps so long
     notebook: str = ""  # a folder: each replica writes its pid here, each fault its marker
     together: int = 0  # shards wait until so many replicas have loaded
-    always: dict[int, str] = field(default_factory=dict)  # layer -> fault: raise, nan, user, columns, kill
+    always: dict[int, str] = field(default_factory=dict)  # layer -> fault: raise, nan, columns, hang
     once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
 
     name: ClassVar[str] = "toy"
@@ -54,10 +52,8 @@ class ToyScan(Scan):
         fault = self.always.get(layer) or self._first_time(layer)
         if fault == "raise":
             raise RuntimeError(f"layer {layer} is broken\nsecond line")
-        if fault == "user":
-            raise UserError(f"layer {layer} has NaN weights; use another checkpoint")
-        if fault == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang":
+            time.sleep(3600)
         weight = float(state.anatomy.value_vectors(layer % state.anatomy.shape.n_layers).double().sum())
         rows = [
             {
