@@ -1,9 +1,11 @@
 """The dispatch loop: windows, order, retries, poison, losses, late joiners, and how busy it keeps its replicas."""
 
+import io
 from collections import defaultdict, deque
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
 from benchmarks.dispatch import actors_busy, receipt_for, simulated_busy
 from mathinterp.cluster.dispatch import (
@@ -17,6 +19,7 @@ from mathinterp.cluster.dispatch import (
     Ready,
     first_line,
 )
+from mathinterp.cluster.progress import ScanProgress, duration
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.errors import UserError
 from mathinterp.scans.base import Shard
@@ -223,6 +226,46 @@ def test_an_interrupt_keeps_the_receipts():
         dispatcher.run()
     assert keys(dispatcher.outcome) == ["toy/00003", "toy/00004", "toy/00005"]
     assert dispatcher.outcome.ready_seconds > 0
+
+
+def test_progress_in_lines_where_there_is_no_terminal(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("mathinterp.cluster.progress.time.monotonic", lambda: now[0])
+    output = io.StringIO()
+    pieces = [Shard("toy", index, cost=float(4 - index)) for index in range(4)]  # cost 4, 3, 2, 1
+    evaluations = {shard.key: 50 for shard in pieces}
+    with ScanProgress(pieces, evaluations, replicas=2, console=Console(file=output, width=200)) as progress:
+        now[0] += 11
+        progress.tick(0, 2)
+        progress.ready(Ready(0))
+        now[0] += 8
+        progress.finished(Finished(0, pieces[0], receipt_for(pieces[0], 8.0)))
+        progress.tick(1, 1)  # too soon after the last line
+        now[0] += 2
+        progress.tick(1, 1)
+        progress.trouble("toy/00001 failed, attempt 1 of 3: ValueError: [bold] x")
+    assert output.getvalue().splitlines() == [
+        "shards 0/4, waiting for replicas to load, 0 of 2 replicas ready",
+        "shards 1/4, 5 evaluations/s, 15 s to go, 1 of 2 replicas",
+        "toy/00001 failed, attempt 1 of 3: ValueError: [bold] x",
+    ]
+
+
+def test_progress_as_one_bar_on_a_terminal():
+    output = io.StringIO()
+    pieces = shards(2)
+    console = Console(file=output, force_terminal=True, width=100)
+    with ScanProgress(pieces, dict.fromkeys([shard.key for shard in pieces], 1), 1, console) as progress:
+        progress.ready(Ready(0))
+        progress.finished(Finished(0, pieces[1], receipt_for(pieces[1], 1.0)))
+        progress.tick(1, 0)
+    assert "1/2" in output.getvalue()
+    assert "evaluations/s" in output.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(41.6, "42 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_errors_in_one_line():

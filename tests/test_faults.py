@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,10 +20,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Ready
+from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Outcome, Ready, Receipt
 from mathinterp.cluster.ray_cluster import attach, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.cluster.run import RunSummary, run_scan
+from mathinterp.cluster.replica import loading_turn
+from mathinterp.cluster.run import RunSummary, close_run, open_run, prepare_work, run_scan
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
@@ -261,3 +263,32 @@ def test_placement(cluster):
 def test_a_cluster_that_is_not_there(address, message):
     with pytest.raises(UserError, match=message):
         attach(address)
+
+
+def test_files_that_only_another_machine_sees_are_a_user_error(tmp_path):
+    work = prepare_work(ToyScan(2), MODEL, PROMPTS, on_gpu=False)
+    opened = open_run(Store(tmp_path), work)
+    elsewhere = Receipt("mlp_scan/00001", 5, 1.0, "node-7", 1, 100, 0)
+    with pytest.raises(UserError, match=r"1 shards were written on node-7 but .* give --store a folder that all nodes"):
+        close_run(opened, Outcome(receipts=[elsewhere]))
+    assert "node-7" in record(tmp_path)["hosts"]
+
+
+def test_only_so_many_replicas_of_a_machine_load_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    inside, most = [], []
+
+    def load() -> None:
+        with loading_turn(2):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.05)
+            inside.pop()
+
+    threads = [threading.Thread(target=load) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 5
+    assert max(most) == 2
