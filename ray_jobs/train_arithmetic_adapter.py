@@ -47,7 +47,7 @@ def main(
     storage: str | None,
 ) -> None:
     config = TrainingConfig(
-        steps=steps, learning_rate=lr, seed=seed, minutes=minutes, warmup_steps=50, checkpoint_every=500
+        steps=steps, learning_rate=lr, seed=seed, minutes=minutes, warmup_steps=50, checkpoint_every=500, compiled=False
     )
     try:
         connect(address)

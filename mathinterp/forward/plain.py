@@ -12,7 +12,7 @@ import torch
 
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output, edited_input, edited_output
-from mathinterp.forward.scores import Answers, Scores, answers_of, check_finite, score
+from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -40,15 +40,15 @@ class PlainEngine:
 
     def baseline(self) -> Scores:
         """Scores of the unedited model (1 x A)."""
-        result = Scores.empty(1, len(self.answers), self.dtype)
+        board = ScoreBoard(1, len(self.answers), self.anatomy)
         for batch in self.batches:
-            self._score_batch(result, 0, batch, self._forward(batch))
-        return result
+            self._score_batch(board, 0, batch, self._forward(batch))
+        return board.scores(self.answers.gold_A)
 
     @torch.inference_mode()
     def run_edits(self, layer: int, edits: Sequence[Edit], replacement: Replacement) -> Scores:
         """Scores under each edit of ``layer`` by itself: E x A; see ``PackedEngine.run_edits``."""
-        result = Scores.empty(len(edits), len(self.answers), self.dtype)
+        board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
         flat = None
         if replacement.prompt_n is not None and replacement.token_n is not None:
             flat = replacement.prompt_n * self.length + replacement.token_n
@@ -57,7 +57,8 @@ class PlainEngine:
             for batch in self.batches:
                 with self._hooked(layer, edit, placed, batch):
                     hidden = self._forward(batch)
-                self._score_batch(result, row, batch, hidden)
+                self._score_batch(board, row, batch, hidden)
+        result = board.scores(self.answers.gold_A)
         check_finite(result, edits, self.answers, self.prompts)
         return result
 
@@ -116,10 +117,10 @@ class PlainEngine:
             )
         return caught[0]
 
-    def _score_batch(self, result: Scores, row: int, batch: np.ndarray, hidden_BTD: torch.Tensor) -> None:
+    def _score_batch(self, board: ScoreBoard, row: int, batch: np.ndarray, hidden_BTD: torch.Tensor) -> None:
         place = {int(prompt): i for i, prompt in enumerate(batch)}
         chosen = np.flatnonzero(np.isin(self.answers.prompt_A, batch))
         rows = np.array([place[int(p)] for p in self.answers.prompt_A[chosen]])
         picked = hidden_BTD[rows, self.answers.row_A[chosen]][None]
         gold = torch.from_numpy(self.answers.gold_A[chosen]).to(self.device)
-        result.fill(slice(row, row + 1), chosen, score(self.anatomy, picked, gold))
+        board.fill(row, torch.from_numpy(chosen).to(self.device), score(self.anatomy, picked, gold))

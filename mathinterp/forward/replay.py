@@ -17,12 +17,15 @@ import torch
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output
 from mathinterp.forward.layers import Call, RecordedCalls, call_layer, joined, record, standing_in
-from mathinterp.forward.scores import Answers, Scores, answers_of, check_finite, score
+from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
 from mathinterp.forward.tree import Forest, count_nodes, plant
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
-CPU_TOKENS, GPU_TOKENS = 2048, 16384  # token rows in one batch: keeps matrix products efficient, memory bounded
+CPU_TOKENS = 1024  # token rows in one batch: a width-256 layer's activations stay in the cache
+GPU_TOKENS = 16896  # 132 x 128: whole waves of 128-row tiles on the 132 multiprocessors of an H100
+CPU_PACK_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024)
+GPU_PACK_SIZES = (132, 176, 264, 352, 528, 1056)  # divide GPU_TOKENS / 16 edits
 CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
 
 
@@ -30,11 +33,17 @@ CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
 class Group:
     """Packs that run in one batch, and the answer tokens in them."""
 
-    packs: np.ndarray
-    answers: np.ndarray  # A' indices into the answers
-    answer_rows: np.ndarray  # A' row (pack within the group) of each answer token
-    answer_slots: np.ndarray  # A' column of each answer token in slots_PM
-    slots_PM: np.ndarray  # nodes at which the last layer's output is wanted, padded with node 0
+    packs: np.ndarray  # consecutive
+    answers: torch.Tensor  # A' indices into the answers
+    gold: torch.Tensor  # A' gold token ids
+    answer_rows: torch.Tensor  # A' row (pack within the group) of each answer token
+    answer_slots: torch.Tensor  # A' column of each answer token in slots_PM
+    slots_PM: torch.Tensor  # nodes at which the last layer's output is wanted, padded with node 0
+
+    @property
+    def span(self) -> slice:
+        """The packs as a slice, which indexes without a copy."""
+        return slice(int(self.packs[0]), int(self.packs[-1]) + 1)
 
 
 class PackedEngine:
@@ -72,7 +81,7 @@ class PackedEngine:
         together = max(1, self.max_tokens // (pack_size * edits_per_batch))
         self.edits_per_batch = max(1, min(edits_per_batch, self.max_tokens // (pack_size * together)))
         self.forest = plant(sequences, pack_size=pack_size, private_from=private_from, packs_multiple_of=together)
-        self.groups = _group(self.forest, self.answers, together)
+        self.groups = _group(self.forest, self.answers, together, self.device)
         self._call = torch.compile(call_layer, dynamic=False) if compiled else call_layer
         self._run_clean_pass()
 
@@ -114,7 +123,7 @@ class PackedEngine:
 
     def _residual(self, layer: int, group: Group) -> torch.Tensor:
         """Input of ``layer`` (P N D) for the packs of ``group``, on the model's device."""
-        return self.residual_LPND[layer, group.packs].to(self.device)
+        return self.residual_LPND[layer, group.span].to(self.device)
 
     def _layer(self, layer: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         return self._call(self.anatomy.layers[layer], hidden, call.args, dict(call.kwargs))
@@ -168,18 +177,18 @@ class PackedEngine:
         return result
 
     def _run(self, layer: int, edits: Sequence[Edit], replacement: Replacement, groups: Sequence[Group]) -> Scores:
-        result = Scores.empty(len(edits), len(self.answers), self.dtype)
+        board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
         nodes = None
         if replacement.prompt_n is not None and replacement.token_n is not None:
             nodes = self._nodes(replacement.prompt_n, replacement.token_n)
         values = PlacedReplacement.place(replacement, self.forest.n_packs, self.forest.pack_size, nodes)
         for group, calls in zip(groups, self.calls, strict=False):
-            self._run_group(result, layer, edits, values, group, calls)
-        return result
+            self._run_group(board, layer, edits, values, group, calls)
+        return board.scores(self.answers.gold_A)
 
     def _run_group(
         self,
-        result: Scores,
+        board: ScoreBoard,
         layer: int,
         edits: Sequence[Edit],
         values: PlacedReplacement,
@@ -192,7 +201,7 @@ class PackedEngine:
             stop = min(start + at_once, len(edits))
             try:
                 hidden = self._replay(layer, edits[start:stop], values, group, calls)
-                self._score_group(result, slice(start, stop), group, hidden, edits=stop - start)
+                self._score_group(board, start, stop - start, group, hidden)
                 start = stop
             except torch.cuda.OutOfMemoryError:
                 if stop - start == 1:
@@ -230,13 +239,13 @@ class PackedEngine:
         heads_PNZ = self._clean_site("head", layer, group, calls)
         if edits[0].site == "mlp":
             mlp_PND = self._clean_site("mlp", layer, group, calls)
-            edited = values.apply(mlp_PND, group.packs)
+            edited = values.apply(mlp_PND, group.span)
             return anatomy.output_projection(layer)(heads_PNZ), edited
         edited_PENZ = heads_PNZ[:, None].repeat(1, len(edits), 1, 1)
         for row, edit in enumerate(edits):
             for head in edit.heads:
                 columns = anatomy.head_slice(head)
-                edited_PENZ[:, row, :, columns] = values.apply(heads_PNZ[..., columns], group.packs, columns)
+                edited_PENZ[:, row, :, columns] = values.apply(heads_PNZ[..., columns], group.span, columns)
         return anatomy.output_projection(layer)(edited_PENZ.flatten(0, 1)), None
 
     def _layer_with(
@@ -257,13 +266,12 @@ class PackedEngine:
         return self._layer_with(last, _gather(hidden, nodes), calls.layer[last], _gather(attention, nodes), None)
 
     def _slots(self, group: Group, edits: int) -> torch.Tensor:
-        return torch.from_numpy(group.slots_PM).to(self.device).repeat_interleave(edits, dim=0)
+        return group.slots_PM.repeat_interleave(edits, dim=0)
 
-    def _score_group(self, result: Scores, rows: slice, group: Group, hidden_RMD: torch.Tensor, edits: int) -> None:
-        per_pack = hidden_RMD.unflatten(0, (len(group.packs), edits))
+    def _score_group(self, board: ScoreBoard, start: int, edits: int, group: Group, hidden_RMD: torch.Tensor) -> None:
+        per_pack = hidden_RMD.unflatten(0, (-1, edits))
         picked = per_pack[group.answer_rows, :, group.answer_slots].transpose(0, 1)  # E A' D
-        gold = torch.from_numpy(self.answers.gold_A[group.answers]).to(self.device)
-        result.fill(rows, group.answers, score(self.anatomy, picked, gold))
+        board.fill(start, group.answers, score(self.anatomy, picked, group.gold))
 
     # ---- noise ----
 
@@ -274,13 +282,14 @@ class PackedEngine:
         """
         last = self.anatomy.shape.n_layers - 1
         group = self.groups[0]
-        expected = baseline.logprob_EA[0, group.answers], baseline.predicted_EA[0, group.answers]
+        answers = group.answers.cpu().numpy()
+        expected = baseline.logprob_EA[0, answers], baseline.predicted_EA[0, answers]
         worst, flips = 0.0, 0
         for layer in sorted({0, (last + 1) // 2, last}):
             scores = self._no_op(layer, [group])
-            worst = max(worst, float(np.abs(scores.logprob_EA[0, group.answers] - expected[0]).max()))
-            flips = max(flips, int((scores.predicted_EA[0, group.answers] != expected[1]).sum()))
-        return {"max_logprob_deviation": worst, "flipped_predictions": flips, "answers": len(group.answers)}
+            worst = max(worst, float(np.abs(scores.logprob_EA[0, answers] - expected[0]).max()))
+            flips = max(flips, int((scores.predicted_EA[0, answers] != expected[1]).sum()))
+        return {"max_logprob_deviation": worst, "flipped_predictions": flips, "answers": len(answers)}
 
 
 def best_pack_size(
@@ -295,7 +304,8 @@ def best_pack_size(
     weights = sum(p.numel() for p in anatomy.layers[0].parameters())
     per_node = 4 * shape.n_heads * shape.d_head / (2 * weights) * (3 if on_gpu else 1)
     longest = max(len(s) for s in sequences)
-    candidates = [n for n in (64, 96, 128, 192, 256, 384, 512, 768, 1024) if n >= longest] or [longest]
+    sizes = GPU_PACK_SIZES if on_gpu else CPU_PACK_SIZES
+    candidates = [n for n in sizes if n >= longest] or [longest]
 
     def work(size: int) -> float:
         forest = plant(sequences, pack_size=size, private_from=private_from)
@@ -306,7 +316,7 @@ def best_pack_size(
     return min(small, key=work)
 
 
-def _group(forest: Forest, answers: Answers, packs_together: int) -> list[Group]:
+def _group(forest: Forest, answers: Answers, packs_together: int, device: torch.device) -> list[Group]:
     node_A = np.array([forest.node_of[p][r] for p, r in zip(answers.prompt_A, answers.row_A, strict=True)])
     pack_A, within_A = node_A // forest.pack_size, node_A % forest.pack_size
     groups = []
@@ -319,7 +329,8 @@ def _group(forest: Forest, answers: Answers, packs_together: int) -> list[Group]
             slots[row, : len(nodes)] = nodes
         rows = pack_A[chosen] - start
         columns = np.array([np.searchsorted(wanted[r], n) for r, n in zip(rows, within_A[chosen], strict=True)])
-        groups.append(Group(packs, chosen, rows, columns, slots))
+        tensors = [torch.from_numpy(a).to(device) for a in (chosen, answers.gold_A[chosen], rows, columns, slots)]
+        groups.append(Group(packs, *tensors))
     return groups
 
 

@@ -50,29 +50,30 @@ class Scores:
     logit_EA: np.ndarray
     predicted_EA: np.ndarray
 
-    @staticmethod
-    def empty(edits: int, answers: int, dtype: torch.dtype) -> "Scores":
-        """Arrays to be filled; NaN and -1 where nothing has been written yet."""
-        real = np.float64 if dtype == torch.float64 else np.float32
-        shape = (edits, answers)
-        return Scores(
-            np.zeros(shape, bool),
-            np.full(shape, np.nan, real),
-            np.full(shape, np.nan, real),
-            np.full(shape, -1, np.int32),
-        )
-
     def first(self) -> "Scores":
         """The first edit's scores alone (1 x A)."""
         return Scores(self.correct_EA[:1], self.logprob_EA[:1], self.logit_EA[:1], self.predicted_EA[:1])
 
-    def fill(self, edits: slice | np.ndarray, answers: np.ndarray, part: "Scores") -> None:
-        """Write ``part`` (len(edits) x len(answers)) at the given rows and columns."""
-        index = np.ix_(np.arange(self.correct_EA.shape[0])[edits], answers)
-        self.correct_EA[index] = part.correct_EA
-        self.logprob_EA[index] = part.logprob_EA
-        self.logit_EA[index] = part.logit_EA
-        self.predicted_EA[index] = part.predicted_EA
+
+class ScoreBoard:
+    """Scores in the making, on the model's device: fetched once, so that a GPU never waits for the host."""
+
+    def __init__(self, edits: int, answers: int, anatomy: Anatomy):
+        real = torch.float64 if anatomy.dtype == torch.float64 else torch.float32
+        self.logprob_EA = torch.full((edits, answers), torch.nan, dtype=real, device=anatomy.device)
+        self.logit_EA = self.logprob_EA.clone()
+        self.predicted_EA = torch.full((edits, answers), -1, dtype=torch.int32, device=anatomy.device)
+
+    def fill(self, start: int, answers: torch.Tensor, part: tuple[torch.Tensor, ...]) -> None:
+        """Write log-probabilities, logits and predictions (E' x A') from row ``start`` at the columns ``answers``."""
+        for whole, values in zip((self.logprob_EA, self.logit_EA, self.predicted_EA), part, strict=True):
+            whole[start : start + values.shape[0], answers] = values.to(whole.dtype)
+
+    def scores(self, gold_A: np.ndarray) -> Scores:
+        """The finished scores; an answer is right iff its predicted token is the gold one."""
+        predicted = self.predicted_EA.cpu().numpy()
+        correct = predicted == gold_A.astype(np.int32)
+        return Scores(correct, self.logprob_EA.cpu().numpy(), self.logit_EA.cpu().numpy(), predicted)
 
 
 def answer_logits(anatomy: Anatomy, hidden: torch.Tensor) -> torch.Tensor:
@@ -105,30 +106,27 @@ def _matmul_float32(normed: torch.Tensor, unembedding: nn.Module) -> torch.Tenso
     return logits if bias is None else logits + bias.float()
 
 
-def score(anatomy: Anatomy, hidden_EAD: torch.Tensor, gold_A: torch.Tensor) -> Scores:
+def score(anatomy: Anatomy, hidden_EAD: torch.Tensor, gold_A: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Score the last layer's output at A answer positions under E edits.
 
     Args:
         hidden_EAD: output of the last decoder layer, before the final norm.
         gold_A: gold token ids, on the same device.
+    Returns:
+        log-probability and logit of the gold token, and the predicted token: E x A each, on the device.
     """
     edits, answers, width = hidden_EAD.shape
     gold = gold_A.expand(edits, answers).reshape(-1)
     rows = hidden_EAD.reshape(-1, width)
     step = max(1, LOGITS_AT_ONCE // anatomy.shape.vocabulary)
     parts = [_score_rows(anatomy, rows[i : i + step], gold[i : i + step]) for i in range(0, len(rows), step)]
-    correct, logprob, logit, predicted = (
-        torch.cat(column).reshape(edits, answers).cpu().numpy() for column in zip(*parts, strict=True)
-    )
-    return Scores(correct, logprob, logit, predicted.astype(np.int32))
+    return tuple(torch.cat(column).reshape(edits, answers) for column in zip(*parts, strict=True))
 
 
 def _score_rows(anatomy: Anatomy, hidden_RD: torch.Tensor, gold_R: torch.Tensor) -> tuple[torch.Tensor, ...]:
     logits = answer_logits(anatomy, hidden_RD)
     logit = logits.gather(1, gold_R[:, None])[:, 0]
-    logprob = logit - logits.logsumexp(dim=1)
-    predicted = logits.argmax(dim=1)
-    return predicted == gold_R, logprob, logit, predicted
+    return logit - logits.logsumexp(dim=1), logit, logits.argmax(dim=1)
 
 
 def check_finite(scores: Scores, edits: Sequence[Edit], answers: Answers, prompts: Sequence[TokenizedPrompt]) -> None:

@@ -35,6 +35,7 @@ class TrainingConfig:
     log_every: int = 50
     checkpoint_every: int = 1000
     loader_processes: int = 0
+    compiled: bool = True  # on CUDA: pays in long runs of small models; a deep one takes minutes to compile
 
 
 @dataclass
@@ -92,7 +93,7 @@ def train(
     model.train()
     loader = stream(batches, progress.step, config.steps, config.loader_processes, pin=device.type == "cuda")
     ready = iter(loader)  # starts the loader processes, before the compiler starts its threads: forks want few threads
-    loss_of = _loss_function(model, batches, device, world_size, rank)
+    loss_of = _loss_function(model, batches, device, world_size, rank, config.compiled)
     clock = _Clock(config, progress, world_size, device, rank)
     loss_sum = torch.zeros((), device=device)
     for input_ids_BT, labels_BT in ready:
@@ -118,9 +119,9 @@ def train(
 
 
 def _loss_function(
-    model: nn.Module, batches: FreshBatches, device: torch.device, world_size: int, rank: int
+    model: nn.Module, batches: FreshBatches, device: torch.device, world_size: int, rank: int, compile_wanted: bool
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Mean cross-entropy over the labelled tokens; on CUDA in bfloat16 and, if the compiler works there, compiled."""
+    """Mean cross-entropy over the labelled tokens; on CUDA in bfloat16, compiled if wanted and possible."""
     if world_size > 1:
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
 
@@ -131,7 +132,7 @@ def _loss_function(
     def eager(input_ids_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
         return loss_of(model, input_ids_BT, labels_BT)
 
-    if device.type != "cuda":
+    if device.type != "cuda" or not compile_wanted:
         return eager
     compiled_model = torch.compile(model)
 
