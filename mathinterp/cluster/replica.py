@@ -70,9 +70,11 @@ class Replica:
         _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
         with loading_turn(LOADS_AT_ONCE):
             loaded = self._load_model()
+        loaded_at = time.time()
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts)
         self._state = job.scan.prepare(subject)
-        return job.scan.notes(self._state)
+        prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
+        return {**job.scan.notes(self._state), **prepared}
 
     def _load_model(self) -> LoadedModel:
         resolved = resolve(self._job.spec, self._job.device)

@@ -199,8 +199,8 @@ def close_run(run: Run, outcome: Outcome) -> None:
     Raises:
         UserError: files that replicas say they wrote are not in the store as seen from here.
     """
-    if outcome.notes:
-        run.note(outcome.notes)
+    if "model_loaded_at" in outcome.notes:
+        run.note({**outcome.notes, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
     missing = run.finish(
         errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
         attempts=outcome.tries,
