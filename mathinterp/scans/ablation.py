@@ -5,7 +5,8 @@ resample (the paired counterfactual prompt's own activation).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +107,17 @@ def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in
         forest = engine.forest
         notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
         notes["noise_floor"] = engine.noise_floor(engine.baseline())
+    if scan.ablation == "mean":
+        groups = Counter(_mean_groups(scan, prompts))
+        notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}
     return AblationState(anatomy, prompts, engine, counterfactual, notes)
+
+
+def _mean_groups(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[tuple[str | None, str | None]]:
+    """What each prompt's mean is taken over: its (operation, template) at END, all prompts where every token is."""
+    if scan.edited_positions == "all":
+        return [(None, None)] * len(prompts)
+    return [(p.prompt.operation, p.prompt.template) for p in prompts]
 
 
 def _counterfactual_ids(prompt: TokenizedPrompt) -> tuple[int, ...]:
@@ -115,10 +126,13 @@ def _counterfactual_ids(prompt: TokenizedPrompt) -> tuple[int, ...]:
 
 
 def _private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
-    """Tokens whose replacement may differ between prompts of one text must not be shared between them."""
-    if scan.ablation == "zero" or (scan.ablation == "mean" and scan.edited_positions == "all"):
-        return None
-    return [0 if scan.edited_positions == "all" else prompt.end for prompt in prompts]
+    """Per prompt, the token from which no other prompt may share its nodes, because they are edited for it alone.
+
+    With END edits that holds for zeros too: one prompt's END may be an earlier token of a longer prompt.
+    """
+    if scan.edited_positions == "end":
+        return [prompt.end for prompt in prompts]
+    return [0] * len(prompts) if scan.ablation == "resample" else None
 
 
 def replacement(scan: AblationScan, state: AblationState, site: str, layer: int) -> Replacement:
@@ -136,12 +150,11 @@ def replacement(scan: AblationScan, state: AblationState, site: str, layer: int)
         return Replacement(values, prompt_n, token_n)
     if everywhere:
         return Replacement(values.mean(dim=0))
-    return Replacement(_template_means(values, state.prompts), prompt_n, token_n)
+    return Replacement(_group_means(values, _mean_groups(scan, state.prompts)), prompt_n, token_n)
 
 
-def _template_means(values_nZ: torch.Tensor, prompts: Sequence[TokenizedPrompt]) -> torch.Tensor:
-    """Row i becomes the mean over the prompts of prompt i's (operation, template)."""
-    keys = [(p.prompt.operation, p.prompt.template) for p in prompts]
+def _group_means(values_nZ: torch.Tensor, keys: Sequence[Hashable]) -> torch.Tensor:
+    """Row i becomes the mean over the rows of equal key."""
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     group = torch.tensor([number[key] for key in keys], device=values_nZ.device)
     wide = values_nZ.to(torch.float64 if values_nZ.dtype == torch.float64 else torch.float32)

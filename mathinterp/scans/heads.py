@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from mathinterp.errors import UserError
 from mathinterp.forward.edits import Edit
 from mathinterp.forward.scores import Scores
 from mathinterp.models.anatomy import ModelShape
@@ -24,13 +25,20 @@ HEADS_PER_FILE = 16  # at least, where there are that many: never a thousand sma
 
 @dataclass(frozen=True)
 class HeadScan(AblationScan):
-    """Ablate each of ``heads`` (all heads of ``layers``, or of the model, if None); see AblationScan for the rest."""
+    """Ablate each of ``heads``, or all heads of ``layers``, or all of the model; see AblationScan for the rest."""
 
     heads: tuple[tuple[int, int], ...] | None = None
     layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "heads"
     schemas: ClassVar[dict[str, pa.Schema]] = {"baseline": tables.BASELINE, "head_scan": tables.HEAD_SCAN}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads is not None and self.layers is not None:
+            raise UserError("--heads and --layers name heads in two ways; give one of them")
+        if self.heads == () or self.layers == ():
+            raise UserError("no heads to ablate; name at least one, or leave --heads and --layers out for all")
 
     def chosen(self, shape: ModelShape) -> list[tuple[int, int]]:
         """The heads to ablate, layer by layer; raises UserError for one that does not exist."""

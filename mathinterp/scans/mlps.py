@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from mathinterp.errors import UserError
 from mathinterp.forward.edits import Edit
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -24,6 +25,11 @@ class MlpScan(AblationScan):
 
     name: ClassVar[str] = "mlps"
     schemas: ClassVar[dict[str, pa.Schema]] = {"baseline": tables.BASELINE, "mlp_scan": tables.MLP_SCAN}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers == ():
+            raise UserError("no MLPs to ablate; name at least one layer, or leave --layers out for all")
 
     def chosen(self, shape: ModelShape) -> list[int]:
         """The layers to ablate; raises UserError for one that does not exist."""

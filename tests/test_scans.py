@@ -1,0 +1,417 @@
+"""Head and MLP scans against a hand-written twin: one prompt a forward pass, plain hooks, means by hand, in float64."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from mathinterp.errors import UserError
+from mathinterp.forward.replay import PackedEngine
+from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+from mathinterp.scans.ablation import AblationScan
+from mathinterp.scans.base import Shard, Subject
+from mathinterp.scans.heads import HEADS_PER_FILE, HeadScan
+from mathinterp.scans.mlps import MlpScan
+from tests import tiny
+from tests.tiny import tiny_config
+
+D_HEAD, N_HEADS, N_LAYERS = 8, 4, 3
+FAMILIES = ["llama", "mistral-window", "gpt2"]  # grouped queries; a window; biases and Conv1D
+STORED = {"rtol": 1e-6, "atol": 1e-6}  # rows are float32
+
+Row = tuple[bool, float, float, int]  # correct, logprob, logit, predicted_id
+Rows = dict[tuple[str, int], Row]  # (prompt_id, position) -> row
+Hook = Callable[[torch.Tensor], torch.Tensor]
+
+
+def tokenized(
+    name: str, text: tuple[int, ...], neutral: tuple[int, ...], answer: tuple[int, ...], kind: tuple[str, str]
+) -> TokenizedPrompt:
+    ids = (1, *text, *answer)
+    scored = tuple(ScoredToken(p, len(ids) - len(answer) + p, t, "", "digit", None) for p, t in enumerate(answer))
+    operation, template = kind
+    prompt = Prompt(name, "text", "0", operation=operation, template=template, counterfactual="neutral")
+    return TokenizedPrompt(prompt, ids, scored, (1, *neutral, *answer))
+
+
+def make_prompts() -> list[TokenizedPrompt]:
+    """Two operations x two templates; the last ones are what goes wrong when nodes are shared too far."""
+    rng = np.random.default_rng(5)
+    prompts = []
+    for i in range(10):
+        kind = (("add", "sub")[i % 2], ("words", "symbols")[i // 2 % 2])
+        stem = {"words": (20, 21), "symbols": (30,)}[kind[1]]
+        operand_a, operand_b = (int(x) for x in rng.integers(60, 64, size=2))
+        answer = tuple(int(x) for x in rng.integers(60, 70, size=1 + i % 3))
+        text, neutral = ((*stem, operand_a, sign, operand_b, 50) for sign in ({"add": 40, "sub": 41}[kind[0]], 42))
+        prompts.append(tokenized(f"p{i}", text, neutral, answer, kind))
+    kind = ("add", "words")
+    prompts.append(tokenized("same-1", (20, 21, 9, 40, 8, 50), (20, 21, 9, 43, 8, 50), (60, 61), kind))
+    prompts.append(tokenized("same-2", (20, 21, 9, 40, 8, 50), (20, 21, 9, 44, 8, 50), (60, 61), kind))
+    # END of same-1 and same-2 is an earlier token of this one, and then one of its answer
+    prompts.append(tokenized("longer", (20, 21, 9, 40, 8, 50, 60), (20, 21, 9, 44, 8, 50, 60), (61, 62), kind))
+    return prompts
+
+
+PROMPTS = make_prompts()
+tiny_model = cache(tiny.tiny_model)  # no test here changes weights
+
+
+# ---- the twin ----
+
+
+def site_of(model: PreTrainedModel, site: str, layer: int) -> nn.Module:
+    if model.config.model_type == "gpt2":
+        block = model.transformer.h[layer]
+        return block.attn.c_proj if site == "head" else block.mlp
+    block = model.model.layers[layer]
+    return block.self_attn.o_proj if site == "head" else block.mlp
+
+
+def forward(model: PreTrainedModel, ids: tuple[int, ...], site: str, layer: int, hook: Hook) -> torch.Tensor:
+    """Logits T V of one prompt whose activation 1 T Z at the site goes through ``hook``."""
+    module = site_of(model, site, layer)
+    if site == "head":
+        handle = module.register_forward_pre_hook(lambda _, args: (hook(args[0]),))
+    else:
+        handle = module.register_forward_hook(lambda _, args, output: hook(output))
+    try:
+        return model(torch.tensor([ids])).logits[0]
+    finally:
+        handle.remove()
+
+
+def activations(model: PreTrainedModel, ids: tuple[int, ...], site: str, layer: int) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept.append(value[0].clone())
+        return value
+
+    forward(model, ids, site, layer, keep)
+    return kept[0]
+
+
+def rows_of(logits: torch.Tensor, prompt: TokenizedPrompt) -> Rows:
+    rows: Rows = {}
+    for position, token in enumerate(prompt.scored):
+        at = logits[token.index - 1]
+        best = int(at.argmax())
+        logprob = float(at[token.token_id] - at.logsumexp(0))
+        rows[prompt.prompt.prompt_id, position] = (best == token.token_id, logprob, float(at[token.token_id]), best)
+    return rows
+
+
+def counterfactual_fed(prompt: TokenizedPrompt) -> tuple[int, ...]:
+    assert prompt.counterfactual_ids is not None
+    return prompt.counterfactual_ids[: len(prompt.fed)]
+
+
+class Twin:
+    """Slow rows of one ablation of one site; activations of X_c are computed once."""
+
+    def __init__(self, model: PreTrainedModel, site: str, layer: int, ablation: str, positions: str):
+        self.model, self.site, self.layer, self.positions = model, site, layer, positions
+        neutral = [activations(model, counterfactual_fed(p), site, layer) for p in PROMPTS]
+        kinds = [(p.prompt.operation, p.prompt.template) for p in PROMPTS]
+        self.new: list[torch.Tensor] = []  # T Z for each prompt
+        for prompt, own, kind in zip(PROMPTS, neutral, kinds, strict=True):
+            if ablation == "zero":
+                value = torch.zeros_like(own)
+                if site == "mlp" and model.config.model_type == "gpt2":
+                    value = value + model.transformer.h[layer].mlp.c_proj.bias
+            elif ablation == "resample":
+                value = own
+            elif positions == "all":
+                value = torch.cat(neutral).mean(0).expand_as(own)
+            else:
+                ends = [n[p.end] for n, p, k in zip(neutral, PROMPTS, kinds, strict=True) if k == kind]
+                value = torch.stack(ends).mean(0).expand_as(own)
+            assert len(value) == len(prompt.fed)
+            self.new.append(value)
+
+    def rows(self, head: int | None) -> Rows:
+        rows: Rows = {}
+        columns = slice(None) if head is None else slice(head * D_HEAD, (head + 1) * D_HEAD)
+        for prompt, new in zip(PROMPTS, self.new, strict=True):
+            tokens = slice(None) if self.positions == "all" else slice(prompt.end, prompt.end + 1)
+
+            def put(value: torch.Tensor, new: torch.Tensor = new, tokens: slice = tokens) -> torch.Tensor:
+                value = value.clone()
+                value[0, tokens, columns] = new[tokens, columns]
+                return value
+
+            rows |= rows_of(forward(self.model, prompt.fed, self.site, self.layer, put), prompt)
+        return rows
+
+
+@cache
+def twin_rows(family: str, site: str, layer: int, head: int | None, ablation: str, positions: str) -> Rows:
+    return Twin(tiny_model(family), site, layer, ablation, positions).rows(head)
+
+
+# ---- the scans ----
+
+
+def subject(model: PreTrainedModel, prompts: list[TokenizedPrompt] = PROMPTS, max_tokens: int | None = None) -> Subject:
+    return Subject(Anatomy(model), prompts, max_tokens)
+
+
+def run_all(scan: AblationScan, on: Subject) -> dict[str, pa.Table]:
+    """Table name -> rows of all its shards."""
+    state = scan.prepare(on)
+    parts: dict[str, list[pa.Table]] = {}
+    for shard in scan.shards(on.anatomy.shape, on.prompts):
+        table = scan.run(state, shard)
+        assert table.schema.equals(scan.schemas[shard.table])
+        parts.setdefault(shard.table, []).append(table)
+    return {name: pa.concat_tables(tables) for name, tables in parts.items()}
+
+
+def rows_where(table: pa.Table, **ids: int) -> Rows:
+    rows: Rows = {}
+    for r in table.to_pylist():
+        if all(r[name] == value for name, value in ids.items()):
+            key = (r["prompt_id"], r["position"])
+            assert key not in rows, f"{key} is there twice"
+            rows[key] = (r["correct"], r["logprob"], r["logit"], r["predicted_id"])
+    return rows
+
+
+def assert_rows(found: Rows, expected: Rows) -> None:
+    assert list(found) == list(expected)
+    for key, row in expected.items():
+        assert found[key][0] == row[0], key
+        assert found[key][3] == row[3], key
+        np.testing.assert_allclose(found[key][1:3], row[1:3], **STORED, err_msg=str(key))
+
+
+def far_apart(a: Rows, b: Rows) -> bool:
+    return max(abs(a[key][1] - b[key][1]) for key in a) > 1e-3
+
+
+CASES = [(a, p) for a in ("zero", "mean", "resample") for p in ("all", "end")]
+
+
+@pytest.mark.parametrize("engine", ["packed", "plain"])
+@pytest.mark.parametrize(("ablation", "positions"), CASES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_head_scan_equals_its_twin(family: str, ablation: str, positions: str, engine: str) -> None:
+    model = tiny_model(family)
+    heads = ((0, 1), (0, 2), (1, 3), (2, 0), (2, 3))
+    tables = run_all(HeadScan(ablation, positions, engine=engine, heads=heads), subject(model))
+    baseline = rows_where(tables["baseline"])
+    for layer, head in heads:
+        found = rows_where(tables["head_scan"], layer=layer, head=head)
+        assert_rows(found, twin_rows(family, "head", layer, head, ablation, positions))
+        assert far_apart(found, baseline), "the ablation changed nothing: the test shows nothing"
+    assert tables["head_scan"].num_rows == len(heads) * len(baseline)
+
+
+@pytest.mark.parametrize("engine", ["packed", "plain"])
+@pytest.mark.parametrize(("ablation", "positions"), CASES)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_mlp_scan_equals_its_twin(family: str, ablation: str, positions: str, engine: str) -> None:
+    model = tiny_model(family)
+    tables = run_all(MlpScan(ablation, positions, engine=engine), subject(model))
+    baseline = rows_where(tables["baseline"])
+    for layer in range(N_LAYERS):
+        found = rows_where(tables["mlp_scan"], layer=layer)
+        assert_rows(found, twin_rows(family, "mlp", layer, None, ablation, positions))
+        assert far_apart(found, baseline), "the ablation changed nothing: the test shows nothing"
+    assert tables["mlp_scan"].num_rows == N_LAYERS * len(baseline)
+
+
+@pytest.mark.parametrize("engine", ["packed", "plain"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_baseline_is_the_model_without_edits(family: str, engine: str) -> None:
+    model = tiny_model(family)
+    expected: Rows = {}
+    for prompt in PROMPTS:
+        expected |= rows_of(model(torch.tensor([prompt.fed])).logits[0], prompt)
+    for scan in (HeadScan("resample", engine=engine), MlpScan(engine=engine)):
+        table = scan.run(scan.prepare(subject(model)), Shard("baseline", 0))
+        assert table.schema.equals(scan.schemas["baseline"])
+        assert_rows(rows_where(table), expected)
+
+
+@pytest.mark.parametrize("positions", ["all", "end"])
+def test_every_head_of_the_model_is_scanned(positions: str) -> None:
+    table = run_all(HeadScan("resample", positions), subject(tiny_model("llama")))["head_scan"]
+    keys = [(r["layer"], r["head"], r["prompt_id"], r["position"]) for r in table.to_pylist()]
+    answers = [(p.prompt.prompt_id, t.position) for p in PROMPTS for t in p.scored]
+    assert len(keys) == len(set(keys))
+    assert set(keys) == {(layer, head, *a) for layer in range(N_LAYERS) for head in range(N_HEADS) for a in answers}
+
+
+@pytest.mark.parametrize("engine", ["packed", "plain"])
+@pytest.mark.parametrize("positions", ["all", "end"])
+@pytest.mark.parametrize("scan_class", [HeadScan, MlpScan])
+def test_resample_from_the_prompt_itself_changes_nothing(
+    scan_class: type[AblationScan], positions: str, engine: str
+) -> None:
+    own = [replace(p, counterfactual_ids=p.input_ids) for p in PROMPTS]
+    scan = scan_class("resample", positions, engine=engine)
+    tables = run_all(scan, subject(tiny_model("llama"), own))
+    baseline = rows_where(tables.pop("baseline"))
+    (table,) = tables.values()
+    for r in table.to_pylist():
+        expected = baseline[r["prompt_id"], r["position"]]
+        assert (r["correct"], r["predicted_id"]) == (expected[0], expected[3])
+        np.testing.assert_allclose((r["logprob"], r["logit"]), expected[1:3], **STORED)
+
+
+@pytest.mark.parametrize("engine", ["packed", "plain"])
+@pytest.mark.parametrize("positions", ["all", "end"])
+def test_prompts_of_one_text_keep_their_own_counterfactuals(positions: str, engine: str) -> None:
+    """same-1 and same-2 differ in X_c alone; that their values are right is shown by the twins."""
+    tables = run_all(HeadScan("resample", positions, engine=engine, layers=(1,)), subject(tiny_model("llama")))
+    rows = rows_where(tables["head_scan"], head=0)
+    baseline = rows_where(tables["baseline"])
+    for position in (0, 1):
+        assert abs(rows["same-1", position][1] - rows["same-2", position][1]) > 1e-6
+        assert baseline["same-1", position] == pytest.approx(baseline["same-2", position], abs=1e-6)
+
+
+# ---- cutting the work ----
+
+SHAPES = [(32, 32), (30, 9), (28, 16), (40, 40), (8, 8), (3, 4), (24, 25), (2, 71), (1, 1)]
+
+
+@pytest.mark.parametrize(("layers", "heads"), SHAPES)
+def test_files_cover_every_head_once_and_depend_on_the_shape_alone(layers: int, heads: int) -> None:
+    shape = replace(model_shape(tiny_config("llama")), n_layers=layers, n_heads=heads)
+    shards = HeadScan().shards(shape, PROMPTS)
+    assert shards == HeadScan("mean").shards(shape, PROMPTS[:1])
+    assert [s.key for s in shards if s.table == "baseline"] == ["baseline/00000"]
+    files = [shard.work["heads"] for shard in shards if shard.table == "head_scan"]
+    assert [s.index for s in shards if s.table == "head_scan"] == list(range(len(files)))
+    assert sorted(map(tuple, chain.from_iterable(files))) == [(i, j) for i in range(layers) for j in range(heads)]
+    assert all(len(file) >= HEADS_PER_FILE for file in files[:-1])
+    assert HEADS_PER_FILE >= 16
+    dear = [shard.cost for shard in shards if shard.table == "head_scan"]
+    assert sum(dear) == heads * layers * (layers + 1) / 2
+
+
+@pytest.mark.parametrize("layers", [1, 4, 5, 32])
+def test_mlp_files_cover_every_layer_once(layers: int) -> None:
+    shape = replace(model_shape(tiny_config("llama")), n_layers=layers)
+    shards = [s for s in MlpScan().shards(shape, PROMPTS) if s.table == "mlp_scan"]
+    assert list(chain.from_iterable(s.work["layers"] for s in shards)) == list(range(layers))
+
+
+def test_heads_that_do_not_exist_or_are_named_twice_over() -> None:
+    shape = model_shape(tiny_config("llama"))
+    with pytest.raises(UserError, match=r"head 1\.4 does not exist"):
+        HeadScan(heads=((1, 4),)).shards(shape, PROMPTS)
+    with pytest.raises(UserError, match="layer 3 does not exist"):
+        MlpScan(layers=(3,)).shards(shape, PROMPTS)
+    with pytest.raises(UserError, match="--heads and --layers"):
+        HeadScan(heads=((1, 1),), layers=(0,))
+    for empty in (lambda: HeadScan(heads=()), lambda: HeadScan(layers=()), lambda: MlpScan(layers=())):
+        with pytest.raises(UserError, match="to ablate"):
+            empty()
+
+
+# ---- parameters ----
+
+
+@pytest.mark.parametrize(
+    ("ablation", "positions", "scoring", "expected"),
+    [
+        ("zero", None, None, ("all", "token")),
+        ("mean", None, None, ("end", "first_token")),
+        ("resample", None, None, ("end", "first_token")),
+        ("zero", "end", None, ("end", "first_token")),
+        ("mean", "all", None, ("all", "token")),
+        ("mean", None, "token", ("end", "token")),
+        ("zero", None, "exact_match", ("all", "exact_match")),
+    ],
+)
+def test_defaults(ablation: str, positions: str | None, scoring: str | None, expected: tuple[str, str]) -> None:
+    for scan in (HeadScan(ablation, positions, scoring), MlpScan(ablation, positions, scoring)):
+        parameters = scan.parameters()
+        assert (parameters["positions"], parameters["scoring"]) == expected
+        assert scan.needs_counterfactuals == (ablation != "zero")
+
+
+@pytest.mark.parametrize("wrong", [{"ablation": "one"}, {"positions": "start"}, {"scoring": "bleu"}])
+def test_unknown_parameters(wrong: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=f"--{next(iter(wrong))} '.*' is not known"):
+        HeadScan(**wrong)
+
+
+def test_notes_say_how_many_prompts_a_mean_is_over() -> None:
+    on = subject(tiny_model("llama"))
+    notes = [scan.notes(scan.prepare(on)) for scan in (HeadScan("mean"), HeadScan("mean", "all"), HeadScan("zero"))]
+    assert notes[0]["prompts_per_mean"] == {"fewest": 2, "most": 6}
+    assert notes[1]["prompts_per_mean"] == {"fewest": len(PROMPTS), "most": len(PROMPTS)}
+    assert "prompts_per_mean" not in notes[2]
+    assert notes[0]["engine"] == "packed"
+    assert notes[0]["noise_floor"]["max_logprob_deviation"] < 1e-9
+
+
+# ---- what goes wrong while running ----
+
+
+@pytest.mark.parametrize("engine", ["packed", "plain"])
+def test_nan_in_a_heads_output_names_layer_head_and_prompt(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = HeadScan("resample", engine=engine)
+    state = scan.prepare(subject(tiny_model("llama")))
+    clean = state.counterfactual.token_values
+
+    def with_nan(site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
+        values = clean(site, layer, prompt_n, token_n).clone()
+        values[3, D_HEAD : 2 * D_HEAD] = torch.nan
+        return values
+
+    monkeypatch.setattr(state.counterfactual, "token_values", with_nan)
+    with pytest.raises(FloatingPointError, match=r"head 2\.1 edited: log-probability of prompt p3 is nan"):
+        scan.run(state, Shard("head_scan", 0, {"heads": [[2, 0], [2, 1], [2, 2]]}))
+    scan.run(state, Shard("head_scan", 0, {"heads": [[2, 0], [2, 2]]}))  # the others are whole
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    expected = run_all(HeadScan("resample"), subject(model, max_tokens=100_000))
+    sizes: list[int] = []
+    failures = 0
+    replay = PackedEngine._replay
+
+    def limited(self: PackedEngine, layer: int, edits: list, *args: object) -> torch.Tensor:
+        nonlocal failures
+        if len(edits) > most:
+            failures += 1
+            raise torch.cuda.OutOfMemoryError("simulated")
+        sizes.append(len(edits))
+        return replay(self, layer, edits, *args)
+
+    monkeypatch.setattr(PackedEngine, "_replay", limited)
+    found = run_all(HeadScan("resample"), subject(model, max_tokens=100_000))
+    assert failures > 0
+    assert max(sizes) <= most
+    for table in ("baseline", "head_scan"):
+        assert found[table].drop(["logprob", "logit"]).equals(expected[table].drop(["logprob", "logit"]))
+        for column in ("logprob", "logit"):
+            np.testing.assert_allclose(found[table][column], expected[table][column], **STORED)
+
+
+def test_out_of_memory_with_a_single_edit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = HeadScan()
+    state = scan.prepare(subject(tiny_model("llama")))
+
+    def never(*args: object) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("simulated")
+
+    monkeypatch.setattr(PackedEngine, "_replay", never)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        scan.run(state, Shard("head_scan", 0, {"heads": [[0, 0], [0, 1]]}))
