@@ -135,3 +135,11 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(UserError) as error:
         load_prompts(tmp_path)
     assert str(error.value) == f"cannot read prompts from {tmp_path}: Is a directory"
+
+
+def test_an_operation_named_all_is_refused(tmp_path: Path) -> None:
+    """Results call the mean over operations 'all'; an operation of that name would be mixed up with it."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"text": "1 + 1 =", "answer": 2, "operation": "all"}\n')
+    with pytest.raises(UserError, match=r"line 1: operation 'all' stands for the mean"):
+        read_prompts(path)

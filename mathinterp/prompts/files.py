@@ -20,6 +20,7 @@ FIELDS = tuple(field.name for field in fields(Prompt))
 REQUIRED = ("text", "answer")
 NUMERIC = ("answer", "operand_a", "operand_b")  # whole numbers are taken and turned to text
 DEFAULT_SEPARATOR = " "
+RESERVED_OPERATION = "all"  # in the views: the mean over operations
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
@@ -96,6 +97,10 @@ def _prompt(line: str, number: int, where: str) -> Prompt:
     for name in REQUIRED:
         if name not in values:
             raise UserError(f"{where}: the field '{name}' is missing")
+    if values.get("operation") == RESERVED_OPERATION:
+        raise UserError(
+            f"{where}: operation 'all' stands for the mean over all operations in results; name it otherwise"
+        )
     return Prompt(**{"prompt_id": str(number), **values})
 
 
