@@ -137,7 +137,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
     assert str(error.value) == f"cannot read prompts from {tmp_path}: Is a directory"
 
 
-def test_an_operation_named_all_is_refused(tmp_path: Path) -> None:
+def test_an_operation_named_all_is_refused(tmp_path) -> None:
     """Results call the mean over operations 'all'; an operation of that name would be mixed up with it."""
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"text": "1 + 1 =", "answer": 2, "operation": "all"}\n')

@@ -103,7 +103,7 @@ def _head_sum(anatomy: Anatomy, prompt: TokenizedPrompt, layers: Sequence[int]) 
             total += inputs[0][..., columns].double() @ weight[columns].double()
         bias = getattr(projection, "bias", None)
         total = total if bias is None else total + bias.double()
-        worst = max(worst, float((total - output.double()).norm() / output.double().norm()))
+        worst = float(np.maximum(worst, float((total - output.double()).norm() / output.double().norm())))  # keeps NaN
     return worst
 
 
