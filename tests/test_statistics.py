@@ -1,5 +1,6 @@
 """The estimators: against scipy, by hand, and by simulation."""
 
+import itertools
 import math
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_all_is_the_unweighted_mean_of_the_operations():
 
 
 def test_macro_effect_needs_all_variances():
-    known, unknown = Effect(2, 1.0, 0.5, 0.5, 0.25, 0.0), Effect(1, 1.0, 0.0, 1.0, None, 0.0)
+    known, unknown = Effect(2, 1.0, 0.5, 0.5, 0.25, 0.0, 1), Effect(1, 1.0, 0.0, 1.0, None, 0.0, 1)
     assert macro_effect([known, unknown]).variance is None
     assert macro_effect([known, unknown]).p_value is None
     assert macro_effect([known, known]).variance == 0.125
@@ -94,7 +95,7 @@ def test_degenerate_effects():
     nothing = clustered_effect([Unit("a", 0, "add", False, False), Unit("b", 0, "add", False, False)])
     assert (nothing.p_value, nothing.relative_drop, nothing.interval) == (1.0, None, (0.0, 0.0))
     everything = clustered_effect([Unit("a", 0, "add", True, False), Unit("b", 0, "add", True, False)])
-    assert (everything.p_value, everything.relative_drop, everything.variance) == (0.0, 1.0, 0.0)
+    assert (everything.p_value, everything.relative_drop, everything.variance) == (0.5, 1.0, 0.0)  # 2 sign flips of 4
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -133,3 +134,15 @@ def test_top_k_overlap():
     assert top_k_overlap([1, 2, 3], [3, 2, 1], 3) == 1.0
     with pytest.raises(ValueError, match="k = 4"):
         top_k_overlap([1, 2, 3], [3, 2, 1], 4)
+
+
+def test_p_is_never_below_what_flipping_signs_can_give():
+    """Few prompts that all move alike have no variance: the exact test's least p stands in for a normal p of 0."""
+    for moved in (1, 3, 6):
+        units = [Unit(f"p{i}", 0, "add", True, i >= moved) for i in range(8)]
+        effect = clustered_effect(units)
+        changes = np.array([1.0] * moved + [0.0] * (8 - moved))
+        flips = np.array(list(itertools.product((-1, 1), repeat=8)))
+        exact = np.mean(np.abs(flips @ changes) >= changes.sum())
+        assert effect.p_value is not None
+        assert effect.p_value >= exact - 1e-12

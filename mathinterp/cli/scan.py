@@ -112,8 +112,13 @@ def _run(
         replicas=replicas,
         gpus_per_replica=gpus_per_replica,
         address=address,
-        prompts_label=prompt_name,
+        prompts_label=_label(prompt_name, limit, seed),
     )
+
+
+def _label(name: str, limit: int | None, seed: int) -> str:
+    """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
+    return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
 
 
 def _run_json(run: "RunSummary") -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output
 from mathinterp.forward.layers import Call, RecordedCalls, call_layer, joined, record, standing_in
+from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
 from mathinterp.forward.tree import Forest, count_nodes, plant
 from mathinterp.models.anatomy import Anatomy
@@ -173,7 +174,11 @@ class PackedEngine:
             FloatingPointError: an edit gave NaN or infinity (names layer, head and prompt).
         """
         result = self._run(layer, edits, replacement, self.groups)
-        check_finite(result, edits, self.answers, self.prompts)
+        try:
+            check_finite(result, edits, self.answers, self.prompts)
+        except FloatingPointError:  # NaN spreads over a pack: full passes name the prompt it came from
+            PlainEngine(self.anatomy, self.prompts).run_edits(layer, edits, replacement)
+            raise
         return result
 
     def _run(self, layer: int, edits: Sequence[Edit], replacement: Replacement, groups: Sequence[Group]) -> Scores:

@@ -106,6 +106,7 @@ def _matmul_float32(normed: torch.Tensor, unembedding: nn.Module) -> torch.Tenso
     return logits if bias is None else logits + bias.float()
 
 
+@torch.inference_mode()
 def score(anatomy: Anatomy, hidden_EAD: torch.Tensor, gold_A: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Score the last layer's output at A answer positions under E edits.
 

@@ -37,6 +37,7 @@ class Effect:
     drop: float
     variance: float | None  # None: a single prompt has none
     logprob_change: float
+    moved: int  # prompts whose number of right units changed
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -53,12 +54,13 @@ class Effect:
 
     @property
     def p_value(self) -> float | None:
-        """Two-sided normal p of drop = 0; 1 where nothing changed."""
+        """Two-sided normal p of drop = 0, at least 2^(1 - moved), as flipping signs would give; 1 where drop is 0."""
         if self.drop == 0:
             return 1.0
         if self.variance is None:
             return None
-        return math.erfc(abs(self.drop) / math.sqrt(2 * self.variance)) if self.variance > 0 else 0.0
+        normal = math.erfc(abs(self.drop) / math.sqrt(2 * self.variance)) if self.variance > 0 else 0.0
+        return max(normal, 2.0 ** (1 - self.moved))
 
 
 def clustered_effect(units: Sequence[Unit], scoring: str = "token") -> Effect:
@@ -89,6 +91,7 @@ def clustered_effect(units: Sequence[Unit], scoring: str = "token") -> Effect:
         drop=float(drop),
         variance=float(clusters / (clusters - 1) * (residual**2).sum() / total**2) if clusters > 1 else None,
         logprob_change=float(change / total),
+        moved=int((d_i != 0).sum()),
     )
 
 
@@ -102,6 +105,7 @@ def macro_effect(effects: Sequence[Effect]) -> Effect:
         drop=float(np.mean([effect.drop for effect in effects])),
         variance=sum(variances) / len(effects) ** 2 if len(variances) == len(effects) else None,
         logprob_change=float(np.mean([effect.logprob_change for effect in effects])),
+        moved=sum(effect.moved for effect in effects),
     )
 
 

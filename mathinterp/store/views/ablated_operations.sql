@@ -2,8 +2,9 @@
 -- drop = sum d_i / sum n_i over prompts i (d_i units lost of n_i); its variance, clustered by prompt, is
 -- G/(G-1) * sum e_i^2 / (sum n_i)^2 with e_i = d_i - drop * n_i. The sum of squares is written in whole numbers, so that
 -- it is exactly 0 where every prompt moved alike. One prompt alone has no variance (null).
+-- moved: prompts whose number of right units changed.
 CREATE OR REPLACE VIEW ablated_operations AS
-SELECT run_id, node, layer, head, operation, n,
+SELECT run_id, node, layer, head, operation, n, moved,
        baseline_hits / n AS baseline_accuracy,
        hits / n AS accuracy,
        lost / n AS drop,
@@ -15,6 +16,7 @@ FROM (
     SELECT run_id, node, layer, head, operation,
            count(*) AS prompts,
            sum(n)::BIGINT AS n,
+           count_if(baseline_hits <> hits) AS moved,
            sum(baseline_hits)::BIGINT AS baseline_hits,
            sum(hits)::BIGINT AS hits,
            sum(baseline_hits - hits)::BIGINT AS lost,
