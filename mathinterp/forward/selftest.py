@@ -75,7 +75,8 @@ def selftest(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], heads_per_lay
 
 
 def _difference(a: Scores, b: Scores) -> float:
-    return float(np.abs(a.logprob_EA - b.logprob_EA).max())
+    """Largest difference of log-probabilities and logits; a sure answer's log-probability alone would hide much."""
+    return float(max(np.abs(a.logprob_EA - b.logprob_EA).max(), np.abs(a.logit_EA - b.logit_EA).max()))
 
 
 @torch.inference_mode()

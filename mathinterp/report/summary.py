@@ -49,9 +49,8 @@ def summarize_ablation(store: Store, run_id: str, node: str, top: int = 3, colum
         for row in rows("SELECT operation, max(baseline_accuracy) AS accuracy FROM effects GROUP BY ALL")
     }
     ranked = rows(
-        f"""SELECT operation, node, 100 * accuracy AS "accuracy %", 100 * drop AS "drop (points)",
-               100 * drop_low AS "95 % low", 100 * drop_high AS "high",
-               100 * relative_drop AS "relative %", q_value AS q
+        f"""SELECT operation, node, 100 * accuracy AS "accuracy", 100 * drop AS "drop",
+               100 * drop_low AS "low", 100 * drop_high AS "high", 100 * relative_drop AS "relative", q_value AS q
             FROM effects
             QUALIFY row_number() OVER (PARTITION BY operation ORDER BY drop DESC, node) <= {top}
             ORDER BY operation = 'all' DESC, operation, drop DESC, node"""
