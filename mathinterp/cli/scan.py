@@ -87,8 +87,8 @@ def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> N
         print_json({**_run_json(run), **found})
     else:
         if summary is not None:
-            print_table(summary.table, title=f"Accuracy (%) with one {node} ablated, the ones that cost most")
-            print_table(summary.top, title="Largest drops per operation")
+            print_table(summary.table, title=f"Accuracy (%), one {node} ablated")
+            print_table(summary.top, title="Largest drops (points, 95 % interval, relative %, BH q)")
             console.print(summary.verdict, highlight=False)
             print_sql_hint(run.store, summary.queries)
         _print_run(run)
