@@ -5,7 +5,7 @@ with. Replaying is calling layers again with those arguments, the batch axis exp
 replaced: no per-family code. Knows modules and masks; knows nothing about heads or scores.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -102,17 +102,28 @@ def _join(values: Sequence[Any], batches: Sequence[int], memo: dict[int, Any]) -
     return memo[id(first)]
 
 
-def record(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> RecordedCalls:
-    """Run the decoder once over ``packs`` and record the arguments of every layer and attention module."""
+def record(
+    anatomy: Anatomy, forest: Forest, packs: np.ndarray, observe: Callable[[int, torch.Tensor], None] | None = None
+) -> RecordedCalls:
+    """Run the decoder once over ``packs`` and record the arguments of every layer and attention module.
+
+    ``observe`` is shown each layer's number and its input hidden states (P N D).
+    """
     layer_calls: list[Call] = []
     attention_calls: list[Call] = []
     embedded: list[torch.Tensor] = []
     handles = []
+
+    def see(layer: int, hidden: torch.Tensor) -> None:
+        if layer == 0:
+            embedded.append(hidden)
+        if observe is not None:
+            observe(layer, hidden)
+
     for index, layer in enumerate(anatomy.layers):
-        handles.append(layer.register_forward_pre_hook(_recorder(layer_calls, embedded), with_kwargs=True))
-        handles.append(
-            anatomy.attention(index).register_forward_pre_hook(_recorder(attention_calls, []), with_kwargs=True)
-        )
+        handles.append(layer.register_forward_pre_hook(_recorder(layer_calls, see), with_kwargs=True))
+        attention = anatomy.attention(index)
+        handles.append(attention.register_forward_pre_hook(_recorder(attention_calls, None), with_kwargs=True))
     device = anatomy.device
     try:
         anatomy.decoder(
@@ -128,12 +139,12 @@ def record(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> RecordedCalls
     return RecordedCalls(len(packs), embedded[0], layer_calls, attention_calls)
 
 
-def _recorder(calls: list[Call], inputs: list[torch.Tensor]) -> Any:
+def _recorder(calls: list[Call], see: Callable[[int, torch.Tensor], None] | None) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         rest = dict(kwargs)
         hidden = args[0] if args else rest.pop("hidden_states")
-        if not inputs:
-            inputs.append(hidden)
+        if see is not None:
+            see(len(calls), hidden)
         calls.append(Call(args[1:], rest))
 
     return hook

@@ -8,7 +8,7 @@ Shape legend: P pack, N tree node, R row (pack x edit), A answer token, E edit, 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +84,7 @@ class PackedEngine:
         self.forest = plant(sequences, pack_size=pack_size, private_from=private_from, packs_multiple_of=together)
         self.groups = _group(self.forest, self.answers, together, self.device)
         self._call = torch.compile(call_layer, dynamic=False) if compiled else call_layer
+        self._baseline: Scores | None = None
         self._run_clean_pass()
 
     # ---- clean pass ----
@@ -98,22 +99,36 @@ class PackedEngine:
         anatomy, forest = self.anatomy, self.forest
         shape = (anatomy.shape.n_layers, forest.n_packs, forest.pack_size, anatomy.shape.d_model)
         self.residual_LPND = torch.empty(shape, dtype=self.dtype, device=self._cache_device(math.prod(shape)))
-        self.calls = [record(anatomy, forest, group.packs) for group in self.groups]
-        together = self.edits_per_batch
-        for start in range(0, len(self.groups), together):
-            indices = [i % len(self.groups) for i in range(start, start + self._copies(len(self.groups) - start))]
+        self.calls = [record(anatomy, forest, group.packs, self._keeper(group)) for group in self.groups]
+        if self._shape_matters:
+            self._rerun_in_batches_of_edits()
+
+    def _keeper(self, group: Group) -> Callable[[int, torch.Tensor], None]:
+        def keep(layer: int, hidden_PND: torch.Tensor) -> None:
+            self.residual_LPND[layer, group.span] = hidden_PND.to(self.residual_LPND.device)
+
+        return keep
+
+    def _rerun_in_batches_of_edits(self) -> None:
+        """The clean pass again, as many packs at once as edited passes have rows."""
+        for start in range(0, len(self.groups), self.edits_per_batch):
+            indices = [i % len(self.groups) for i in range(start, start + self.edits_per_batch)]
             packs = torch.from_numpy(np.concatenate([self.groups[i].packs for i in indices]))
             calls = joined([self.calls[i] for i in indices])
             hidden = calls.embedded_PND
-            for layer in range(anatomy.shape.n_layers):
+            for layer in range(self.anatomy.shape.n_layers):
                 self.residual_LPND[layer, packs] = hidden.to(self.residual_LPND.device)
-                if layer < anatomy.shape.n_layers - 1:  # the last one runs at answer positions only, in every pass
+                if layer < self.anatomy.shape.n_layers - 1:  # in every pass the last one runs at answer positions only
                     hidden = self._layer(layer, hidden, calls.layer[layer])
 
+    @property
+    def _shape_matters(self) -> bool:
+        """Whether the shape of a batch changes more than the very last bits of a result."""
+        return self.dtype not in (torch.float32, torch.float64)
+
     def _copies(self, needed: int) -> int:
-        """Rows to fill a batch with: all of them where the batch shape changes the last bits, else those needed."""
-        half = self.dtype not in (torch.float32, torch.float64)
-        return self.edits_per_batch if half else min(needed, self.edits_per_batch)
+        """Rows to fill a batch with: all of them where the batch shape matters, else those needed."""
+        return self.edits_per_batch if self._shape_matters else needed
 
     def _cache_device(self, elements: int) -> torch.device:
         if self.device.type != "cuda":
@@ -156,7 +171,9 @@ class PackedEngine:
 
     def baseline(self) -> Scores:
         """Scores (1 x A) of the unedited model: a no-op edit of the last layer, in the batch shape of real edits."""
-        return self._no_op(self.anatomy.shape.n_layers - 1, self.groups)
+        if self._baseline is None:
+            self._baseline = self._no_op(self.anatomy.shape.n_layers - 1, self.groups)
+        return self._baseline
 
     def _no_op(self, layer: int, groups: Sequence[Group]) -> Scores:
         edits = [Edit.heads_of(layer, ())] * self._copies(1)
