@@ -13,7 +13,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from tests.tiny import TINY_FAMILIES, VOCABULARY, tiny_model
 
-EXACT = dict(rtol=1e-11, atol=1e-12)
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def random_prompts(count: int = 24, seed: int = 0) -> list[TokenizedPrompt]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mathinterp.forward.tree import ALIGNMENT, Forest, count_nodes, plant
+from mathinterp.forward.tree import Forest, count_nodes, plant
 
 Prefixes = set[tuple[int, ...]]
 
@@ -120,18 +120,19 @@ def test_equal_sequences_share_up_to_their_private_tokens() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("pack_size", "multiple"), [(24, 1), (40, 1), (40, 3), (64, 4)])
-def test_packs_are_even(seed: int, pack_size: int, multiple: int) -> None:
+@pytest.mark.parametrize("alignment", [1, 8])
+def test_packs_are_even(seed: int, pack_size: int, multiple: int, alignment: int) -> None:
     """No smaller packs would do with as many of them, and no more of them are used than asked for."""
     sequences = random_sequences(seed, count=120)
-    forest = plant(sequences, pack_size=pack_size, packs_multiple_of=multiple)
-    assert forest.pack_size % ALIGNMENT == 0
+    forest = plant(sequences, pack_size=pack_size, packs_multiple_of=multiple, alignment=alignment)
+    assert forest.pack_size % alignment == 0
     assert (forest.used_P <= forest.pack_size).all()
     assert (forest.used_P > 0).all()
-    fewest = plant(sequences, pack_size=pack_size).n_packs
+    fewest = plant(sequences, pack_size=pack_size, alignment=alignment).n_packs
     assert forest.n_packs <= -(-fewest // multiple) * multiple
     longest = max(map(len, sequences))
-    if forest.pack_size - ALIGNMENT >= longest:
-        smaller = plant(sequences, pack_size=forest.pack_size - ALIGNMENT)
+    if forest.pack_size - alignment >= longest:
+        smaller = plant(sequences, pack_size=forest.pack_size - alignment, alignment=alignment)
         assert smaller.n_packs > forest.n_packs
 
 
@@ -142,7 +143,7 @@ def test_a_sequence_longer_than_the_pack_size_makes_packs_larger() -> None:
 
 
 def test_padding_is_marked() -> None:
-    forest = plant([(5, 6, 7)], pack_size=64)
+    forest = plant([(5, 6, 7)], pack_size=64, alignment=8)
     used = int(forest.used_P[0])
     assert (forest.pack_size, used) == (8, 3)
     assert (forest.parents_PN[0, used:] == -1).all()

@@ -1,6 +1,7 @@
 """How results look on a terminal: rich tables, and plain JSON for scripts."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-console = Console()
+PIPE_WIDTH = 200  # where no terminal sets a width, rows stay on one line
+console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
 
@@ -22,7 +24,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     if not rows:
         console.print(f"{title}: no rows" if title else "no rows")
         return
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    if title:
+        console.print(title, style="bold", highlight=False, soft_wrap=True)
+    table = Table(header_style="bold", box=None, pad_edge=False)
     for name in rows[0]:
         numeric = any(isinstance(row[name], int | float) for row in rows)
         short = all(len(format_value(row[name])) <= SHORT for row in rows)

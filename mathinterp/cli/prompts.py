@@ -1,6 +1,7 @@
 """``mathinterp prompts``: list the prompt sets, show one, or write it to a file."""
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -33,8 +34,8 @@ def prompts(
     from mathinterp.prompts.pairs import with_counterfactuals
 
     if list_sets:
-        rows = [{"name": name, "description": entry.description} for name, entry in PROMPT_SETS.items()]
-        print_json(rows) if as_json else print_table(rows)
+        sets = [{"name": name, "description": entry.description} for name, entry in PROMPT_SETS.items()]
+        print_json(sets) if as_json else print_table(sets)
         return
     chosen = load_prompts(prompt_name, seed=seed, limit=limit)
     tokenizer = resolve(ModelSpec(model, adapter, dtype, trust_remote_code)).tokenizer
@@ -48,12 +49,13 @@ def prompts(
     if as_json:
         print_json([asdict(prompt) for prompt in chosen])
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
     for prompt in tokenized:
         scored = " ".join(f"{t.token.strip()}:{t.carry_class or t.kind}" for t in prompt.scored)
-        row = {"prompt_id": prompt.prompt.prompt_id, "text": prompt.prompt.text, "answer": prompt.prompt.answer}
+        sentence = prompt.prompt
+        row: dict[str, Any] = {"prompt_id": sentence.prompt_id, "text": sentence.text, "answer": sentence.answer}
         if counterfactuals:
-            row["counterfactual"] = str(prompt.prompt.counterfactual)
+            row["counterfactual"] = sentence.counterfactual
         rows.append({**row, "tokens": len(prompt.fed), "scored": scored})
     print_table(rows)
     total = sum(len(prompt.scored) for prompt in tokenized)

@@ -100,20 +100,24 @@ def _run(
     chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
     limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
 ) -> "RunSummary":  # fmt: skip
+    from mathinterp.cluster.dispatch import NoReplicaLeft
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
 
-    return run_scan(
-        chosen,
-        ModelSpec(model, adapter, dtype, trust_remote_code),
-        load_prompts(prompt_name, seed=seed, limit=limit),
-        store,
-        replicas=replicas,
-        gpus_per_replica=gpus_per_replica,
-        address=address,
-        prompts_label=_label(prompt_name, limit, seed),
-    )
+    try:
+        return run_scan(
+            chosen,
+            ModelSpec(model, adapter, dtype, trust_remote_code),
+            load_prompts(prompt_name, seed=seed, limit=limit),
+            store,
+            replicas=replicas,
+            gpus_per_replica=gpus_per_replica,
+            address=address,
+            prompts_label=_label(prompt_name, limit, seed),
+        )
+    except NoReplicaLeft as error:
+        raise click.ClickException(f"{error}; the same command goes on from here") from error
 
 
 def _label(name: str, limit: int | None, seed: int) -> str:

@@ -37,7 +37,8 @@ def selftest(
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UserError(f"--device '{device}' is not available here; take cpu")
     resolved = resolve(ModelSpec(model, adapter, dtype, trust_remote_code), device)
-    prompts = tokenize_prompts(load_prompts(prompt_name, seed=seed, limit=limit or 8), resolved.tokenizer)
+    chosen = load_prompts(prompt_name, seed=seed, limit=8 if limit is None else limit)
+    prompts = tokenize_prompts(chosen, resolved.tokenizer)
     loaded = load(resolved, device)
     checks = list(run_checks(loaded.anatomy, prompts))
     rows = [

@@ -1,5 +1,8 @@
 """``mathinterp sql``: query a store."""
 
+from contextlib import suppress
+from pathlib import Path
+
 import click
 
 from mathinterp.cli.options import json_option, store_option
@@ -19,9 +22,14 @@ def sql(query: str | None, store: str, as_json: bool) -> None:
       mathinterp sql "SELECT layer, head, drop, q_value FROM head_effects
                       WHERE operation = 'all' ORDER BY drop DESC LIMIT 10"
     """
+    from mathinterp.errors import UserError
     from mathinterp.store import Store
 
     opened = Store(store)
+    if "://" not in store and not Path(store).is_dir():
+        raise UserError(f"there is no store at '{store}'; run a scan first, or name its folder with --store")
+    with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
+        opened.write_views()
     if query is None:
         query = "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     rows = opened.rows(query)

@@ -25,6 +25,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 
 CPU_TOKENS = 1024  # token rows in one batch: a width-256 layer's activations stay in the cache
 GPU_TOKENS = 16896  # 132 x 128: whole waves of 128-row tiles on the 132 multiprocessors of an H100
+MASK_ALIGNMENT = 8  # a GPU's fused attention wants mask rows in multiples of eight elements
 CPU_PACK_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GPU_PACK_SIZES = (132, 176, 264, 352, 528, 1056)  # divide GPU_TOKENS / 16 edits
 CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
@@ -81,7 +82,13 @@ class PackedEngine:
         pack_size = pack_size or best_pack_size(anatomy, sequences, private_from, on_gpu=self.device.type == "cuda")
         together = max(1, self.max_tokens // (pack_size * edits_per_batch))
         self.edits_per_batch = max(1, min(edits_per_batch, self.max_tokens // (pack_size * together)))
-        self.forest = plant(sequences, pack_size=pack_size, private_from=private_from, packs_multiple_of=together)
+        self.forest = plant(
+            sequences,
+            pack_size=pack_size,
+            private_from=private_from,
+            packs_multiple_of=together,
+            alignment=MASK_ALIGNMENT if self.device.type == "cuda" else 1,
+        )
         self.groups = _group(self.forest, self.answers, together, self.device)
         self._call = torch.compile(call_layer, dynamic=False) if compiled else call_layer
         self._baseline: Scores | None = None
@@ -263,12 +270,14 @@ class PackedEngine:
             mlp_PND = self._clean_site("mlp", layer, group, calls)
             edited = values.apply(mlp_PND, group.span)
             return anatomy.output_projection(layer)(heads_PNZ), edited
-        edited_PENZ = heads_PNZ[:, None].repeat(1, len(edits), 1, 1)
-        for row, edit in enumerate(edits):
+        weight = anatomy.output_weight(layer)
+        output_PEND = anatomy.output_projection(layer)(heads_PNZ)[:, None].repeat(1, len(edits), 1, 1)
+        for row, edit in enumerate(edits):  # o_proj is linear: only the edited slices' share of its output changes
             for head in edit.heads:
                 columns = anatomy.head_slice(head)
-                edited_PENZ[:, row, :, columns] = values.apply(heads_PNZ[..., columns], group.span, columns)
-        return anatomy.output_projection(layer)(edited_PENZ.flatten(0, 1)), None
+                clean = heads_PNZ[..., columns]
+                output_PEND[:, row] += (values.apply(clean, group.span, columns) - clean) @ weight[columns]
+        return output_PEND.flatten(0, 1), None
 
     def _layer_with(
         self, layer: int, hidden: torch.Tensor, call: Call, attention: torch.Tensor, mlp: torch.Tensor | None

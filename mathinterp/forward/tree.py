@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALIGNMENT = 8  # fused attention kernels want mask rows in multiples of eight elements
-
 
 @dataclass(frozen=True)
 class Forest:
@@ -66,6 +64,7 @@ def plant(
     pack_size: int,
     private_from: Sequence[int] | None = None,
     packs_multiple_of: int = 1,
+    alignment: int = 1,
 ) -> Forest:
     """Pack ``sequences`` into trees of about ``pack_size`` nodes, all of one size and evenly filled.
 
@@ -74,6 +73,7 @@ def plant(
         pack_size: nodes aimed at; a pack is larger only if one sequence alone is longer.
         private_from: per sequence, the index from which its nodes are shared with no other sequence
             (needed where an intervention differs between prompts of the same text).
+        alignment: the pack size is a multiple of this.
         packs_multiple_of: the number of packs is made a multiple of this where there are that many sequences.
     """
     assert len(sequences) > 0
@@ -81,11 +81,11 @@ def plant(
     limits = [len(s) for s in sequences] if private_from is None else list(private_from)
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
     longest = max(len(s) for s in sequences)
-    capacity = _round_up(max(pack_size, longest))
+    capacity = -(-max(pack_size, longest) // alignment) * alignment
     fewest = len(_fill(sequences, limits, order, capacity))
     wanted = min(-(-fewest // packs_multiple_of) * packs_multiple_of, len(sequences))
-    while capacity - ALIGNMENT >= longest and len(_fill(sequences, limits, order, capacity - ALIGNMENT)) <= wanted:
-        capacity -= ALIGNMENT
+    while capacity - alignment >= longest and len(_fill(sequences, limits, order, capacity - alignment)) <= wanted:
+        capacity -= alignment
     return _build(sequences, limits, _fill(sequences, limits, order, capacity), capacity)
 
 
@@ -94,10 +94,6 @@ def count_nodes(sequences: Sequence[Sequence[int]]) -> int:
     ordered = sorted(tuple(s) for s in sequences)
     shared = sum(_common_prefix(a, b) for a, b in itertools.pairwise(ordered))
     return sum(len(s) for s in ordered) - shared
-
-
-def _round_up(nodes: int) -> int:
-    return -(-nodes // ALIGNMENT) * ALIGNMENT
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,0 +1,202 @@
+"""The command line: help that teaches, results that add up, and one clear line for every mistake of the user."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from mathinterp.cli.main import main
+from tests.tiny import save_tiny, tiny_model
+
+ROWS_AND_HEADS = "SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM head_scan"
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def assert_one_line(result: Result, *parts: str) -> None:
+    """Exit code 2, one line on stderr that says all of ``parts``, no traceback."""
+    assert result.exit_code == 2, (result.output, result.exception)
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny") / "llama", "llama")
+
+
+def scan(folder: Path, store: Path, *words: str | Path) -> Result:
+    return run("scan", "heads", "--model", folder, "--store", store, "--limit", "8", *words)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_missing_model_folder(tmp_path):
+    assert_one_line(run("scan", "heads", "--model", tmp_path / "nothing", "--store", tmp_path / "s"), "nothing")
+
+
+def test_unknown_family(tmp_path, tiny_folder):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for file in tiny_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_one_line(scan(folder, tmp_path / "s"), "family 'bloom'", "families.py")
+
+
+def test_adapter_for_another_base(tmp_path, tiny_folder):
+    adapted = get_peft_model(tiny_model("gpt2", dtype=torch.float32), LoraConfig(r=2, target_modules=["c_attn"]))
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert_one_line(scan(tiny_folder, tmp_path / "s", "--adapter", tmp_path / "adapter"), "adapter", "another base")
+
+
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        (['{"text": "1 + 2 =", "answer": "3"}', '{"text": "1 + 3 ="}'], ["line 2", "answer"]),
+        (['{"text": "1 + 2 =", "answer": "3"}', "{oh no"], ["line 2", "JSON"]),
+    ],
+)
+def test_faulty_prompt_file(tmp_path, tiny_folder, lines, parts):
+    file = write(tmp_path / "prompts.jsonl", *lines)
+    assert_one_line(scan(tiny_folder, tmp_path / "s", "--prompts", file), "prompts.jsonl", *parts)
+
+
+def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
+    file = write(tmp_path / "p.jsonl", '{"text": "seven", "answer": "teen", "separator": ""}')
+    assert_one_line(scan(tiny_folder, tmp_path / "s", "--prompts", file), "separator")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--layers", "9"], ["layer 9 does not exist", "0 to 2"]),
+        (["--heads", "0.7"], ["head 0.7 does not exist", "0 to 3"]),
+        (["--heads", "0-7"], ["cannot be read", "layer.head"]),
+        (["--layers", "3-1"], ["cannot be read"]),
+        (["--ablation", "half"], ["half", "zero, mean, resample"]),
+        (["--scoring", "half"], ["half", "first_token"]),
+        (["--engine", "warp"], ["warp", "packed"]),
+        (["--prompts", "nonsense"], ["nonsense", "two_digit"]),
+        (["--gpus-per-replica", "1"], ["--gpus-per-replica"]),
+        (["--replicas", "0"], ["--replicas"]),
+        (["--dtype", "int3"], ["int3", "float32"]),
+        (["--limit", "0"], ["limit"]),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+def test_values_that_do_not_exist(tmp_path, tiny_folder, words, parts):
+    assert_one_line(scan(tiny_folder, tmp_path / "s", *words), *parts)
+
+
+def test_store_that_is_a_file(tmp_path, tiny_folder):
+    assert_one_line(scan(tiny_folder, write(tmp_path / "file", "x")), "file")
+
+
+def test_sql_without_a_store_and_with_a_mistake(tmp_path):
+    assert_one_line(run("sql", "--store", tmp_path / "none", "SELECT 1"), "no store")
+    (tmp_path / "empty").mkdir()
+    assert_one_line(run("sql", "--store", tmp_path / "empty", "SELECT nothing FROM nowhere"), "nowhere")
+
+
+def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
+    """One real run through Ray; then the same command, a broken file beside the results, and NaN weights."""
+    store = tmp_path / "store"
+    command = [sys.executable, "-m", "mathinterp.cli.main", "scan", "heads", "--model", str(tiny_folder),
+               "--store", str(store), "--limit", "8", "--replicas", "1"]  # fmt: skip
+    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 0, first.stderr
+    assert "of 12 heads cost more than 10 points" in first.stdout
+    assert "paper_a_table1" in first.stdout
+
+    count = [
+        "sql",
+        "--json",
+        "--store",
+        store,
+        ROWS_AND_HEADS,
+    ]
+    rows = json.loads(run(*count).stdout)
+    assert rows[0]["heads"] == 12
+    assert rows[0]["n"] % 12 == 0
+
+    again = scan(tiny_folder, store, "--json")
+    assert again.exit_code == 0
+    found = json.loads(again.stdout)
+    assert (found["shards_done"], found["shards_reused"]) == (0, found["shards"])
+    assert json.loads(run(*count).stdout) == rows
+
+    shard = next(store.glob("head_scan/*/*.parquet"))
+    shard.with_name("shard-09999.parquet").write_bytes(shard.read_bytes()[:100])
+    warned = run(*count)
+    assert "shard-09999.parquet" in warned.stderr
+    assert json.loads(warned.stdout) == rows
+
+
+def test_nan_weights(tmp_path, tiny_folder):
+    folder = tmp_path / "nan"
+    folder.mkdir()
+    for file in tiny_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert_one_line(run("selftest", "--model", folder), "model.norm.weight", "NaN")
+
+
+def test_plan_counts_what_a_scan_would_store(tiny_folder):
+    planned = json.loads(run("plan", "heads", "--model", tiny_folder, "--limit", "400", "--json").stdout)
+    assert planned["evaluations"] == 400 * (12 + 1)
+    assert planned["nodes"] < planned["tokens"]
+    assert planned["seconds"]["H100"] > 0
+    assert "tree nodes" in run("plan", "mlps", "--model", tiny_folder, "--limit", "8").stdout
+
+
+def test_prompts_as_the_model_sees_them(tmp_path, tiny_folder):
+    shown = run("prompts", "--model", tiny_folder, "--limit", "4")
+    assert "4 prompts" in shown.stdout
+    assert "two_digit" in run("prompts", "--list").stdout
+    out = tmp_path / "pairs.jsonl"
+    assert run("prompts", "--limit", "4", "--counterfactuals", "--out", out).exit_code == 0
+    assert all(json.loads(line)["counterfactual"] for line in out.read_text().splitlines())
+
+
+def test_selftest_holds_on_a_tiny_model(tiny_folder):
+    result = run("selftest", "--model", tiny_folder, "--dtype", "float64", "--json")
+    checks = json.loads(result.stdout)["checks"]
+    assert len(checks) == 6
+    assert all(check["holds"] and check["largest difference"] < 1e-9 for check in checks)
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, click.Command]]:
+    found = []
+    for name, command in group.commands.items():
+        found.append((" ".join((*path, name)), command))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), commands(main))
+def test_every_command_and_option_is_explained(name, command):
+    assert "Example" in (command.help or ""), f"{name} has no example"
+    assert f"mathinterp {name.split()[0]}" in (command.help or "")
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts} has no help"
