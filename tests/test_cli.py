@@ -10,9 +10,14 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from peft import LoraConfig, get_peft_model
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from mathinterp.cli.main import main
+from mathinterp.cli.output import print_table
+from mathinterp.cluster.dispatch import NoReplicaLeft
+from mathinterp.store import Store
+from tests.small_store import fill, prompt
 from tests.tiny import save_tiny, tiny_model
 
 ROWS_AND_HEADS = "SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM head_scan"
@@ -98,6 +103,10 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--replicas", "0"], ["--replicas"]),
         (["--dtype", "int3"], ["int3", "float32"]),
         (["--limit", "0"], ["limit"]),
+        (["--limit", "few"], ["--limit", "few", "--help"]),
+        (["--seed", "-1"], ["--seed", "-1"]),
+        (["--bogus"], ["--bogus", "mathinterp scan heads --help"]),
+        (["--heads", "0.1", "--layers", "0"], ["not both"]),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
@@ -111,8 +120,11 @@ def test_store_that_is_a_file(tmp_path, tiny_folder):
 
 def test_sql_without_a_store_and_with_a_mistake(tmp_path):
     assert_one_line(run("sql", "--store", tmp_path / "none", "SELECT 1"), "no store")
-    (tmp_path / "empty").mkdir()
-    assert_one_line(run("sql", "--store", tmp_path / "empty", "SELECT nothing FROM nowhere"), "nowhere")
+    assert_one_line(run("sql", "--store", tmp_path, "SELECT 1"), "no store")
+    assert list(tmp_path.iterdir()) == []  # a folder that is no store is left alone
+    fill(Store(tmp_path), [prompt("1")], [{"prompt_id": "1"}])
+    assert_one_line(run("sql", "--store", tmp_path, "SELECT nothing FROM nowhere"), "nowhere")
+    assert "head_effects" in run("sql", "--store", tmp_path).stdout
 
 
 def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
@@ -145,7 +157,8 @@ def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
     shard = next(store.glob("head_scan/*/*.parquet"))
     shard.with_name("shard-09999.parquet").write_bytes(shard.read_bytes()[:100])
     warned = run(*count)
-    assert "shard-09999.parquet" in warned.stderr
+    assert warned.stderr.count("shard-09999.parquet") == 1
+    assert warned.stderr.startswith("warning: ")
     assert json.loads(warned.stdout) == rows
 
 
@@ -164,8 +177,13 @@ def test_plan_counts_what_a_scan_would_store(tiny_folder):
     planned = json.loads(run("plan", "heads", "--model", tiny_folder, "--limit", "400", "--json").stdout)
     assert planned["evaluations"] == 400 * (12 + 1)
     assert planned["nodes"] < planned["tokens"]
-    assert planned["seconds"]["H100"] > 0
-    assert "tree nodes" in run("plan", "mlps", "--model", tiny_folder, "--limit", "8").stdout
+    devices = {row["device"]: row for row in planned["devices"]}
+    assert (devices["H100"]["dtype"], devices["this CPU"]["dtype"]) == ("bfloat16", "float32")  # what auto means there
+    assert 0 < devices["H100"]["seconds"] < devices["this CPU"]["seconds"]
+    assert devices["this CPU"]["model_bytes"] == 2 * devices["H100"]["model_bytes"]
+    shown = run("plan", "mlps", "--model", tiny_folder, "--limit", "8").stdout
+    assert "tree nodes" in shown
+    assert f"mathinterp scan mlps --model {tiny_folder} --limit 8" in shown
 
 
 def test_prompts_as_the_model_sees_them(tmp_path, tiny_folder):
@@ -200,3 +218,29 @@ def test_every_command_and_option_is_explained(name, command):
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, f"{name} {parameter.opts} has no help"
+
+
+@pytest.mark.parametrize("width", [40, 2000])
+def test_no_number_is_ever_cut_off(monkeypatch, capsys, width):
+    monkeypatch.setattr("mathinterp.cli.output.console", Console(width=width))
+    row = {f"a_long_column_{i}": 1000.5 + i for i in range(12)}
+    print_table([row], title="A title that is longer than forty characters, and stays on one line")
+    printed = capsys.readouterr().out
+    assert printed.startswith("A title that is longer than forty characters, and stays on one line\n")
+    assert all(f"{value:.4g}" in printed and name in printed for name, value in row.items())
+
+
+def test_store_that_cannot_be_written(tmp_path, tiny_folder):
+    file = write(tmp_path / "file", "x")
+    assert_one_line(scan(tiny_folder, file / "store"), "not writable", "--store")
+
+
+def test_a_cluster_without_replicas_ends_in_one_line(tmp_path, tiny_folder, monkeypatch):
+    def none_left(*_: object, **__: object) -> None:
+        raise NoReplicaLeft("no replica is left to run 2 shards: out of memory")
+
+    monkeypatch.setattr("mathinterp.cluster.run.run_scan", none_left)
+    result = scan(tiny_folder, tmp_path / "s")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "no replica is left to run 2 shards" in result.stderr

@@ -1,9 +1,11 @@
 """The command line: a thin layer over the library.
 
-Every command is a few lines that call one function and print its result. A UserError becomes one line on stderr
-and exit code 2; a fault of the program keeps its traceback. Heavy imports happen inside the commands, so that
+Every command is a few lines that call one function and print its result. A UserError, or an option that does not
+parse, becomes one line on stderr and exit code 2; a fault of the program keeps its traceback. Heavy imports happen inside the commands, so that
 ``--help`` is instant.
 """
+
+import logging
 
 import click
 
@@ -37,6 +39,19 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except UserError as error:
             raise UserMistake(str(error)) from error
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else ctx.command_path
+            raise UserMistake(f"{error.format_message().rstrip('.')}; see '{command} --help'") from error
+
+
+class Warnings(logging.Handler):
+    """The package's warnings, one line each on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        click.echo(f"warning: {' '.join(record.getMessage().split())}", err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -50,6 +65,9 @@ def main() -> None:
       mathinterp scan heads --limit 200                which heads of the bundled model carry which operation
       mathinterp sql "SELECT * FROM paper_a_table1 WHERE rank <= 5"
     """
+    logger = logging.getLogger("mathinterp")
+    if not any(isinstance(handler, Warnings) for handler in logger.handlers):
+        logger.addHandler(Warnings())
 
 
 for command in (models, prompts, plan, scan, sql, selftest, submit):

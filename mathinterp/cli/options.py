@@ -20,6 +20,15 @@ def _apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], C
     return decorate
 
 
+def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse an unknown engine here: the scan itself would only do so in a replica that has loaded its model."""
+    from mathinterp.forward.engine import ENGINES
+
+    if value not in ENGINES:
+        raise UserError(f"--engine '{value}' is not known; take one of {', '.join(ENGINES)}")
+    return value
+
+
 def model_options() -> Callable[[Command], Command]:
     """--model, --adapter, --dtype, --trust-remote-code."""
     return _apply(
@@ -47,7 +56,9 @@ def prompt_options() -> Callable[[Command], Command]:
                 help="Prompt set or JSON-lines file; see 'mathinterp prompts'.",
             ),
             click.option("--limit", type=int, default=None, help="At most so many prompts, spread over the templates."),
-            click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts' operands."),
+            click.option(
+                "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts' operands."
+            ),
         ]
     )  # fmt: skip
 
@@ -84,7 +95,10 @@ def ablation_options() -> Callable[[Command], Command]:
                 help="token, first_token or exact_match; default token, or first_token when only END is edited.",
             ),
             click.option("--layers", default=None, help="Layers, for example 0-3,17; default all."),
-            click.option("--engine", default="auto", show_default=True, help="auto, packed or plain (slow)."),
+            click.option(
+                "--engine", default="auto", show_default=True, callback=_known_engine,
+                help="auto, packed or plain (slow).",
+            ),
         ]
     )  # fmt: skip
 
@@ -118,3 +132,9 @@ def parse_heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
             raise UserError(f"--heads '{text}' cannot be read; write layer.head, like 17.22,14.19")
         heads.add((int(layer), int(head)))
     return tuple(sorted(heads))
+
+
+def require_one(heads: str | None, layers: str | None) -> None:
+    """Raise UserError if both choices are given: which of them should hold would be a guess."""
+    if heads is not None and layers is not None:
+        raise UserError("give --heads or --layers, not both")

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-PIPE_WIDTH = 200  # where no terminal sets a width, rows stay on one line
-console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
+console = Console(width=None if sys.stdout.isatty() else WIDE)
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
 
@@ -33,7 +33,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
     for row in rows:
         table.add_row(*(format_value(value) for value in row.values()))
-    console.print(table)
+    # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
+    fits = console.measure(table).minimum <= console.width
+    console.print(table, width=None if fits else WIDE, crop=False, soft_wrap=not fits)
 
 
 def format_value(value: Any) -> str:

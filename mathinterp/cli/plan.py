@@ -1,9 +1,11 @@
 """``mathinterp plan``: what a scan costs, before anything loads."""
 
+import shlex
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mathinterp.cli.options import (
     ablation_options,
@@ -12,11 +14,15 @@ from mathinterp.cli.options import (
     parse_heads,
     parse_layers,
     prompt_options,
+    require_one,
 )
 from mathinterp.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
+    from mathinterp.cluster.plan import Plan
     from mathinterp.scans.base import Scan
+
+PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields of a Plan that depend on the dtype
 
 
 @click.command()
@@ -36,10 +42,10 @@ def plan(
     \b
     Examples:
       mathinterp plan heads
-      mathinterp plan heads --model random:llama-2-7b --dtype bfloat16
+      mathinterp plan heads --model random:llama-2-7b
     """
     from mathinterp.cluster.plan import measure_cpu, plan_scan
-    from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.models.catalog import ModelSpec, resolve, resolve_dtype
     from mathinterp.prompts import load_prompts
     from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
@@ -50,23 +56,64 @@ def plan(
     if chosen.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, resolved.tokenizer)
     tokenized = tokenize_prompts(prompts, resolved.tokenizer)
-    cost = plan_scan(chosen, resolved.shape, tokenized, resolved.dtype, cpu_tflops=measure_cpu(resolved.shape))
+    on_cpu = plan_scan(chosen, resolved.shape, tokenized, resolved.dtype, cpu_tflops=measure_cpu(resolved.shape))
+    gpu_dtype = resolve_dtype(dtype, "cuda")
+    on_gpu = plan_scan(chosen, resolved.shape, tokenized, gpu_dtype)
+    devices = _devices(on_gpu, gpu_dtype) + _devices(on_cpu, resolved.dtype, only="this CPU")
     if as_json:
-        print_json(asdict(cost))
+        counts = {name: value for name, value in asdict(on_cpu).items() if name not in PER_DEVICE}
+        print_json({"model": resolved.label, **counts, "prompts": len(tokenized), "devices": devices})
         return
+    _print(on_cpu, resolved.label, len(tokenized), devices)
+    console.print("Nothing was run. To run it:", highlight=False)
+    console.print(f"  {_scan_command()}", highlight=False, soft_wrap=True)
+
+
+def _devices(cost: "Plan", dtype: str, only: str | None = None) -> list[dict[str, Any]]:
+    """A row per device; "auto" means another dtype on a GPU than on a CPU, hence other memory and other speed."""
+    memory = {name: getattr(cost, name) for name in PER_DEVICE if name != "seconds"}
+    return [
+        {"device": device, "dtype": dtype, **memory, "seconds": seconds}
+        for device, seconds in cost.seconds.items()
+        if (device == only if only else device != "this CPU")
+    ]
+
+
+def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]) -> None:
     facts = {
-        "model": f"{resolved.label}, {resolved.dtype}, {cost.parameters:,} parameters",
-        "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {cost.flops / 1e12:,.3g} TFLOP"
-        f" ({cost.plain_flops / 1e12:,.3g} by full forward passes)",
-        "prompts": f"{len(tokenized)} prompts, {cost.tokens:,} tokens, {cost.nodes:,} tree nodes",
+        "model": f"{label}, {cost.parameters:,} parameters",
+        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} tree nodes",
+        "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {cost.flops / 1e12:,.4g} TFLOP"
+        f" ({cost.plain_flops / 1e12:,.4g} by full forward passes)",
         "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",
-        "memory": f"about {_size(cost.peak_bytes)} a replica ({_size(cost.model_bytes)} of it weights,"
-        f" {_size(cost.cache_bytes)} clean pass)",
     }
-    print_table([{"what": name, "how much": value} for name, value in facts.items()], title="Plan (nothing was run)")
-    times = [{"device": device, "seconds, about": seconds} for device, seconds in cost.seconds.items()]
-    print_table(times, title="Time on one device, after loading")
-    console.print(f"  mathinterp scan {scan} --model {model} --prompts {prompt_name}", highlight=False, soft_wrap=True)
+    print_table([{"what": name, "how much": value} for name, value in facts.items()], title="Plan")
+    print_table(
+        [
+            {
+                "device": row["device"],
+                "dtype": row["dtype"],
+                "memory of a replica": _size(row["peak_bytes"]),
+                "weights": _size(row["model_bytes"]),
+                "clean pass": _size(row["cache_bytes"]),
+                "computing time": _duration(row["seconds"]),
+            }
+            for row in devices
+        ],
+        title="On one device, about (this CPU: all cores; loading and Ray's start not counted)",
+    )
+
+
+def _scan_command() -> str:
+    """The scan with the options that this plan was given."""
+    context = click.get_current_context()
+    words = ["mathinterp", "scan", context.params["scan"]]
+    for option in context.command.params:
+        given = option.name and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
+        if given and isinstance(option, click.Option) and option.name != "as_json":
+            value = context.params[str(option.name)]
+            words += [option.opts[0]] if option.is_flag else [option.opts[0], str(value)]
+    return shlex.join(words)
 
 
 def _scan(
@@ -78,6 +125,7 @@ def _scan(
     from mathinterp.scans.mlps import MlpScan
 
     if scan == "heads":
+        require_one(heads, layers)
         return HeadScan(ablation, positions, scoring, engine, heads=parse_heads(heads), layers=parse_layers(layers))
     if heads is not None:
         raise UserError("--heads goes with 'plan heads', not with mlps")
@@ -86,3 +134,9 @@ def _scan(
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"

@@ -13,6 +13,7 @@ from mathinterp.cli.options import (
     parse_heads,
     parse_layers,
     prompt_options,
+    require_one,
     store_option,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
@@ -52,6 +53,7 @@ def heads(heads: str | None, layers: str | None, ablation: str, positions: str |
     """
     from mathinterp.scans.heads import HeadScan
 
+    require_one(heads, layers)
     chosen = HeadScan(ablation, positions, scoring, engine, heads=parse_heads(heads), layers=parse_layers(layers))
     _run_ablation(chosen, "head", **options)
 

@@ -1,12 +1,11 @@
 """``mathinterp sql``: query a store."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import click
 
 from mathinterp.cli.options import json_option, store_option
-from mathinterp.cli.output import print_json, print_table
+from mathinterp.cli.output import print_json, print_sql_hint, print_table
 
 
 @click.command()
@@ -15,6 +14,8 @@ from mathinterp.cli.output import print_json, print_table
 @json_option()
 def sql(query: str | None, store: str, as_json: bool) -> None:
     """Run a DuckDB SQL query over a store's views; without a query, list the views.
+
+    Files that cannot be trusted (half-written, foreign) are left out and named on stderr.
 
     \b
     Examples:
@@ -26,13 +27,11 @@ def sql(query: str | None, store: str, as_json: bool) -> None:
     from mathinterp.store import Store
 
     opened = Store(store)
-    if "://" not in store and not Path(store).is_dir():
+    if not opened.files.find("runs", ".json"):
         raise UserError(f"there is no store at '{store}'; run a scan first, or name its folder with --store")
     with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
         opened.write_views()
-    if query is None:
-        query = "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
-    rows = opened.rows(query)
-    for problem in opened.problems:
-        click.echo(f"warning: {problem}", err=True)
+    rows = opened.rows(query or "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL")
     print_json(rows) if as_json else print_table(rows)
+    if query is None and not as_json:
+        print_sql_hint(store, ["SELECT run_id, scan, model, prompts, status FROM runs"])
