@@ -105,7 +105,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--limit", "0"], ["limit"]),
         (["--limit", "few"], ["--limit", "few", "--help"]),
         (["--seed", "-1"], ["--seed", "-1"]),
-        (["--bogus"], ["--bogus", "mathinterp scan heads --help"]),
+        (["--bogus"], ["--bogus", "scan heads --help"]),
         (["--heads", "0.1", "--layers", "0"], ["not both"]),
     ],
 )

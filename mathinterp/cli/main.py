@@ -1,8 +1,8 @@
 """The command line: a thin layer over the library.
 
 Every command is a few lines that call one function and print its result. A UserError, or an option that does not
-parse, becomes one line on stderr and exit code 2; a fault of the program keeps its traceback. Heavy imports happen inside the commands, so that
-``--help`` is instant.
+parse, becomes one line on stderr and exit code 2; a fault of the program keeps its traceback. Heavy imports happen
+inside the commands, so that ``--help`` is instant.
 """
 
 import logging

@@ -57,7 +57,8 @@ def prompt_options() -> Callable[[Command], Command]:
             ),
             click.option("--limit", type=int, default=None, help="At most so many prompts, spread over the templates."),
             click.option(
-                "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts' operands."
+                "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+                help="Seed of the prompts' operands.",
             ),
         ]
     )  # fmt: skip

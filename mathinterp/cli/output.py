@@ -34,8 +34,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     for row in rows:
         table.add_row(*(format_value(value) for value in row.values()))
     # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
-    fits = console.measure(table).minimum <= console.width
-    console.print(table, width=None if fits else WIDE, crop=False, soft_wrap=not fits)
+    wide = Console(width=WIDE)
+    fits = wide.measure(table).minimum <= console.width
+    (console if fits else wide).print(table)
 
 
 def format_value(value: Any) -> str:

@@ -83,8 +83,8 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
     facts = {
         "model": f"{label}, {cost.parameters:,} parameters",
         "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} tree nodes",
-        "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {cost.flops / 1e12:,.4g} TFLOP"
-        f" ({cost.plain_flops / 1e12:,.4g} by full forward passes)",
+        "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
+        f" ({_tera(cost.plain_flops)} by full forward passes)",
         "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",
     }
     print_table([{"what": name, "how much": value} for name, value in facts.items()], title="Plan")
@@ -100,7 +100,7 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
             }
             for row in devices
         ],
-        title="On one device, about (this CPU: all cores; loading and Ray's start not counted)",
+        title="On one device, about (this CPU: all cores; models too small to fill a GPU take longer; loading not counted)",
     )
 
 
@@ -133,10 +133,18 @@ def _scan(
 
 
 def _size(count: int) -> str:
+    if count < 1e6:
+        return f"{count / 1e3:.0f} kB"
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
+def _tera(flops: float) -> str:
+    return f"{flops / 1e12:,.0f}" if flops >= 1e14 else f"{flops / 1e12:.3g}"
+
+
 def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 0.1:
+        return "under 0.1 s"
+    if seconds < 180:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
