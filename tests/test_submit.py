@@ -1,22 +1,16 @@
 """Submitting jobs: the upload is measured first, the log streamed, the exit code returned; on a real head node."""
 
 import io
-import os
 import random
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from ray.job_submission import JobSubmissionClient
 
 from mathinterp.cluster import submit as submitting
 from mathinterp.cluster.submit import checkout, measure_upload, submit
 from mathinterp.errors import UserError
+from tests.job_service import job_service
 
 SCRIPT = """
 import os, sys
@@ -78,45 +72,13 @@ def test_mistakes_are_user_errors(project):
         submit("jobs/job.py", [], "ray://127.0.0.1:10001", working_dir=project)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for opened in sockets:
-        opened.bind(("127.0.0.1", 0))
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
-def job_service():
-    """`ray start --head` with ports and folders of its own; stopped by ending its process group, nobody else's."""
-    folder = tempfile.mkdtemp(prefix="mi")  # short: Ray keeps sockets below it
-    gcs, dashboard, agent, grpc, metrics, runtime, client = free_ports(7)
-    command = [
-        *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--temp-dir={folder}"),
-        *(f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=1"),
-        *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}"),
-        *(f"--metrics-export-port={metrics}", f"--runtime-env-agent-port={runtime}"),
-        *(f"--ray-client-server-port={client}", "--object-store-memory=100000000", "--disable-usage-stats"),
-    ]
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    environment.pop("RAY_ADDRESS", None)
-    with open(Path(folder) / "start.log", "w") as log:
-        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield f"http://127.0.0.1:{dashboard}", head
-    finally:
-        head.terminate()
-        head.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
+def address():
+    with job_service() as running:
+        yield running
 
 
-def test_log_and_exit_code_of_a_job(job_service, project, monkeypatch):
-    address, head = job_service
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    wait_for(address, head)
+def test_log_and_exit_code_of_a_job(address, project):
     for code, expected in ((0, 0), (7, 1)):
         output, told = io.StringIO(), []
         arguments = ["a b", str(code)]
@@ -129,16 +91,3 @@ def test_log_and_exit_code_of_a_job(job_service, project, monkeypatch):
         assert "ray job stop" in told[0]
         assert len(told) == (1 if code == 0 else 2)
     assert "exit code 7" in told[1]
-
-
-def wait_for(address: str, head: subprocess.Popen, seconds: float = 90) -> None:
-    """Until the job service answers."""
-    deadline = time.monotonic() + seconds
-    while True:
-        assert head.poll() is None, "ray start ended"
-        try:
-            JobSubmissionClient(address).list_jobs()
-            return
-        except (ConnectionError, RuntimeError):
-            assert time.monotonic() < deadline
-            time.sleep(0.5)

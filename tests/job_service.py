@@ -1,0 +1,69 @@
+"""A Ray head node with a job service, on ports and in folders of its own; knows nothing about what is submitted."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ray.job_submission import JobSubmissionClient
+
+
+@contextmanager
+def job_service() -> Iterator[str]:
+    """Address of a job service that answers; its head node is stopped at the end, and nobody else's."""
+    folder = tempfile.mkdtemp(prefix="mi")  # short: Ray keeps sockets below it
+    programs = Path(sys.executable).parent
+    gcs, dashboard, agent, grpc, metrics, runtime, client = free_ports(7)
+    command = [
+        *(str(programs / "ray"), "start", "--head", "--block", f"--temp-dir={folder}"),
+        *(f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=1"),
+        *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}"),
+        *(f"--metrics-export-port={metrics}", f"--runtime-env-agent-port={runtime}"),
+        *(f"--ray-client-server-port={client}", "--object-store-memory=100000000", "--disable-usage-stats"),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        # A job's entry point is `python`: without this, some other one where the environment is not activated.
+        patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+        with open(Path(folder) / "start.log", "w") as log:
+            head = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            address = f"http://127.0.0.1:{dashboard}"
+            wait_for(address, head)
+            yield address
+        finally:
+            head.terminate()
+            head.wait(timeout=60)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for opened in sockets:
+        opened.bind(("127.0.0.1", 0))
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+def wait_for(address: str, head: subprocess.Popen, seconds: float = 90) -> None:
+    """Until the job service answers."""
+    deadline = time.monotonic() + seconds
+    while True:
+        assert head.poll() is None, "ray start ended"
+        try:
+            JobSubmissionClient(address).list_jobs()
+            return
+        except (ConnectionError, RuntimeError):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
