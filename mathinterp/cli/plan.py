@@ -100,7 +100,7 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
             }
             for row in devices
         ],
-        title="On one device, about (this CPU: all cores; models too small to fill a GPU take longer; loading not counted)",
+        title="On one device, about (this CPU: all cores; models too small to fill a GPU take longer than said)",
     )
 
 
