@@ -143,7 +143,8 @@ def test_faults_of_shards_are_reported_and_the_rest_is_finished(undisturbed, tmp
     assert set(kept["errors"]) == set(failed)
     assert "toy_scan.py" in kept["errors"]["mlp_scan/00001"]
     assert kept["attempts"] == dict.fromkeys([f"mlp_scan/{i:05d}" for i in (1, 2, 3, 4)], 2)
-    assert kept["notes"] == {"threads": 1}
+    assert kept["notes"]["threads"] == 1
+    assert kept["notes"]["seconds_from_loaded_model"] > kept["notes"]["prepare_seconds"] >= 0
 
     assert run(ToyScan(LAYERS), store).done == 3
     assert rows(store).equals(undisturbed)
