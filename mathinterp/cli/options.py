@@ -76,7 +76,7 @@ def cluster_options() -> Callable[[Command], Command]:
     return _apply(
         [
             click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
-            click.option("--replicas", type=int, default=None, help="Model replicas; default: one a GPU, or one."),
+            click.option("--replicas", type=int, default=None, help="Default: one a GPU, else one a CPU core."),
             click.option("--gpus-per-replica", type=float, default=None, help="1, a fraction, or 0 for CPU."),
         ]
     )  # fmt: skip
