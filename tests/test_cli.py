@@ -20,7 +20,10 @@ from mathinterp.store import Store
 from tests.small_store import fill, prompt
 from tests.tiny import save_tiny, tiny_model
 
+SCORED_TOKENS = "SELECT count(*) AS n FROM baseline"
 ROWS_AND_HEADS = "SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM head_scan"
+
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
 
 
 def run(*words: str | Path) -> Result:
@@ -42,7 +45,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scan(folder: Path, store: Path, *words: str | Path) -> Result:
-    return run("scan", "heads", "--model", folder, "--store", store, "--limit", "8", *words)
+    return run("scan", "heads", "--model", folder, "--store", store, "--limit", "16", *words)
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -99,7 +102,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--scoring", "half"], ["half", "first_token"]),
         (["--engine", "warp"], ["warp", "packed"]),
         (["--prompts", "nonsense"], ["nonsense", "two_digit"]),
-        (["--gpus-per-replica", "1"], ["--gpus-per-replica"]),
+        pytest.param(["--gpus-per-replica", "1"], ["--gpus-per-replica"], marks=WITHOUT_GPU),
         (["--replicas", "0"], ["--replicas"]),
         (["--dtype", "int3"], ["int3", "float32"]),
         (["--limit", "0"], ["limit"]),
@@ -109,7 +112,6 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--heads", "0.1", "--layers", "0"], ["not both"]),
     ],
 )
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
 def test_values_that_do_not_exist(tmp_path, tiny_folder, words, parts):
     assert_one_line(scan(tiny_folder, tmp_path / "s", *words), *parts)
 
@@ -127,30 +129,33 @@ def test_sql_without_a_store_and_with_a_mistake(tmp_path):
     assert "head_effects" in run("sql", "--store", tmp_path).stdout
 
 
+def test_sql_prints_one_json_array(tmp_path):
+    fill(Store(tmp_path), [prompt("1"), prompt("2")], [{"prompt_id": "1"}, {"prompt_id": "2"}])
+    printed = run("sql", "--json", "--store", tmp_path, "SELECT prompt_id FROM baseline ORDER BY ALL").stdout
+    assert json.loads(printed) == [{"prompt_id": "1"}, {"prompt_id": "2"}]
+    assert json.loads(run("sql", "--json", "--store", tmp_path, "SELECT 1 AS n WHERE false").stdout) == []
+
+
 def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
-    """One real run through Ray; then the same command, a broken file beside the results, and NaN weights."""
+    """One real run through Ray; then the same command again, and a half-written file beside the results."""
     store = tmp_path / "store"
     command = [sys.executable, "-m", "mathinterp.cli.main", "scan", "heads", "--model", str(tiny_folder),
-               "--store", str(store), "--limit", "8", "--replicas", "1"]  # fmt: skip
+               "--store", str(store), "--limit", "16", "--replicas", "1"]  # fmt: skip
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr
     assert "of 12 heads cost more than 10 points" in first.stdout
     assert "paper_a_table1" in first.stdout
 
-    count = [
-        "sql",
-        "--json",
-        "--store",
-        store,
-        ROWS_AND_HEADS,
-    ]
-    rows = json.loads(run(*count).stdout)
-    assert rows[0]["heads"] == 12
-    assert rows[0]["n"] % 12 == 0
+    count = ["sql", "--json", "--store", store, ROWS_AND_HEADS]
+    tokens = json.loads(run("sql", "--json", "--store", store, SCORED_TOKENS).stdout)[0]["n"]
+    rows = [{"n": 12 * tokens, "heads": 12}]  # a row for each head and scored answer token of 16 prompts
+    assert tokens >= 16
+    assert json.loads(run(*count).stdout) == rows
 
-    again = scan(tiny_folder, store, "--json")
-    assert again.exit_code == 0
-    found = json.loads(again.stdout)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert "nothing left to compute" in again.stdout
+    found = json.loads(scan(tiny_folder, store, "--json").stdout)
     assert (found["shards_done"], found["shards_reused"]) == (0, found["shards"])
     assert json.loads(run(*count).stdout) == rows
 
@@ -199,6 +204,7 @@ def test_selftest_holds_on_a_tiny_model(tiny_folder):
     result = run("selftest", "--model", tiny_folder, "--dtype", "float64", "--json")
     checks = json.loads(result.stdout)["checks"]
     assert len(checks) == 6
+    assert_one_line(run("selftest", "--model", tiny_folder, "--limit", "0"), "limit")
     assert all(check["holds"] and check["largest difference"] < 1e-9 for check in checks)
 
 
