@@ -153,7 +153,10 @@ def test_the_name_of_the_base_does_not_matter(base: Path, tmp_path: Path) -> Non
     adapter = save_adapter(tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "some/other-model"}))
-    load_with(base, adapter)
+    renamed = load_with(base, adapter)
+    original = load_with(base, save_adapter(tmp_path / "original"))
+    for (name, weight), expected in zip(renamed.model.named_parameters(), original.model.parameters(), strict=True):
+        assert torch.equal(weight, expected), name
 
 
 def test_adapters_that_cannot_be_merged(base: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def config(raw) -> dict:
 
 
 def test_the_launcher_accepts_it(config):
-    validate_config(config)
+    assert validate_config(config) is None  # it raises where it does not
 
 
 def test_an_unknown_key_would_not_be_accepted(config):
@@ -38,7 +38,9 @@ def test_an_unknown_key_would_not_be_accepted(config):
 def test_on_prem_as_the_comments_say(raw):
     local = {key: value for key, value in raw.items() if key not in ("available_node_types", "head_node_type")}
     local["provider"] = {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3"]}
-    validate_config(prepare_config({**local, "min_workers": 2, "max_workers": 2}))
+    prepared = prepare_config({**local, "min_workers": 2, "max_workers": 2})
+    assert validate_config(prepared) is None  # it raises where it does not
+    assert prepared["available_node_types"]["local.cluster.node"]["max_workers"] == 2
 
 
 def test_gpu_nodes_come_and_go(config):

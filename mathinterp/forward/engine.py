@@ -84,7 +84,7 @@ def build_engine(
 
 
 def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> float:
-    """Largest log-probability difference (nats) between ``engine`` and one unpadded prompt at a time, on a sample.
+    """Largest difference (nats; logits too) between ``engine`` and one unpadded prompt at a time, on a sample.
 
     Guards against a library version that takes the tree mask silently wrong.
 
@@ -94,9 +94,9 @@ def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokeni
     sample = np.unique(np.linspace(0, len(prompts) - 1, num=min(16, len(prompts)), dtype=int))
     baseline, worst = engine.baseline(), 0.0
     for index in sample:
-        alone = PlainEngine(anatomy, [prompts[index]]).baseline().logprob_EA[0]
-        together = baseline.logprob_EA[0, engine.answers.prompt_A == index]
-        worst = float(np.maximum(worst, np.abs(alone - together).max()))  # NaN stays, unlike with max()
+        alone = PlainEngine(anatomy, [prompts[index]]).baseline()
+        together = baseline.at(engine.answers.prompt_A == index)
+        worst = float(np.maximum(worst, together.difference(alone)))  # NaN stays, unlike with max()
     limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
     if not worst <= limit:  # NaN is no agreement
         raise RuntimeError(

@@ -4,16 +4,18 @@ A hook that never fires is an error, and nothing stays hooked after an exception
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 
 from mathinterp.models.anatomy import Anatomy
 
+Edit = Callable[[torch.Tensor], torch.Tensor]  # what an activation becomes
+
 
 @contextmanager
-def edited_input(module: nn.Module, edit: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def edited_input(module: nn.Module, edit: Edit) -> Iterator[None]:
     """Within the block, ``module`` reads ``edit(input)`` instead of its input."""
     fired = 0
 
@@ -31,7 +33,7 @@ def edited_input(module: nn.Module, edit: Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
-def edited_output(module: nn.Module, edit: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def edited_output(module: nn.Module, edit: Edit) -> Iterator[None]:
     """Within the block, ``module`` gives ``edit(output)`` instead of its output (the first item of a tuple)."""
     fired = 0
 
@@ -48,29 +50,27 @@ def edited_output(module: nn.Module, edit: Callable[[torch.Tensor], torch.Tensor
         handle.remove()
 
 
-@contextmanager
-def caught_input(module: nn.Module) -> Iterator[list[torch.Tensor]]:
+def caught_input(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
     """Collects ``module``'s inputs within the block."""
-    caught: list[torch.Tensor] = []
+    return _caught(module, edited_input)
 
-    def keep(value: torch.Tensor) -> torch.Tensor:
-        caught.append(value)
-        return value
 
-    with edited_input(module, keep):
-        yield caught
+def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
+    """Collects ``module``'s outputs within the block."""
+    return _caught(module, edited_output)
 
 
 @contextmanager
-def caught_output(module: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collects ``module``'s outputs within the block."""
+def _caught(
+    module: nn.Module, edited: Callable[[nn.Module, Edit], AbstractContextManager[None]]
+) -> Iterator[list[torch.Tensor]]:
     caught: list[torch.Tensor] = []
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         caught.append(value)
         return value
 
-    with edited_output(module, keep):
+    with edited(module, keep):
         yield caught
 
 

@@ -314,13 +314,19 @@ class PackedEngine:
         last = self.anatomy.shape.n_layers - 1
         group = self.groups[0]
         answers = group.answers.cpu().numpy()
-        expected = baseline.logprob_EA[0, answers], baseline.predicted_EA[0, answers]
-        worst, flips = 0.0, 0
+        expected = baseline.at(answers)
+        logprob, logit, flips = 0.0, 0.0, 0
         for layer in sorted({0, (last + 1) // 2, last}):
-            scores = self._no_op(layer, [group])
-            worst = max(worst, float(np.abs(scores.logprob_EA[0, answers] - expected[0]).max()))
-            flips = max(flips, int((scores.predicted_EA[0, answers] != expected[1]).sum()))
-        return {"max_logprob_deviation": worst, "flipped_predictions": flips, "answers": len(answers)}
+            found = self._no_op(layer, [group]).at(answers)
+            logprob = max(logprob, float(np.abs(found.logprob_EA - expected.logprob_EA).max()))
+            logit = max(logit, float(np.abs(found.logit_EA - expected.logit_EA).max()))
+            flips = max(flips, int((found.predicted_EA != expected.predicted_EA).sum()))
+        return {
+            "max_logprob_deviation": logprob,
+            "max_logit_deviation": logit,
+            "flipped_predictions": flips,
+            "answers": len(answers),
+        }
 
 
 def best_pack_size(

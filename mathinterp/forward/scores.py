@@ -50,6 +50,23 @@ class Scores:
     logit_EA: np.ndarray
     predicted_EA: np.ndarray
 
+    def difference(self, other: "Scores") -> float:
+        """Largest difference of log-probabilities and logits; NaN if either has one.
+
+        A sure answer's log-probability is near 0 whatever its logit: alone it would hide much.
+        """
+        pairs = ((self.logprob_EA, other.logprob_EA), (self.logit_EA, other.logit_EA))
+        return float(np.max([np.abs(mine - theirs).max() for mine, theirs in pairs]))
+
+    def at(self, answers_A: np.ndarray) -> "Scores":
+        """The scores of some answer tokens alone."""
+        return Scores(
+            self.correct_EA[:, answers_A],
+            self.logprob_EA[:, answers_A],
+            self.logit_EA[:, answers_A],
+            self.predicted_EA[:, answers_A],
+        )
+
     def first(self) -> "Scores":
         """The first edit's scores alone (1 x A)."""
         return Scores(self.correct_EA[:1], self.logprob_EA[:1], self.logit_EA[:1], self.predicted_EA[:1])

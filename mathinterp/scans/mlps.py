@@ -69,7 +69,7 @@ class MlpScan(AblationScan):
     def _ablate(self, state: AblationState, layer: int) -> pa.Table:
         edits = [Edit.mlp_of(layer)]
         scores = state.engine.run_edits(layer, edits, replacement(self, state, "mlp", layer))
-        return score_rows(state, scores, edits, tables.MLP_SCAN, {"layer": [layer]})
+        return score_rows(state, scores, tables.MLP_SCAN, {"layer": [layer]})
 
     def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""
