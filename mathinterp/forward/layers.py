@@ -5,8 +5,7 @@ with. Replaying is calling layers again with those arguments, the batch axis exp
 replaced: no per-family code. Knows modules and masks; knows nothing about heads or scores.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ class Call:
         return output[0] if isinstance(output, tuple) else output
 
     def repeated(self, batch: int, times: int, memo: dict[int, Any]) -> "Call":
-        """The same call for ``times`` copies of each of the ``batch`` rows (row-major: a row's copies adjoin)."""
+        """The same call for ``times`` copies of the ``batch`` rows, one copy of all rows after another."""
         args = tuple(_repeat(value, batch, times, memo) for value in self.args)
         return Call(args, {name: _repeat(value, batch, times, memo) for name, value in self.kwargs.items()})
 
@@ -45,7 +44,7 @@ def _repeat(value: Any, batch: int, times: int, memo: dict[int, Any]) -> Any:
         if value.shape[0] == 1:
             memo[id(value)] = value.expand(batch * times, *value.shape[1:])
         else:
-            memo[id(value)] = value.repeat_interleave(times, dim=0)
+            memo[id(value)] = value.repeat(times, *[1] * (value.ndim - 1))
     return memo[id(value)]
 
 
@@ -174,32 +173,15 @@ def _additive(anatomy: Anatomy, forest: Forest, packs: np.ndarray, window: int |
     return mask.masked_fill_(~allowed, torch.finfo(anatomy.dtype).min)[:, None]
 
 
-class StandIn(nn.Module):
-    """Takes a module's place in a layer and gives an output computed beforehand; counts its calls."""
-
-    def __init__(self, output: torch.Tensor, as_tuple: bool):
-        super().__init__()
-        self.output, self.as_tuple, self.calls = output, as_tuple, 0
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The precomputed output, whatever the input."""
-        self.calls += 1
-        return (self.output, None) if self.as_tuple else self.output
-
-
-@contextmanager
-def standing_in(layer: nn.Module, name: str, output: torch.Tensor, as_tuple: bool = False) -> Iterator[None]:
-    """Within the block, ``layer.<name>`` gives ``output``; an error if the layer never asked for it."""
-    original, double = getattr(layer, name), StandIn(output, as_tuple)
-    setattr(layer, name, double)
-    try:
-        yield
-        assert double.calls > 0, f"{type(layer).__name__} never called its {name}"
-    finally:
-        setattr(layer, name, original)
-
-
 def call_layer(layer: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """One decoder layer as a plain function, the unit that torch.compile sees."""
+    """A decoder layer as a plain function, a unit that torch.compile sees."""
     output = layer(hidden, *args, **kwargs)
+    return output[0] if isinstance(output, tuple) else output
+
+
+def call_attention(
+    norm: nn.Module, attention: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """The norm and the attention of a decoder layer as a plain function, the other unit that torch.compile sees."""
+    output = attention(norm(hidden), *args, **kwargs)
     return output[0] if isinstance(output, tuple) else output

@@ -4,48 +4,28 @@ Ablating something in layer l changes nothing before layer l, so only layers l..
 input of layer l; in layer l itself attention is known up to the edited heads; in the last layer only answer
 positions go on. Equal to full forward passes with hooks (forward/plain.py) up to rounding; tested in float64.
 
-Shape legend: P pack, N tree node, R row (pack x edit), A answer token, E edit, D model width, Z o_proj input width.
+Shape legend: P pack, N tree node, R row (edit x pack), M answer slot, A answer token, E edit, D model width, Z o_proj
+input width.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output
-from mathinterp.forward.layers import Call, RecordedCalls, call_layer, joined, record, standing_in
+from mathinterp.forward.layers import Call, RecordedCalls, call_attention, call_layer, joined, record
+from mathinterp.forward.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
+from mathinterp.forward.parts import FillsRows, Known, ReadsRows, Twin, gather_rows
 from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
-from mathinterp.forward.tree import Forest, count_nodes, plant
+from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
-CPU_TOKENS = 1024  # token rows in one batch: a width-256 layer's activations stay in the cache
-GPU_TOKENS = 16896  # 132 x 128: whole waves of 128-row tiles on the 132 multiprocessors of an H100
-MASK_ALIGNMENT = 8  # a GPU's fused attention wants mask rows in multiples of eight elements
-CPU_PACK_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024)
-GPU_PACK_SIZES = (132, 176, 264, 352, 528, 1056)  # divide GPU_TOKENS / 16 edits
 CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
-
-
-@dataclass(frozen=True)
-class Group:
-    """Packs that run in one batch, and the answer tokens in them."""
-
-    packs: np.ndarray  # consecutive
-    answers: torch.Tensor  # A' indices into the answers
-    gold: torch.Tensor  # A' gold token ids
-    answer_rows: torch.Tensor  # A' row (pack within the group) of each answer token
-    answer_slots: torch.Tensor  # A' column of each answer token in slots_PM
-    slots_PM: torch.Tensor  # nodes at which the last layer's output is wanted, padded with node 0
-
-    @property
-    def span(self) -> slice:
-        """The packs as a slice, which indexes without a copy."""
-        return slice(int(self.packs[0]), int(self.packs[-1]) + 1)
 
 
 class PackedEngine:
@@ -58,7 +38,7 @@ class PackedEngine:
         edits_per_batch: how many edits a scan asks for at once; sets how many packs run together.
         max_tokens: most token rows in one batch; halved for good when memory runs out.
         pack_size: nodes a pack aimed at; None = the size of least work.
-        compiled: compile whole layers (worth it on CUDA for long runs).
+        compiled: compile layers and scoring (worth it on CUDA for long runs).
     """
 
     name = "packed"
@@ -78,19 +58,25 @@ class PackedEngine:
         self.device, self.dtype = anatomy.device, anatomy.dtype
         self.answers: Answers = answers_of(prompts)
         self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS)
-        sequences = [prompt.fed for prompt in prompts]
-        pack_size = pack_size or best_pack_size(anatomy, sequences, private_from, on_gpu=self.device.type == "cuda")
-        together = max(1, self.max_tokens // (pack_size * edits_per_batch))
-        self.edits_per_batch = max(1, min(edits_per_batch, self.max_tokens // (pack_size * together)))
-        self.forest = plant(
-            sequences,
-            pack_size=pack_size,
+        layout = lay_out(
+            anatomy,
+            [prompt.fed for prompt in prompts],
+            self.answers,
             private_from=private_from,
-            packs_multiple_of=together,
-            alignment=MASK_ALIGNMENT if self.device.type == "cuda" else 1,
+            edits=edits_per_batch,
+            max_tokens=self.max_tokens,
+            pack_size=pack_size,
         )
-        self.groups = _group(self.forest, self.answers, together, self.device)
-        self._call = torch.compile(call_layer, dynamic=False) if compiled else call_layer
+        self.forest, self.groups, self.edits_per_batch = layout.forest, layout.groups, layout.edits_per_batch
+        self._call_layer: Callable[..., torch.Tensor] = call_layer
+        self._call_attention: Callable[..., torch.Tensor] = call_attention
+        self._score_logits = score_logits
+        if compiled:
+            self._call_layer = torch.compile(call_layer, dynamic=False)
+            self._call_attention = torch.compile(call_attention, dynamic=False)
+            self._score_logits = torch.compile(score_logits, dynamic=True)  # groups differ in their answers
+        self._after_attention = [_after_attention(anatomy, layer, ()) for layer in range(anatomy.shape.n_layers)]
+        self._attention_at_answers = _attention_at_rows(anatomy, anatomy.shape.n_layers - 1)
         self._baseline: Scores | None = None
         self._run_clean_pass()
 
@@ -126,7 +112,7 @@ class PackedEngine:
             for layer in range(self.anatomy.shape.n_layers):
                 self.residual_LPND[layer, packs] = hidden.to(self.residual_LPND.device)
                 if layer < self.anatomy.shape.n_layers - 1:  # in every pass the last one runs at answer positions only
-                    hidden = self._layer(layer, hidden, calls.layer[layer])
+                    hidden = self._layer(layer, hidden, calls)
 
     @property
     def _shape_matters(self) -> bool:
@@ -148,8 +134,30 @@ class PackedEngine:
         """Input of ``layer`` (P N D) for the packs of ``group``, on the model's device."""
         return self.residual_LPND[layer, group.span].to(self.device)
 
-    def _layer(self, layer: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
-        return self._call(self.anatomy.layers[layer], hidden, call.args, dict(call.kwargs))
+    # ---- one layer, in two halves: the second also serves where attention is known ----
+
+    def _layer(self, layer: int, hidden: torch.Tensor, calls: RecordedCalls) -> torch.Tensor:
+        call = calls.attention[layer]
+        norm, module = self.anatomy.attention_norm(layer), self.anatomy.attention(layer)
+        attention = self._call_attention(norm, module, hidden, call.args, dict(call.kwargs))
+        return self._rest_of_layer(layer, hidden, calls.layer[layer], attention)
+
+    def _rest_of_layer(
+        self, layer: int, hidden: torch.Tensor, call: Call, attention: torch.Tensor, mlp: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The layer's output, given that of its attention and perhaps of its MLP.
+
+        The last layer runs at answer slots, in as many shapes as there are groups: compiling it would not pay.
+        """
+        family, twin = self.anatomy.family, self._after_attention[layer]
+        known = {family.attention: attention}
+        if mlp is not None:
+            twin = _after_attention(self.anatomy, layer, (family.mlp,))
+            known[family.mlp] = mlp
+        run = call_layer if layer == self.anatomy.shape.n_layers - 1 else self._call_layer
+        output = run(twin.load(**known), hidden, call.args, dict(call.kwargs))
+        twin.check_used()
+        return output
 
     # ---- what other passes want to know about the clean one ----
 
@@ -243,66 +251,82 @@ class PackedEngine:
     def _replay(
         self, layer: int, edits: Sequence[Edit], values: PlacedReplacement, group: Group, recorded: RecordedCalls
     ) -> torch.Tensor:
-        """Layers ``layer``.. under ``edits``: (P * E) M D at the group's answer slots, a pack's edits adjoining."""
+        """Layers ``layer``.. under ``edits``: (E * P) M D at the group's answer slots, edit by edit."""
         last = self.anatomy.shape.n_layers - 1
         calls = recorded.repeated(len(edits))
+        at_answers = group.slots_PM if layer == last else None
         hidden = self._residual(layer, group)
-        attention, mlp = self._edited_outputs(layer, edits, values, group, recorded)
-        hidden = hidden.repeat_interleave(len(edits), dim=0)
-        if layer == last:
-            nodes = self._slots(group, len(edits))
-            hidden, attention = _gather(hidden, nodes), _gather(attention, nodes)
-            mlp = None if mlp is None else _gather(mlp, nodes)
-        hidden = self._layer_with(layer, hidden, calls.layer[layer], attention, mlp)
-        if layer == last:
-            return hidden
-        for later in range(layer + 1, last):
-            hidden = self._layer(later, hidden, calls.layer[later])
-        return self._last_layer(hidden, calls, group, len(edits))
-
-    def _edited_outputs(
-        self, layer: int, edits: Sequence[Edit], values: PlacedReplacement, group: Group, calls: RecordedCalls
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention output (P * E) N D of the edited layer and, for an MLP edit, its MLP output."""
-        anatomy = self.anatomy
-        heads_PNZ = self._clean_site("head", layer, group, calls)
+        if at_answers is not None:
+            hidden = gather_rows(hidden, at_answers)
+        hidden = hidden.repeat(len(edits), 1, 1)
         if edits[0].site == "mlp":
-            mlp_PND = self._clean_site("mlp", layer, group, calls)
-            edited = values.apply(mlp_PND, group.span)
-            return anatomy.output_projection(layer)(heads_PNZ), edited
+            known = self._edited_mlp(layer, edits, values, group, recorded, at_answers)
+        else:
+            known = (self._edited_attention(layer, edits, values, group, recorded, at_answers),)
+        hidden = self._rest_of_layer(layer, hidden, calls.layer[layer], *known)
+        for later in range(layer + 1, last):
+            hidden = self._layer(later, hidden, calls)
+        return hidden if layer == last else self._last_layer(hidden, calls, group.slots_PM.repeat(len(edits), 1))
+
+    def _edited_attention(
+        self,
+        layer: int,
+        edits: Sequence[Edit],
+        values: PlacedReplacement,
+        group: Group,
+        calls: RecordedCalls,
+        rows_PM: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attention output (E * P) N D of the layer, at ``rows_PM`` alone where given.
+
+        o_proj is linear, so an edit changes its output by the share of the edited slices alone.
+        """
+        anatomy = self.anatomy
+        clean_PNZ = self._clean_site("head", layer, group, calls)
+        at_rows = clean_PNZ if rows_PM is None else gather_rows(clean_PNZ, rows_PM)
+        output_PND = anatomy.output_projection(layer)(at_rows)
         weight = anatomy.output_weight(layer)
-        output_PEND = anatomy.output_projection(layer)(heads_PNZ)[:, None].repeat(1, len(edits), 1, 1)
-        for row, edit in enumerate(edits):  # o_proj is linear: only the edited slices' share of its output changes
+        edited = output_PND.new_empty(len(edits), *output_PND.shape)
+        for row, edit in zip(edited, edits, strict=True):
+            before = output_PND
             for head in edit.heads:
                 columns = anatomy.head_slice(head)
-                clean = heads_PNZ[..., columns]
-                output_PEND[:, row] += (values.apply(clean, group.span, columns) - clean) @ weight[columns]
-        return output_PEND.flatten(0, 1), None
+                clean = clean_PNZ[..., columns]
+                change = values.apply(clean, group.span, columns) - clean
+                if rows_PM is not None:
+                    change = gather_rows(change, rows_PM)
+                torch.addmm(before.flatten(0, 1), change.flatten(0, 1), weight[columns], out=row.flatten(0, 1))
+                before = row
+            if not edit.heads:
+                row.copy_(output_PND)
+        return edited.flatten(0, 1)
 
-    def _layer_with(
-        self, layer: int, hidden: torch.Tensor, call: Call, attention: torch.Tensor, mlp: torch.Tensor | None
-    ) -> torch.Tensor:
-        module, family = self.anatomy.layers[layer], self.anatomy.family
-        with standing_in(module, family.attention, attention, as_tuple=True):
-            if mlp is None:
-                return call(module, hidden)
-            with standing_in(module, family.mlp, mlp):
-                return call(module, hidden)
+    def _edited_mlp(
+        self,
+        layer: int,
+        edits: Sequence[Edit],
+        values: PlacedReplacement,
+        group: Group,
+        calls: RecordedCalls,
+        rows_PM: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Clean attention output and edited MLP output, (E * P) N D each, at ``rows_PM`` alone where given."""
+        attention = self.anatomy.output_projection(layer)(self._clean_site("head", layer, group, calls))
+        mlp = values.apply(self._clean_site("mlp", layer, group, calls), group.span)
+        known = (attention, mlp) if rows_PM is None else (gather_rows(v, rows_PM) for v in (attention, mlp))
+        return tuple(value.repeat(len(edits), 1, 1) for value in known)
 
-    def _last_layer(self, hidden: torch.Tensor, calls: RecordedCalls, group: Group, edits: int = 1) -> torch.Tensor:
-        """The last layer at answer slots only: attention reads all nodes, the rest runs on M of them."""
-        last, anatomy = self.anatomy.shape.n_layers - 1, self.anatomy
-        attention = calls.attention[last](anatomy.attention(last), anatomy.attention_norm(last)(hidden))
-        nodes = self._slots(group, edits)
-        return self._layer_with(last, _gather(hidden, nodes), calls.layer[last], _gather(attention, nodes), None)
-
-    def _slots(self, group: Group, edits: int) -> torch.Tensor:
-        return group.slots_PM.repeat_interleave(edits, dim=0)
+    def _last_layer(self, hidden: torch.Tensor, calls: RecordedCalls, rows_RM: torch.Tensor) -> torch.Tensor:
+        """The last layer at answer slots only: keys and values of all nodes, the rest at M of them."""
+        last, twin = self.anatomy.shape.n_layers - 1, self._attention_at_answers
+        norm, call = self.anatomy.attention_norm(last), calls.attention[last]
+        attention = call_attention(norm, twin.load_all(rows_RM), hidden, call.args, dict(call.kwargs))
+        twin.check_used()
+        return self._rest_of_layer(last, gather_rows(hidden, rows_RM), calls.layer[last], attention)
 
     def _score_group(self, board: ScoreBoard, start: int, edits: int, group: Group, hidden_RMD: torch.Tensor) -> None:
-        per_pack = hidden_RMD.unflatten(0, (-1, edits))
-        picked = per_pack[group.answer_rows, :, group.answer_slots].transpose(0, 1)  # E A' D
-        board.fill(start, group.answers, score(self.anatomy, picked, group.gold))
+        picked = hidden_RMD.unflatten(0, (edits, -1))[:, group.answer_packs, group.answer_slots]  # E A' D
+        board.fill(start, group.answers, score(self.anatomy, picked, group.gold, self._score_logits))
 
     # ---- noise ----
 
@@ -329,47 +353,22 @@ class PackedEngine:
         }
 
 
-def best_pack_size(
-    anatomy: Anatomy, sequences: Sequence[Sequence[int]], private_from: Sequence[int] | None, *, on_gpu: bool
-) -> int:
-    """The pack size with the least work: large packs pay for dense masks, small ones repeat shared prefixes.
+def _after_attention(anatomy: Anatomy, layer: int, also_known: Sequence[str]) -> Twin:
+    """The layer with its attention output known, and that of the children ``also_known``.
 
-    Work per node is taken as 1 + a * N with a = 4 D' / (2 * weights of a layer); masked attention runs at about
-    a third of the matrix products' speed on a GPU.
+    The norm that only attention reads is left out.
     """
-    shape = anatomy.shape
-    weights = sum(p.numel() for p in anatomy.layers[0].parameters())
-    per_node = 4 * shape.n_heads * shape.d_head / (2 * weights) * (3 if on_gpu else 1)
-    longest = max(len(s) for s in sequences)
-    sizes = GPU_PACK_SIZES if on_gpu else CPU_PACK_SIZES
-    candidates = [n for n in sizes if n >= longest] or [longest]
-
-    def work(size: int) -> float:
-        forest = plant(sequences, pack_size=size, private_from=private_from)
-        return forest.n_packs * forest.pack_size * (1 + per_node * forest.pack_size)
-
-    enough = count_nodes(sequences)
-    small = [n for n in candidates if n <= enough] or candidates[:1]
-    return min(small, key=work)
+    family = anatomy.family
+    children: dict[str, nn.Module] = {family.attention: Known(as_tuple=True), **{name: Known() for name in also_known}}
+    if family.attention_norm != family.mlp_norm:
+        children[family.attention_norm] = nn.Identity()
+    return Twin(anatomy.layers[layer], children)
 
 
-def _group(forest: Forest, answers: Answers, packs_together: int, device: torch.device) -> list[Group]:
-    node_A = np.array([forest.node_of[p][r] for p, r in zip(answers.prompt_A, answers.row_A, strict=True)])
-    pack_A, within_A = node_A // forest.pack_size, node_A % forest.pack_size
-    groups = []
-    for start in range(0, forest.n_packs, packs_together):
-        packs = np.arange(start, min(start + packs_together, forest.n_packs))
-        chosen = np.flatnonzero(np.isin(pack_A, packs))
-        wanted = [np.unique(within_A[chosen][pack_A[chosen] == pack]) for pack in packs]
-        slots = np.zeros((len(packs), max(len(nodes) for nodes in wanted)), np.int64)
-        for row, nodes in enumerate(wanted):
-            slots[row, : len(nodes)] = nodes
-        rows = pack_A[chosen] - start
-        columns = np.array([np.searchsorted(wanted[r], n) for r, n in zip(rows, within_A[chosen], strict=True)])
-        tensors = [torch.from_numpy(a).to(device) for a in (chosen, answers.gold_A[chosen], rows, columns, slots)]
-        groups.append(Group(packs, *tensors))
-    return groups
-
-
-def _gather(values_RND: torch.Tensor, nodes_RM: torch.Tensor) -> torch.Tensor:
-    return values_RND.gather(1, nodes_RM[..., None].expand(-1, -1, values_RND.shape[-1]))
+def _attention_at_rows(anatomy: Anatomy, layer: int) -> Twin:
+    """The layer's attention with queries (where the family has them apart) and output at chosen rows alone."""
+    family, attention = anatomy.family, anatomy.attention(layer)
+    children: dict[str, nn.Module] = {family.output_projection: ReadsRows(anatomy.output_projection(layer))}
+    if family.query is not None:
+        children[family.query] = FillsRows(getattr(attention, family.query))
+    return Twin(attention, children)

@@ -3,7 +3,7 @@
 Knows scoring (method.md section 1: right iff argmax equals gold); knows nothing about interventions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,13 +123,25 @@ def _matmul_float32(normed: torch.Tensor, unembedding: nn.Module) -> torch.Tenso
     return logits if bias is None else logits + bias.float()
 
 
+def score_logits(logits_RV: torch.Tensor, gold_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probability and logit of each row's gold token, and the row's likeliest token: R each."""
+    logit = logits_RV.gather(1, gold_R[:, None])[:, 0]
+    return logit - logits_RV.logsumexp(dim=1), logit, logits_RV.argmax(dim=1)
+
+
 @torch.inference_mode()
-def score(anatomy: Anatomy, hidden_EAD: torch.Tensor, gold_A: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def score(
+    anatomy: Anatomy,
+    hidden_EAD: torch.Tensor,
+    gold_A: torch.Tensor,
+    score_logits: Callable[..., tuple[torch.Tensor, ...]] = score_logits,
+) -> tuple[torch.Tensor, ...]:
     """Score the last layer's output at A answer positions under E edits.
 
     Args:
         hidden_EAD: output of the last decoder layer, before the final norm.
         gold_A: gold token ids, on the same device.
+        score_logits: the function above, or a compiled version of it.
     Returns:
         log-probability and logit of the gold token, and the predicted token: E x A each, on the device.
     """
@@ -137,14 +149,10 @@ def score(anatomy: Anatomy, hidden_EAD: torch.Tensor, gold_A: torch.Tensor) -> t
     gold = gold_A.expand(edits, answers).reshape(-1)
     rows = hidden_EAD.reshape(-1, width)
     step = max(1, LOGITS_AT_ONCE // anatomy.shape.vocabulary)
-    parts = [_score_rows(anatomy, rows[i : i + step], gold[i : i + step]) for i in range(0, len(rows), step)]
+    parts = [
+        score_logits(answer_logits(anatomy, rows[i : i + step]), gold[i : i + step]) for i in range(0, len(rows), step)
+    ]
     return tuple(torch.cat(column).reshape(edits, answers) for column in zip(*parts, strict=True))
-
-
-def _score_rows(anatomy: Anatomy, hidden_RD: torch.Tensor, gold_R: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    logits = answer_logits(anatomy, hidden_RD)
-    logit = logits.gather(1, gold_R[:, None])[:, 0]
-    return logit - logits.logsumexp(dim=1), logit, logits.argmax(dim=1)
 
 
 def check_finite(scores: Scores, edits: Sequence[Edit], answers: Answers, prompts: Sequence[TokenizedPrompt]) -> None:

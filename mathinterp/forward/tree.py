@@ -73,20 +73,74 @@ def plant(
         pack_size: nodes aimed at; a pack is larger only if one sequence alone is longer.
         private_from: per sequence, the index from which its nodes are shared with no other sequence
             (needed where an intervention differs between prompts of the same text).
+        packs_multiple_of: the number of packs is made a multiple of this, with empty ones where need be.
         alignment: the pack size is a multiple of this.
-        packs_multiple_of: the number of packs is made a multiple of this where there are that many sequences.
     """
-    assert len(sequences) > 0
-    assert all(len(s) > 0 for s in sequences)
-    limits = [len(s) for s in sequences] if private_from is None else list(private_from)
-    order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
+    planter = Planter(sequences, private_from)
     longest = max(len(s) for s in sequences)
     capacity = -(-max(pack_size, longest) // alignment) * alignment
-    fewest = len(_fill(sequences, limits, order, capacity))
-    wanted = min(-(-fewest // packs_multiple_of) * packs_multiple_of, len(sequences))
-    while capacity - alignment >= longest and len(_fill(sequences, limits, order, capacity - alignment)) <= wanted:
+    wanted = _round_up(planter.count(capacity), packs_multiple_of)
+    while capacity - alignment >= longest and planter.count(capacity - alignment) <= wanted:
         capacity -= alignment
-    return _build(sequences, limits, _fill(sequences, limits, order, capacity), capacity)
+    return planter.build(capacity, packs_multiple_of)
+
+
+class Planter:
+    """Sequences in sorted order, ready to be cut into packs of any size."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]], private_from: Sequence[int] | None = None):
+        assert len(sequences) > 0
+        assert all(len(s) > 0 for s in sequences)
+        self._sequences = sequences
+        limits = [len(s) for s in sequences] if private_from is None else list(private_from)
+        self._order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
+        self._shared = [0]  # tokens that each sequence shares with the one before it
+        for before, current in itertools.pairwise(self._order):
+            shared = _common_prefix(sequences[before], sequences[current])
+            self._shared.append(min(shared, limits[before], limits[current]))
+
+    def count(self, capacity: int) -> int:
+        """How many packs of ``capacity`` nodes hold all sequences."""
+        return len(self._cut(capacity))
+
+    def _cut(self, capacity: int) -> list[int]:
+        """Where packs start, as indices into the sorted order: runs whose trees fit ``capacity`` nodes."""
+        starts: list[int] = []
+        room = 0
+        for index, (current, shared) in enumerate(zip(self._order, self._shared, strict=True)):
+            length = len(self._sequences[current])
+            if not starts or length - shared > room:
+                starts.append(index)
+                room = capacity - length
+            else:
+                room -= length - shared
+        return starts
+
+    def build(self, capacity: int, packs_multiple_of: int = 1) -> Forest:
+        """The packs of ``capacity`` nodes."""
+        starts = self._cut(capacity)
+        shape = (_round_up(len(starts), packs_multiple_of), capacity)
+        token_ids, depths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        parents, used = np.full(shape, -1, np.int64), np.zeros(shape[0], np.int64)
+        node_of: list[np.ndarray] = [np.empty(0, np.int64)] * len(self._sequences)
+        for pack, (start, stop) in enumerate(itertools.pairwise([*starts, len(self._order)])):
+            path: list[int] = []  # nodes of the previous sequence
+            for index in range(start, stop):
+                sequence = self._sequences[self._order[index]]
+                shared = self._shared[index] if index > start else 0
+                path = path[:shared]
+                for depth in range(shared, len(sequence)):
+                    node = int(used[pack])
+                    used[pack] += 1
+                    token_ids[pack, node], depths[pack, node] = sequence[depth], depth
+                    parents[pack, node] = path[-1] if path else -1
+                    path.append(node)
+                node_of[self._order[index]] = pack * capacity + np.array(path, np.int64)
+        return Forest(token_ids, depths, parents, used, tuple(node_of))
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def count_nodes(sequences: Sequence[Sequence[int]]) -> int:
@@ -103,47 +157,3 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
             break
         length += 1
     return length
-
-
-def _fill(
-    sequences: Sequence[Sequence[int]], limits: Sequence[int], order: Sequence[int], capacity: int
-) -> list[list[int]]:
-    """Cut the sorted sequences into runs whose trees fit ``capacity`` nodes."""
-    packs: list[list[int]] = []
-    nodes = capacity + 1
-    for previous, current in zip([None, *order], order, strict=False):
-        new = len(sequences[current])
-        if previous is not None:
-            shared = _common_prefix(sequences[previous], sequences[current])
-            new -= min(shared, limits[previous], limits[current])
-        if nodes + new > capacity:
-            packs.append([])
-            nodes, new = 0, len(sequences[current])
-        packs[-1].append(current)
-        nodes += new
-    return packs
-
-
-def _build(sequences: Sequence[Sequence[int]], limits: Sequence[int], packs: list[list[int]], capacity: int) -> Forest:
-    shape = (len(packs), capacity)
-    token_ids, depths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    parents, used = np.full(shape, -1, np.int64), np.zeros(len(packs), np.int64)
-    node_of: list[np.ndarray] = [np.empty(0, np.int64)] * len(sequences)
-    for pack, members in enumerate(packs):
-        path: list[int] = []  # nodes of the previous sequence
-        before: int | None = None
-        for current in members:
-            sequence = sequences[current]
-            shared = 0
-            if before is not None:
-                shared = min(_common_prefix(sequences[before], sequence), limits[before], limits[current])
-            path = path[:shared]
-            for depth in range(shared, len(sequence)):
-                node = int(used[pack])
-                used[pack] += 1
-                token_ids[pack, node], depths[pack, node] = sequence[depth], depth
-                parents[pack, node] = path[-1] if path else -1
-                path.append(node)
-            node_of[current] = pack * capacity + np.array(path, np.int64)
-            before = current
-    return Forest(token_ids, depths, parents, used, tuple(node_of))

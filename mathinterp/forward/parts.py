@@ -1,0 +1,106 @@
+"""Layers with a part replaced: an output that is known already, or a projection at chosen rows alone.
+
+Each replacement is a module put into a shallow copy of its parent, so the model itself is never touched, the same
+code serves every family, and torch.compile sees ordinary modules. A replacement is loaded before a call and empties
+itself when the call uses it: what is still loaded afterwards was never asked for, and that is an error.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Known(nn.Module):
+    """Gives an output computed beforehand, whatever the input."""
+
+    def __init__(self, as_tuple: bool = False):
+        super().__init__()
+        self.loaded: torch.Tensor | None = None
+        self.as_tuple = as_tuple  # attention modules return (output, weights)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loaded output, once."""
+        output, self.loaded = self.loaded, None
+        return (output, None) if self.as_tuple else output
+
+
+class ReadsRows(nn.Module):
+    """A projection that reads only the rows it was given: R N X -> R M Y. Its output keeps those rows alone."""
+
+    def __init__(self, projection: nn.Module):
+        super().__init__()
+        self.projection = projection
+        self.loaded: torch.Tensor | None = None  # R M, indices into N
+
+    def forward(self, values_RNX: torch.Tensor) -> torch.Tensor:
+        """The projection of the loaded rows."""
+        rows, self.loaded = self.loaded, None
+        assert rows is not None
+        return self.projection(gather_rows(values_RNX, rows))
+
+
+class FillsRows(nn.Module):
+    """A projection computed at the rows it was given and zero at all others: R N X -> R N Y."""
+
+    def __init__(self, projection: nn.Module):
+        super().__init__()
+        self.projection = projection
+        self.loaded: torch.Tensor | None = None  # R M, indices into N
+
+    def forward(self, values_RNX: torch.Tensor) -> torch.Tensor:
+        """The projection of the loaded rows in their places."""
+        rows, self.loaded = self.loaded, None
+        assert rows is not None
+        found_RMY = self.projection(gather_rows(values_RNX, rows))
+        filled = found_RMY.new_zeros(*values_RNX.shape[:2], found_RMY.shape[-1])
+        filled.flatten(0, 1).index_copy_(0, _flat(rows, values_RNX.shape[1]), found_RMY.flatten(0, 1))
+        return filled
+
+
+class Twin:
+    """A shallow copy of a module in which some children are replaced; all else is shared with the original.
+
+    Args:
+        original: the module; it stays as it is.
+        children: name -> replacement. Those of the three kinds above want loading before each call.
+    """
+
+    def __init__(self, original: nn.Module, children: Mapping[str, nn.Module]):
+        self.module = copy.copy(original)
+        self.module._modules = dict(original._modules)
+        for name, child in children.items():
+            assert name in original._modules, f"{type(original).__name__} has no {name}"
+            self.module._modules[name] = child
+        self._loaded = {n: child for n, child in children.items() if isinstance(child, Known | ReadsRows | FillsRows)}
+
+    def load(self, **values: torch.Tensor) -> nn.Module:
+        """The module, ready for one call with these values in its replaced children."""
+        assert values.keys() == self._loaded.keys()
+        for name, value in values.items():
+            self._loaded[name].loaded = value
+        return self.module
+
+    def load_all(self, value: torch.Tensor) -> nn.Module:
+        """The module, ready for one call with ``value`` in each replaced child."""
+        return self.load(**dict.fromkeys(self._loaded, value))
+
+    def check_used(self) -> None:
+        """Raise AssertionError if a loaded value was not asked for; it is forgotten either way."""
+        unused = [name for name, child in self._loaded.items() if child.loaded is not None]
+        for child in self._loaded.values():
+            child.loaded = None
+        assert not unused, f"{type(self.module).__name__} never called its {', '.join(unused)}"
+
+
+def gather_rows(values_RNX: torch.Tensor, rows_RM: torch.Tensor) -> torch.Tensor:
+    """R M X: row r's entries ``rows_RM[r]``."""
+    picked = values_RNX.flatten(0, 1).index_select(0, _flat(rows_RM, values_RNX.shape[1]))
+    return picked.unflatten(0, rows_RM.shape)
+
+
+def _flat(rows_RM: torch.Tensor, places: int) -> torch.Tensor:
+    """Indices into R * N rows laid end to end; whole rows are copied much faster so."""
+    return (rows_RM + places * torch.arange(len(rows_RM), device=rows_RM.device)[:, None]).flatten()
