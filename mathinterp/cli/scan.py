@@ -17,9 +17,9 @@ from mathinterp.cli.options import (
     store_option,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.running import print_run, run_chosen, run_json
 
 if TYPE_CHECKING:
-    from mathinterp.cluster.run import RunSummary
     from mathinterp.scans.base import Scan
 
 
@@ -82,72 +82,17 @@ def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> N
     from mathinterp.report.summary import summarize_ablation
     from mathinterp.store import Store
 
-    run = _run(chosen, **options)
+    run = run_chosen(chosen, **options)
     summary = summarize_ablation(Store(run.store), run.run_id, node) if run.rows or run.reused else None
     if as_json:
         found = {"baseline": summary.baseline, "verdict": summary.verdict, "top": summary.top} if summary else {}
-        print_json({**_run_json(run), **found})
+        print_json({**run_json(run), **found})
     else:
         if summary is not None:
             print_table(summary.table, title=f"Accuracy (%), one {node} ablated")
             print_table(summary.top, title="Largest drops (points, 95 % interval, relative %, BH q)")
             console.print(summary.verdict, highlight=False)
             print_sql_hint(run.store, summary.queries)
-        _print_run(run)
+        print_run(run)
     if run.failed or not run.complete:
         sys.exit(1)
-
-
-def _run(
-    chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
-    limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
-) -> "RunSummary":  # fmt: skip
-    from mathinterp.cluster.dispatch import NoReplicaLeft
-    from mathinterp.cluster.run import run_scan
-    from mathinterp.models.catalog import ModelSpec
-    from mathinterp.prompts import load_prompts
-
-    try:
-        return run_scan(
-            chosen,
-            ModelSpec(model, adapter, dtype, trust_remote_code),
-            load_prompts(prompt_name, seed=seed, limit=limit),
-            store,
-            replicas=replicas,
-            gpus_per_replica=gpus_per_replica,
-            address=address,
-            prompts_label=_label(prompt_name, limit, seed),
-        )
-    except NoReplicaLeft as error:
-        raise click.ClickException(f"{error}; the same command goes on from here") from error
-
-
-def _label(name: str, limit: int | None, seed: int) -> str:
-    """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
-    return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
-
-
-def _run_json(run: "RunSummary") -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "store": run.store,
-        "shards": run.shards,
-        "shards_reused": run.reused,
-        "shards_done": run.done,
-        "rows": run.rows,
-        "seconds": round(run.seconds, 3),
-        "failed": [{"shard": failure.key, "error": failure.error} for failure in run.failed],
-    }
-
-
-def _print_run(run: "RunSummary") -> None:
-    if run.done:
-        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if run.seconds else ""
-        work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
-    else:
-        work = "nothing left to compute"
-    console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
-    for failure in run.failed:
-        click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
-    if run.failed or not run.complete:
-        click.echo("the run is incomplete: the same command runs what is missing", err=True)

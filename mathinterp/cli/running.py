@@ -1,0 +1,69 @@
+"""What every scan command does: run or resume a scan with the options given, and say how it went."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mathinterp.cli.output import console
+
+if TYPE_CHECKING:
+    from mathinterp.cluster.run import RunSummary
+    from mathinterp.scans.base import Scan
+
+
+def run_chosen(
+    chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
+    limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
+) -> "RunSummary":  # fmt: skip
+    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
+    from mathinterp.cluster.dispatch import NoReplicaLeft
+    from mathinterp.cluster.run import run_scan
+    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.prompts import load_prompts
+
+    try:
+        return run_scan(
+            chosen,
+            ModelSpec(model, adapter, dtype, trust_remote_code),
+            load_prompts(prompt_name, seed=seed, limit=limit),
+            store,
+            replicas=replicas,
+            gpus_per_replica=gpus_per_replica,
+            address=address,
+            prompts_label=_label(prompt_name, limit, seed),
+        )
+    except NoReplicaLeft as error:
+        raise click.ClickException(f"{error}; the same command goes on from here") from error
+
+
+def _label(name: str, limit: int | None, seed: int) -> str:
+    """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
+    return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
+
+
+def run_json(run: "RunSummary") -> dict[str, Any]:
+    """What a command prints of a run under --json."""
+    return {
+        "run_id": run.run_id,
+        "store": run.store,
+        "shards": run.shards,
+        "shards_reused": run.reused,
+        "shards_done": run.done,
+        "rows": run.rows,
+        "seconds": round(run.seconds, 3),
+        "failed": [{"shard": failure.key, "error": failure.error} for failure in run.failed],
+    }
+
+
+def print_run(run: "RunSummary") -> None:
+    """The closing lines of a command: rows, pace, what was reused, what failed."""
+    if run.done:
+        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if run.seconds else ""
+        work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
+    else:
+        work = "nothing left to compute"
+    console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
+    for failure in run.failed:
+        click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
+    if run.failed or not run.complete:
+        click.echo("the run is incomplete: the same command runs what is missing", err=True)
