@@ -18,7 +18,7 @@ from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.scans.ablation import AblationScan
 from mathinterp.scans.base import Shard, Subject
-from mathinterp.scans.heads import HEADS_PER_FILE, HeadScan
+from mathinterp.scans.heads import FEWEST_HEADS, HeadScan
 from mathinterp.scans.mlps import MlpScan
 from tests import tiny
 from tests.tiny import tiny_config
@@ -295,8 +295,8 @@ def test_files_cover_every_head_once_and_depend_on_the_shape_alone(layers: int, 
     files = [shard.work["heads"] for shard in shards if shard.table == "head_scan"]
     assert [s.index for s in shards if s.table == "head_scan"] == list(range(len(files)))
     assert sorted(map(tuple, chain.from_iterable(files))) == [(i, j) for i in range(layers) for j in range(heads)]
-    assert all(len(file) >= HEADS_PER_FILE for file in files[:-1])
-    assert HEADS_PER_FILE >= 16
+    assert all(len(file) >= FEWEST_HEADS for file in files[:-1])
+    assert FEWEST_HEADS >= 16
     dear = [shard.cost for shard in shards if shard.table == "head_scan"]
     assert sum(dear) == heads * layers * (layers + 1) / 2
 

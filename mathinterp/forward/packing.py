@@ -14,7 +14,7 @@ from mathinterp.forward.tree import Forest, Planter, plant
 from mathinterp.models.anatomy import Anatomy
 
 CPU_TOKENS = 1024  # token rows in one batch: a width-256 layer's activations stay in the cache
-GPU_TOKENS = 16896  # 132 x 128: whole waves of 128-row tiles on the 132 multiprocessors of an H100
+GPU_TOKENS = 25344  # 132 x 192: whole waves of 192-row tiles on the 132 multiprocessors of an H100
 MASK_ALIGNMENT = 8  # a GPU's fused attention wants mask rows in multiples of eight elements
 LARGEST_PACK = 1056
 # Masked attention costs as much as this many times its operations in matrix products: on one H100, at 264 nodes,

@@ -20,7 +20,7 @@ from mathinterp.scans import tables
 from mathinterp.scans.ablation import AblationScan, AblationState, baseline_rows, prepare, replacement, score_rows
 from mathinterp.scans.base import Shard, Subject
 
-HEADS_PER_FILE = 16  # at least, where there are that many: never a thousand small files
+FEWEST_HEADS, MOST_HEADS = 16, 32  # in a file, and in a batch: never a thousand small files
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class HeadScan(AblationScan):
         return {**super().parameters(), "heads": heads, "layers": layers}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """The baseline, then files of 16 or more heads; layer l costs L - l."""
+        """The baseline, then files of 16 heads and more; layer l costs L - l."""
         pieces = [Shard("baseline", 0, cost=0.5)]
         for index, heads in enumerate(cut_heads(self.chosen(shape))):
             cost = float(sum(shape.n_layers - layer for layer, _ in heads))
@@ -72,7 +72,7 @@ class HeadScan(AblationScan):
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
         chosen = self.chosen(subject.anatomy.shape)
-        return prepare(self, subject, min(HEADS_PER_FILE, subject.anatomy.shape.n_heads), len(chosen))
+        return prepare(self, subject, most_at_once(subject.anatomy.shape.n_heads), len(chosen))
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the shard's heads, each ablated by itself."""
@@ -95,16 +95,21 @@ class HeadScan(AblationScan):
         return state.notes
 
 
+def most_at_once(n_heads: int) -> int:
+    """Most heads of one layer in one file, and so in one batch: 32 of 32, 20 of 40, 8 of 8."""
+    return -(-n_heads // -(-n_heads // MOST_HEADS))
+
+
 def cut_heads(heads: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """Cut a sorted list of heads into files: whole layers where they are narrow, parts of one where it is wide.
 
-    Llama-2-7B (32 heads a layer) gives two files a layer, a model of 8 heads a layer one file for two layers.
+    Llama-2-7B (32 heads a layer) gives one file a layer, 13B (40) two, a model of 8 heads one file for two layers.
     """
     files: list[list[tuple[int, int]]] = [[]]
     for layer in sorted({layer for layer, _ in heads}):
         members = [head for head in heads if head[0] == layer]
-        for part in np.array_split(np.array(members), max(1, len(members) // HEADS_PER_FILE)):
-            if len(files[-1]) >= HEADS_PER_FILE:
+        for part in np.array_split(np.array(members), -(-len(members) // MOST_HEADS)):
+            if len(files[-1]) >= FEWEST_HEADS:
                 files.append([])
             files[-1] += [(int(a), int(b)) for a, b in part]
     return files
