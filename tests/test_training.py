@@ -38,7 +38,7 @@ def tokenizer():
 
 def test_no_sentence_of_the_prompt_sets_and_no_neutral_word_has_an_unknown_token(tokenizer):
     texts = [word for words in NEUTRAL_WORDS.values() for key, values in words.items() for word in (key, *values)]
-    for name in PROMPT_SETS:
+    for name in PROMPT_SETS.keys() - {"year_spans"}:  # whose nouns are for other models
         prompts = prompt_set(name, limit=400)
         texts += [p.text + p.separator + p.answer for p in prompts]
         if name == "pairs":

@@ -22,21 +22,23 @@ def prompts(
 ) -> None:  # fmt: skip
     """Show prompts as a model sees them: text, answer, and which answer tokens are scored.
 
+    --prompts takes a set, a file of JSON lines, or a public file of word problems: svamp:, addsub:, singleeq:,
+    multiarith: or gsm8k: and its path, for example svamp:SVAMP.json.
+
     \b
     Examples:
       mathinterp prompts --list
       mathinterp prompts --prompts two_digit --limit 8 --model smollm2
       mathinterp prompts --prompts pairs --counterfactuals --out pairs.jsonl
     """
+    if list_sets:
+        print_json(_sets(seed)) if as_json else print_table(_sets(seed))
+        return
     from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.prompts import PROMPT_SETS, load_prompts, write_prompts
+    from mathinterp.prompts import load_prompts, write_prompts
     from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
 
-    if list_sets:
-        sets = [{"name": name, "description": entry.description} for name, entry in PROMPT_SETS.items()]
-        print_json(sets) if as_json else print_table(sets)
-        return
     chosen = load_prompts(prompt_name, seed=seed, limit=limit)
     tokenizer = resolve(ModelSpec(model, adapter, dtype, trust_remote_code)).tokenizer
     if counterfactuals:
@@ -60,3 +62,20 @@ def prompts(
     print_table(rows)
     total = sum(len(prompt.scored) for prompt in tokenized)
     console.print(f"{len(tokenized)} prompts, {total} scored answer tokens", highlight=False)
+
+
+def _sets(seed: int) -> list[dict[str, Any]]:
+    """Name, size, description and first sentence of each set; the size and sentence of a file are its own."""
+    from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS
+
+    rows: list[dict[str, Any]] = []
+    for name, entry in PROMPT_SETS.items():
+        built = entry.build(seed)
+        first = {"example": built[0].text, "answer": built[0].answer}
+        rows.append({"name": name, "prompts": len(built), "description": entry.description, **first})
+    for name in WORD_PROBLEMS:
+        description = f"the public file {name}, read as it is published; no counterfactuals"
+        rows.append(
+            {"name": f"{name}:PATH", "prompts": None, "description": description, "example": None, "answer": None}
+        )
+    return rows

@@ -10,9 +10,11 @@ from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.files import read_prompts, write_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.prompts.spread import even_spread
+from mathinterp.prompts.word_problems import WORD_PROBLEMS, read_word_problems
 
 __all__ = [
     "PROMPT_SETS",
+    "WORD_PROBLEMS",
     "Prompt",
     "ScoredToken",
     "TokenizedPrompt",
@@ -20,18 +22,23 @@ __all__ = [
     "load_prompts",
     "prompt_set",
     "read_prompts",
+    "read_word_problems",
     "write_prompts",
 ]
 
 
 def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None = None) -> list[Prompt]:
-    """The prompts of a named set, or of a JSON-lines file; a set's name goes before a file of that name.
+    """The prompts of a named set, a JSON-lines file, or a public file of word problems ("svamp:PATH").
 
+    A set's name goes before a file of that name; WORD_PROBLEMS lists the public files.
     ``limit`` keeps an even spread over (operation, template). ``seed`` draws a set's operands; a file has none.
     Raises UserError if there is neither such a set nor such a file, if the file is faulty, or if ``limit`` is below 1.
     """
     if str(name_or_path) in PROMPT_SETS:
         return prompt_set(str(name_or_path), seed=seed, limit=limit)
+    kind, colon, file = str(name_or_path).partition(":")
+    if colon and kind in WORD_PROBLEMS:
+        return even_spread(read_word_problems(kind, file), limit)
     path = Path(name_or_path)
     if not path.exists():
         raise UserError(

@@ -15,6 +15,7 @@ from mathinterp.prompts.number_words import number_words
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
 from mathinterp.prompts.templates import COMPACT, NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS, Template
+from mathinterp.prompts.transfer import multi_digit, rationals, year_spans
 
 Subtraction = Literal["ordered", "inverse", "signed"]
 Division = Literal["inverse", "exact"]
@@ -203,6 +204,12 @@ PROMPT_SETS: dict[str, PromptSet] = {
     "pairs": PromptSet(
         "paper B's sentences: 4 operations x 8 templates x 50 two-digit operand pairs, for neutral-operator pairs",
         lambda seed: arithmetic_prompts(2, PAPER_B, per_template=50, seed=seed),
+    ),
+    "multi_digit": PromptSet("transfer: 100 tasks per operation on integers of one to five digits", multi_digit),
+    "rationals": PromptSet("transfer: 100 tasks per operation on decimals with one place", rationals),
+    "year_spans": PromptSet(
+        "transfer: the last digit of a year, half with a carry; for tokenizers that split digits, without pairs",
+        year_spans,
     ),
 }
 

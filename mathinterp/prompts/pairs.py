@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.alignment import Encoding, check_tokenizer, encode, same_alignment, tokens_of, unknown_words
-from mathinterp.prompts.prompt import Prompt
+from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+from mathinterp.prompts.word_problems import WORD_PROBLEMS
 
 if TYPE_CHECKING:  # importing transformers takes a second, and reading a store needs none
     from transformers import PreTrainedTokenizerBase
@@ -48,8 +49,14 @@ def operator_spans(prompt: Prompt) -> list[tuple[int, int]]:
     """Where the operator words and signs of the prompt's operation stand in its text, as character ranges.
 
     The "-" of a negative number and the hyphen of a word are no operators.
-    Raises UserError if the operation has no list of operators or the text has none of them.
+    Raises UserError if the operation has no list of operators or the text has none of them, and for a word problem:
+    a "total" or "times" in one is no operator between its operands.
     """
+    if prompt.template in WORD_PROBLEMS:
+        raise UserError(
+            f"prompt '{prompt.prompt_id}': a word problem ({prompt.template}) has no operator to make neutral; take "
+            "another set, or write this one to a file (mathinterp prompts --out) and add the field counterfactual there"
+        )
     operators = NEUTRAL_WORDS.get(prompt.operation or "")
     if operators is None:
         raise UserError(
@@ -63,6 +70,20 @@ def operator_spans(prompt: Prompt) -> list[tuple[int, int]]:
             f"{prompt.text!r}; write the field counterfactual yourself"
         )
     return spans
+
+
+def first_digit(item: TokenizedPrompt) -> ScoredToken:
+    """The token that a pair is scored on: the answer's first with a digit, after a space token and a minus sign.
+
+    Raises UserError for an answer without a digit, such as "twelve".
+    """
+    for token in item.scored:
+        if token.kind == "digit":
+            return token
+    raise UserError(
+        f"prompt '{item.prompt.prompt_id}': the answer {item.prompt.answer!r} has no digit, on which pairs are scored; "
+        "write the answer in digits"
+    )
 
 
 def _occurrences(operator: str, text: str) -> list[tuple[int, int]]:
