@@ -13,6 +13,7 @@ import mathinterp
 from mathinterp.cli.models import models
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
+from mathinterp.cli.report import report
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
 from mathinterp.cli.sql import sql
@@ -70,7 +71,7 @@ def main() -> None:
         logger.addHandler(Warnings())
 
 
-for command in (models, prompts, plan, scan, sql, selftest, submit):
+for command in (models, prompts, plan, scan, report, sql, selftest, submit):
     main.add_command(command)
 
 if __name__ == "__main__":

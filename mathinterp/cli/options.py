@@ -53,7 +53,7 @@ def prompt_options() -> Callable[[Command], Command]:
         [
             click.option(
                 "--prompts", "prompt_name", default="two_digit", show_default=True,
-                help="Prompt set or JSON-lines file; see 'mathinterp prompts'.",
+                help="Prompt set, JSON-lines file, or svamp:PATH and the like; see 'mathinterp prompts --list'.",
             ),
             click.option("--limit", type=int, default=None, help="At most so many prompts, spread over the templates."),
             click.option(

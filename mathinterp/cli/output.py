@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
@@ -32,7 +33,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         short = all(len(format_value(row[name])) <= SHORT for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
     for row in rows:
-        table.add_row(*(format_value(value) for value in row.values()))
+        table.add_row(*(escape(format_value(value)) for value in row.values()))  # [x] is text, not markup
     # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
     wide = Console(width=WIDE)
     fits = wide.measure(table).minimum <= console.width

@@ -1,0 +1,37 @@
+"""``mathinterp report``: figures and a page from a store."""
+
+from pathlib import Path
+
+import click
+
+from mathinterp.cli.options import json_option, store_option
+from mathinterp.cli.output import console, print_json
+
+
+@click.command()
+@click.option("--run", "run_ids", multiple=True, help="Run to draw; may be given again. Default: all that can be drawn.")
+@store_option()
+@click.option("--out", default="report", show_default=True, help="Folder for the page and the figures.")
+@json_option()
+def report(run_ids: tuple[str, ...], store: str, out: str, as_json: bool) -> None:
+    """Draw finished runs (PNG and SVG) and write one HTML page about them; computes nothing again.
+
+    Layer-by-head maps of head and path scans, knock-out curves, attention bars, probing lines.
+
+    \b
+    Examples:
+      mathinterp report
+      mathinterp report --run 1a2b3c4d5e6f --out figures
+    """
+    from mathinterp.errors import UserError
+    from mathinterp.report.page import write_report
+    from mathinterp.store import Store
+
+    opened = Store(store)
+    if not opened.files.find("runs", ".json"):
+        raise UserError(f"there is no store at '{store}'; run a scan first, or name its folder with --store")
+    written = write_report(opened, Path(out), run_ids)
+    if as_json:
+        print_json({"page": str(written.page), "figures": [str(path) for path in written.figures]})
+        return
+    console.print(f"{written.page}: {len(written.figures) // 2} runs, figures as PNG and SVG beside it", highlight=False)
