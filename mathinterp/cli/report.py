@@ -9,7 +9,7 @@ from mathinterp.cli.output import console, print_json
 
 
 @click.command()
-@click.option("--run", "run_ids", multiple=True, help="Run to draw; may be given again. Default: all that can be drawn.")
+@click.option("--run", "run_ids", multiple=True, help="Run to draw; may be repeated. Default: all that can be drawn.")
 @store_option()
 @click.option("--out", default="report", show_default=True, help="Folder for the page and the figures.")
 @json_option()
@@ -34,4 +34,5 @@ def report(run_ids: tuple[str, ...], store: str, out: str, as_json: bool) -> Non
     if as_json:
         print_json({"page": str(written.page), "figures": [str(path) for path in written.figures]})
         return
-    console.print(f"{written.page}: {len(written.figures) // 2} runs, figures as PNG and SVG beside it", highlight=False)
+    drawn = f"{len(written.figures) // 2} runs drawn, figures as PNG and SVG beside it"
+    console.print(f"{written.page}: {drawn}", highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
 from mathinterp.store import Store
@@ -45,6 +46,8 @@ def effect_maps(store: Store, run_id: str) -> Figure:
         grid = _grid(effects[effects["operation"] == operation])
         image = axis.imshow(grid, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto", origin="lower")
         axis.set(title=operation, xlabel="head", ylabel="layer")
+        for ticks in (axis.xaxis, axis.yaxis):
+            ticks.set_major_locator(MaxNLocator(integer=True))
         if (effects["node"] == "mlp").any():
             axis.set_xlabel("head (last column: MLP)")
     assert image is not None
