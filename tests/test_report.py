@@ -1,0 +1,77 @@
+"""Figures and the page: drawn from stored rows, with the stored numbers in them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mathinterp.cli.main import main
+from mathinterp.errors import UserError
+from mathinterp.report.figures import draw
+from mathinterp.report.page import write_report
+from mathinterp.store import Store
+from tests.small_store import fill, prompt
+
+PROMPTS = [prompt("p0", "add"), prompt("p1", "sub")]
+BASELINE = [{"prompt_id": "p0", "correct": True}, {"prompt_id": "p1", "correct": True}]
+
+
+@pytest.fixture
+def head_store(tmp_path: Path) -> tuple[Store, str]:
+    """Heads 0.0 to 1.1; only 1.0 breaks addition."""
+    store = Store(tmp_path / "store")
+    heads = [
+        {"layer": layer, "head": head, "prompt_id": p, "correct": not (layer == 1 and head == 0 and p == "p0")}
+        for layer in (0, 1)
+        for head in (0, 1)
+        for p in ("p0", "p1")
+    ]
+    return store, fill(store, PROMPTS, BASELINE, heads)
+
+
+def test_the_map_of_a_head_scan_holds_the_stored_effects(head_store: tuple[Store, str]) -> None:
+    store, run = head_store
+    figure = draw(store, run)
+    panels = {axis.get_title(): axis for axis in figure.axes if axis.get_title()}
+    assert list(panels) == ["all", "add", "sub"]
+    added = np.asarray(panels["add"].images[0].get_array())
+    np.testing.assert_allclose(added, [[0, 0], [-100, 0]])
+    np.testing.assert_allclose(np.asarray(panels["sub"].images[0].get_array()), 0)
+    np.testing.assert_allclose(np.asarray(panels["all"].images[0].get_array())[1, 0], -50)
+
+
+def test_the_page_names_the_run_and_its_figures_and_shows_the_rows(head_store: tuple[Store, str]) -> None:
+    store, run = head_store
+    written = write_report(store, Path(store.url).parent / "page")
+    assert sorted(path.suffix for path in written.figures) == [".png", ".svg"]
+    assert all(path.stat().st_size > 1000 for path in written.figures)
+    page = written.page.read_text(encoding="utf-8")
+    assert run in page
+    assert "heads: m on two-digit, float32" in page
+    assert "<td>1</td><td>0</td><td>50</td>" in page, "the head that costs most comes first"
+    assert page.index("<td>50</td>") < page.index("<td>0</td><td>0</td>")
+
+
+def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[Store, str], tmp_path: Path) -> None:
+    store, _ = head_store
+    with pytest.raises(UserError, match="no run 123456"):
+        write_report(store, tmp_path / "page", ["123456"])
+    other = fill(store, PROMPTS, BASELINE, mlps=[{"layer": 0, "prompt_id": "p0"}], scan="mlps")
+    with pytest.raises(UserError, match="scan of mlps, which has no figure"):
+        draw(store, other)
+
+
+def test_the_command_says_where_the_page_is(head_store: tuple[Store, str], tmp_path: Path) -> None:
+    store, _ = head_store
+    result = CliRunner().invoke(main, ["report", "--store", store.url, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "index.html").is_file()
+    nowhere = CliRunner().invoke(main, ["report", "--store", str(tmp_path / "none")])
+    assert nowhere.exit_code == 2
+    assert "there is no store" in nowhere.output
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    refused = CliRunner().invoke(main, ["report", "--store", store.url, "--out", str(blocked / "x")])
+    assert refused.exit_code == 2
+    assert "cannot be made" in refused.output
