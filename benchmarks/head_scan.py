@@ -145,9 +145,7 @@ def run_one(engine: PlainEngine, layer: int) -> None:
 @click.option("--prompts", "prompt_name", default="two_digit", show_default=True)
 @click.option("--limit", type=int, default=None)
 @click.option("--ordinary-heads", default=4, show_default=True, help="Heads measured of the ordinary and sorted ways.")
-@click.option(
-    "--ordinary-batch", default=None, type=int, help="Prompts a batch of these ways; default 64, GPU 512."
-)
+@click.option("--ordinary-batch", default=None, type=int, help="Prompts a batch of these ways; default 64, GPU 512.")
 @click.option("--published-forwards", default=64, show_default=True, help="Forwards measured of the published way.")
 @click.option("--max-tokens", default=None, type=int, help="Token rows in one batch of ours.")
 @click.option("--threads", default=None, type=int, help="CPU threads.")

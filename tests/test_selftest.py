@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward import replay
+from mathinterp.forward import packing
 from mathinterp.forward.edits import Edit, PlacedReplacement
 from mathinterp.forward.engine import build_engine, packing_deviation
 from mathinterp.forward.hooks import caught_input
@@ -78,13 +78,13 @@ def mask_that_shows_siblings(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) 
 
 def depths_one_off_below_the_root(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Position ids 0, 2, 3, ...: what a second BOS or left padding would do."""
-    build = replay.plant
+    build = packing.plant
 
     def shifted(*args: Any, **kwargs: Any) -> Forest:
         forest = build(*args, **kwargs)
         return replace(forest, depths_PN=forest.depths_PN + (forest.depths_PN > 0))
 
-    monkeypatch.setattr(replay, "plant", shifted)
+    monkeypatch.setattr(packing, "plant", shifted)
 
 
 def slice_off_by_one(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +124,10 @@ def replay_from_the_layer_after(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatc
 
 def edits_that_do_nothing(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    right = PackedEngine._edited_outputs
+    right = PackedEngine._edited_attention
     monkeypatch.setattr(
         PackedEngine,
-        "_edited_outputs",
+        "_edited_attention",
         lambda self, layer, edits, *rest: right(self, layer, [Edit.heads_of(layer, ())] * len(edits), *rest),
     )
 

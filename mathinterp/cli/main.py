@@ -10,6 +10,7 @@ import logging
 import click
 
 import mathinterp
+from mathinterp.cli.knockout import knockout
 from mathinterp.cli.models import models
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
@@ -18,6 +19,7 @@ from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
 from mathinterp.cli.sql import sql
 from mathinterp.cli.submit import submit
+from mathinterp.cli.tune import tune
 from mathinterp.errors import UserError
 
 
@@ -71,7 +73,7 @@ def main() -> None:
         logger.addHandler(Warnings())
 
 
-for command in (models, prompts, plan, scan, report, sql, selftest, submit):
+for command in (models, prompts, plan, scan, knockout, report, sql, selftest, submit, tune):
     main.add_command(command)
 
 if __name__ == "__main__":

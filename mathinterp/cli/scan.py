@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.neurons import neurons
 from mathinterp.cli.options import (
     ablation_options,
     cluster_options,
@@ -96,3 +97,6 @@ def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> N
         print_run(run)
     if run.failed or not run.complete:
         sys.exit(1)
+
+
+scan.add_command(neurons)

@@ -135,6 +135,16 @@ class Anatomy:
         """The norm whose output the MLP reads."""
         return getattr(self.layers[layer], self.family.mlp_norm)
 
+    def attention_post_norm(self, layer: int) -> nn.Module | None:
+        """The norm between o_proj's output and the residual stream, where the family has one."""
+        name = self.family.attention_post_norm
+        return None if name is None else getattr(self.layers[layer], name)
+
+    def mlp_post_norm(self, layer: int) -> nn.Module | None:
+        """The norm between the MLP's output and the residual stream, where the family has one."""
+        name = self.family.mlp_post_norm
+        return None if name is None else getattr(self.layers[layer], name)
+
     def down_projection(self, layer: int) -> nn.Module:
         """down_proj: its input is B T K, the neurons' coefficients."""
         return getattr(self.mlp(layer), self.family.down_projection)

@@ -34,6 +34,9 @@ class Family:
     fused_gate_up: str | None = None  # in the MLP: gate rows, then up rows
     activation: str = "act_fn"  # in the MLP
     down_projection: str = "down_proj"  # in the MLP; its input is the neurons' coefficients
+    attention_post_norm: str | None = None  # in a layer: a norm between attention's output and the residual stream
+    mlp_post_norm: str | None = None  # in a layer: the same after the MLP
+    norm_offset: float = 0.0  # a norm multiplies by its weight plus this
     parallel: bool | str = False  # attention and MLP read the same input; a string names the config flag that says so
     attention_backend: str = "sdpa"  # "eager" where the family has no SDPA or needs its soft-cap
     tree_mask: bool = True  # accepts a 4-D additive mask and explicit position ids (proved by the self-test)
@@ -44,7 +47,10 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(),
     "qwen2": Family(),
     "qwen3": Family(),
-    "gemma2": Family(mlp_norm="pre_feedforward_layernorm", attention_backend="eager"),
+    "gemma2": Family(
+        mlp_norm="pre_feedforward_layernorm", attention_post_norm="post_attention_layernorm",
+        mlp_post_norm="post_feedforward_layernorm", norm_offset=1.0, attention_backend="eager",
+    ),
     "phi3": Family(
         query=None, key=None, value=None, fused_qkv="qkv_proj", fused_qkv_layout="blocks",
         gate=None, up=None, fused_gate_up="gate_up_proj", activation="activation_fn",

@@ -47,8 +47,7 @@ def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
     """
     runs = store.rows(
-        "SELECT run_id, scan, model, prompts, dtype, status, shards_done, shards FROM runs"
-        " ORDER BY started_at"
+        "SELECT run_id, scan, model, prompts, dtype, status, shards_done, shards FROM runs ORDER BY started_at"
     )
     known = {str(run["run_id"]): run for run in runs}
     for run_id in run_ids:

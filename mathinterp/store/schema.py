@@ -45,6 +45,13 @@ TABLES: dict[str, StoredTable] = {
     "baseline": StoredTable(tables.BASELINE),
     "head_scan": StoredTable(tables.HEAD_SCAN, dictionary=("layer", "head")),
     "mlp_scan": StoredTable(tables.MLP_SCAN, dictionary=("layer",)),
+    "knockout_scan": StoredTable(tables.KNOCKOUT_SCAN, dictionary=("ranking",)),
+    "knockout_heads": StoredTable(tables.KNOCKOUT_HEADS),
+    "knockout_examples": StoredTable(tables.KNOCKOUT_EXAMPLES),
+    "iterative_scan": StoredTable(tables.ITERATIVE_SCAN),
+    "tuning_runs": StoredTable(tables.TUNING_RUNS),
+    "neuron_scan": StoredTable(tables.NEURON_SCAN, dictionary=("node", "layer", "operation", "prompt_id")),
+    "neuron_targets": StoredTable(tables.NEURON_TARGETS, dictionary=("condition",)),
 }
 
 RUN_COLUMNS: dict[str, str] = {

@@ -1,0 +1,185 @@
+"""``mathinterp tune``: train chosen heads, or their controls, on a data set; merge an adapter into its base."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mathinterp.cli.options import parse_layers
+from mathinterp.cli.output import console
+from mathinterp.cli.tuning import resolve_base, train, training_options
+from mathinterp.errors import UserError
+
+if TYPE_CHECKING:
+    from mathinterp.models.anatomy import ModelShape
+
+Pairs = tuple[tuple[int, int], ...]
+DEFAULT_TOP = 32
+
+
+@click.group()
+def tune() -> None:
+    """Fine-tune chosen heads, whole models, layers or LoRA; merge an adapter.
+
+    \b
+    The course of training is in the table tuning_runs; the same command again resumes from the last checkpoint.
+    Hyper-parameters that papers leave open are ours: AdamW, cosine, 3 % warm-up, no decay, loss on answers only.
+    """
+
+
+@tune.command()
+@click.option("--heads", default=None, help="layer.head, for example 17.22,14.19.")
+@click.option(
+    "--heads-from", default=None, metavar="RUN_ID", help="The first heads of a head scan, path scan or masking."
+)
+@click.option("--heads-sql", default=None, metavar="SQL", help="Any query on the store that returns layer and head.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=None, help=f"So many heads of the ranking; default {DEFAULT_TOP}."
+)
+@click.option("--control", default=None, help="Train others instead: random, random_layer (as many a layer) or bottom.")
+@click.option("--control-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random heads.")
+@click.option("--with-groups", is_flag=True, help="Grouped-query models: train the heads' k and v groups too.")
+@click.option("--mlps", default=None, help="Also all MLP neurons of these layers, for example 12-14.")
+@click.option("--neurons", default=None, help="Also these MLP neurons, layer.neuron.")
+@training_options(learning_rate=1e-4)
+def precise(
+    heads: str | None, heads_from: str | None, heads_sql: str | None, top: int | None, control: str | None,
+    control_seed: int, with_groups: bool, mlps: str | None, neurons: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Train chosen heads only (paper B). Gives a plain PEFT adapter.
+
+    A head's q, k, v rows and o columns train; with grouped queries its q rows and o columns. Biases stay.
+
+    \b
+    Examples:
+      mathinterp tune precise --heads 0.6,0.1 --data signed_two_digit_train --steps 100 --out tuned
+      mathinterp tune precise --heads-from RUN_ID --top 8 --data train.jsonl --held-out test.jsonl --out tuned
+      mathinterp tune precise --heads-from RUN_ID --top 8 --control random --data train.jsonl --out random
+    """
+    from mathinterp.tuning.precise import PreciseJob, Selection, heads_that_move_along
+
+    resolved = resolve_base(options)
+    ranking = _ranking(heads, heads_from, heads_sql, options["store"])
+    chosen = ranking if heads is not None or (heads_sql is not None and top is None) else ranking[: top or DEFAULT_TOP]
+    if len(chosen) < (top or 0):
+        raise UserError(f"--top {top}: the ranking has only {len(chosen)} heads")
+    if control is not None:
+        chosen = _control(control, chosen, ranking, resolved.shape, control_seed)
+    selection = Selection(chosen, _parse_neurons(neurons), parse_layers(mlps) or (), with_groups)
+    job = PreciseJob(selection)
+    job.check(resolved.shape)
+    if chosen:
+        click.echo(f"heads that train: {_names(chosen)}", err=True)
+    if with_groups and (moved := heads_that_move_along(resolved.shape, chosen)):
+        click.echo(f"they share keys and values with {_names(moved)}, which move along", err=True)
+    train(job, resolved, options)
+
+
+@tune.command()
+@click.option(
+    "--layers", default=None, help="These layers whole and nothing else, for example 12-17; default all weights."
+)
+@training_options(learning_rate=2e-5)
+def full(layers: str | None, **options: Any) -> None:
+    """Train all weights, or all weights of some layers. Gives a model folder.
+
+    Weights and AdamW are float32 unless --dtype says bfloat16, which takes half the memory and loses small updates.
+
+    \b
+    Examples:
+      mathinterp tune full --data signed_two_digit_train --epochs 1 --out tuned
+      mathinterp tune full --layers 2-3 --data train.jsonl --steps 100 --out layers
+    """
+    from mathinterp.tuning.controls import FullJob
+
+    if options["dtype"] == "auto":
+        options["dtype"] = "float32"
+    train(FullJob(parse_layers(layers)), resolve_base(options), options)
+
+
+@tune.command()
+@click.option("--rank", type=int, default=16, show_default=True)
+@click.option("--alpha", type=int, default=None, help="Default: twice the rank.")
+@click.option("--targets", default="all", show_default=True, help="attention, mlp or all linear modules.")
+@click.option("--layers", default=None, help="Only these layers, for example 9 or 0-3; default all.")
+@training_options(learning_rate=2e-4)
+def lora(rank: int, alpha: int | None, targets: str, layers: str | None, **options: Any) -> None:
+    """Train an ordinary LoRA adapter.
+
+    \b
+    Example:
+      mathinterp tune lora --rank 16 --data signed_two_digit_train --epochs 1 --out adapter
+    """
+    from mathinterp.tuning.controls import LoraJob
+
+    job = LoraJob(rank, 2 * rank if alpha is None else alpha, targets, parse_layers(layers))
+    train(job, resolve_base(options), options)
+
+
+@tune.command()
+@click.argument("adapter", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the merged model.")
+@click.option("--model", default="bundled", show_default=True, help="The adapter's base.")
+@click.option("--dtype", default="auto", show_default=True, help="Of the merged weights; auto is float32.")
+def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
+    """Add an adapter's update to its base and write the model as a Hugging Face folder.
+
+    \b
+    Example:
+      mathinterp tune merge tuned --model bundled --out merged
+    """
+    from mathinterp.models.catalog import ModelSpec, load, resolve
+    from mathinterp.tuning.controls import save_model
+    from mathinterp.tuning.sft_ray import check_base
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out '{out}' exists already; give a new folder")
+    check_base(adapter, resolve(ModelSpec(model)).fingerprint)
+    loaded = load(ModelSpec(model, str(adapter), dtype), "cpu")
+    save_model(loaded.model, loaded.tokenizer, out)
+    console.print(f"The merged model ({loaded.dtype}) is in {out}", highlight=False, soft_wrap=True)
+
+
+def _ranking(heads: str | None, heads_from: str | None, heads_sql: str | None, store: str) -> Pairs:
+    """The heads in the order given or found; empty if none are asked for."""
+    from mathinterp.report.knockout import ranking_from
+    from mathinterp.store import Store
+
+    if sum(value is not None for value in (heads, heads_from, heads_sql)) > 1:
+        raise UserError("give the heads in one way: --heads, --heads-from or --heads-sql")
+    if heads is not None:
+        return _parse_pairs("--heads", heads, "17.22,14.19")
+    if heads_from is not None:
+        return ranking_from(Store(store), heads_from)
+    if heads_sql is None:
+        return ()
+    rows = Store(store).rows(heads_sql)
+    if not rows:
+        raise UserError("--heads-sql returns no rows")
+    if not all(isinstance(rows[0].get(name), int) for name in ("layer", "head")):
+        raise UserError(f"--heads-sql must return whole numbers layer and head; it returns {', '.join(rows[0])}")
+    return tuple((row["layer"], row["head"]) for row in rows)
+
+
+def _control(kind: str, key: Pairs, ranking: Pairs, shape: "ModelShape", seed: int) -> Pairs:
+    from mathinterp.tuning.controls import control_heads
+
+    return tuple(control_heads(kind, key, ranking, shape, seed))
+
+
+def _parse_neurons(text: str | None) -> Pairs:
+    return () if text is None else _parse_pairs("--neurons", text, "12.345,13.7")
+
+
+def _parse_pairs(option: str, text: str, example: str) -> Pairs:
+    pairs = []
+    for part in text.split(","):
+        layer, dot, index = part.strip().partition(".")
+        if not (dot and layer.isdecimal() and index.isdecimal()):
+            raise UserError(f"{option} '{text}' cannot be read; write it like {example}")
+        pairs.append((int(layer), int(index)))
+    return tuple(pairs)
+
+
+def _names(heads: "Pairs | list[tuple[int, int]]") -> str:
+    return ", ".join(f"{layer}.{head}" for layer, head in heads)

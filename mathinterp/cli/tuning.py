@@ -1,0 +1,168 @@
+"""What every training command does: find the base, read and report the data, train, and say what came of it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mathinterp.cli.options import Command, json_option, model_options, store_option
+from mathinterp.cli.output import console, print_json, print_sql_hint
+from mathinterp.errors import UserError
+
+if TYPE_CHECKING:
+    from mathinterp.models.catalog import ModelSpec, ResolvedModel
+    from mathinterp.tuning.data import Sample
+    from mathinterp.tuning.sft_ray import Tuning, TuningJob, TuningResult
+
+
+def training_options(learning_rate: float) -> Callable[[Command], Command]:
+    """Everything that precise, full and lora share."""
+    options = [
+        click.option("--data", multiple=True, required=True, metavar="FILE",
+                     help="JSON lines (prompt/response, messages, GSM8K, prompt files) or a prompt set; repeatable."),
+        click.option("--held-out", multiple=True, metavar="FILE", help="Data to evaluate before and after, likewise."),
+        click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for what is learnt."),
+        click.option("--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps."),
+        click.option("--epochs", type=float, default=None, help="Passes over the data instead; default 1."),
+        click.option("--batch", type=click.IntRange(min=1), default=128, show_default=True,
+                     help="Samples a step, all workers together."),
+        click.option("--micro-batch", type=click.IntRange(min=1), default=16, show_default=True,
+                     help="Samples a forward on one worker; the rest is accumulated."),
+        click.option("--lr", type=float, default=learning_rate, show_default=True, help="Peak learning rate."),
+        click.option("--weight-decay", type=float, default=0.0, show_default=True),
+        click.option("--max-tokens", type=click.IntRange(min=2), default=512, show_default=True,
+                     help="Longer samples are left out and counted."),
+        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+        click.option("--workers", type=int, default=1, show_default=True, help="Data-parallel workers, a GPU each."),
+        click.option("--gpu/--cpu", "gpu", default=None, help="Default: GPUs if there are enough."),
+        click.option("--checkpoint-every", type=click.IntRange(min=1), default=100, show_default=True, help="Steps."),
+        click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps."),
+        click.option("--recompute", is_flag=True, help="Recompute activations: less memory, more time."),
+        click.option("--storage", default=None, help="Checkpoints: folder or URI; default OUT-training."),
+        click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
+        model_options(),
+        store_option(),
+        json_option(),
+    ]  # fmt: skip
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)  # type: ignore[assignment, operator]
+        return command
+
+    return decorate
+
+
+def resolve_base(options: dict[str, Any]) -> "ResolvedModel":
+    """The base model, looked at but not loaded; options["gpu"] decides what ``auto`` means."""
+    from mathinterp.cluster.ray_cluster import cluster_total, connection, existing_cluster, local_gpus
+    from mathinterp.models.catalog import resolve
+
+    if options["adapter"] is not None:
+        raise UserError("--adapter: merge it into its base first ('mathinterp tune merge') and train the result")
+    if options["dtype"] == "float16":
+        raise UserError("--dtype float16 loses small gradients; train in bfloat16 or float32")
+    on_gpu = options["gpu"]
+    if on_gpu is None and existing_cluster(options["address"]):
+        with connection(options["address"]):
+            on_gpu = cluster_total("GPU") >= options["workers"]
+    elif on_gpu is None:
+        on_gpu = local_gpus() >= options["workers"]
+    return resolve(_spec(options), "cuda" if on_gpu else "cpu")
+
+
+def _spec(options: dict[str, Any]) -> "ModelSpec":
+    from mathinterp.models.catalog import ModelSpec
+
+    return ModelSpec(options["model"], None, options["dtype"], options["trust_remote_code"])
+
+
+def train(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]) -> None:
+    """Read and report the data, train, and say what came of it."""
+    from ray.train import TrainingFailedError
+
+    from mathinterp.tuning.sft_ray import fit, named
+
+    tuning = named(_tuning(job, resolved, options), resolved)
+    try:
+        result = fit(
+            tuning, workers=options["workers"], gpu=options["gpu"], out=options["out"], storage=options["storage"],
+            address=options["address"],
+        )  # fmt: skip
+    except TrainingFailedError as error:
+        first = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise click.ClickException(f"training failed: {first.strip()}; the same command goes on from here") from error
+    _print_result(result, options)
+
+
+def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]) -> "Tuning":
+    """The fine-tuning that the options ask for; says on stderr what the data come to."""
+    from mathinterp.tuning.sft import SftConfig
+    from mathinterp.tuning.sft_ray import Tuning
+
+    samples = _samples(options["data"], resolved, options, "data")
+    held_out = _samples(options["held_out"], resolved, options, "held out") if options["held_out"] else []
+    steps = _steps(options, len(samples))
+    config = SftConfig(
+        steps=steps, batch_size=options["batch"], learning_rate=options["lr"], micro_batch=options["micro_batch"],
+        seed=options["seed"], weight_decay=options["weight_decay"], log_every=options["log_every"],
+        checkpoint_every=options["checkpoint_every"], recompute=options["recompute"],
+    )  # fmt: skip
+    tokens = sum(len(sample.input_ids) for sample in samples) / len(samples) * steps * config.batch_size
+    click.echo(
+        f"{steps:,} steps of {config.batch_size} samples ({steps * config.batch_size / len(samples):.3g} epochs), "
+        f"about {tokens:,.0f} tokens",
+        err=True,
+    )
+    return Tuning(
+        job=job, model=replace(_spec(options), dtype=resolved.dtype), model_fingerprint=resolved.fingerprint,
+        samples=samples, held_out=held_out, config=config, data_label=", ".join(options["data"]),
+        store_url=options["store"],
+    )  # fmt: skip
+
+
+def _samples(names: tuple[str, ...], resolved: "ResolvedModel", options: dict[str, Any], what: str) -> "list[Sample]":
+    from mathinterp.tuning.data import encode_examples, read_examples, within_limit
+
+    examples = [example for name in names for example in read_examples(name, options["seed"])]
+    samples, budget = within_limit(encode_examples(examples, resolved.tokenizer), options["max_tokens"])
+    click.echo(f"{what}: {budget.line()}", err=True)
+    return samples
+
+
+def _steps(options: dict[str, Any], samples: int) -> int:
+    if options["steps"] is not None and options["epochs"] is not None:
+        raise UserError("give --steps or --epochs, not both")
+    if options["steps"] is not None:
+        return options["steps"]
+    epochs = 1.0 if options["epochs"] is None else options["epochs"]
+    if not epochs > 0:
+        raise UserError(f"--epochs {epochs:g}: give more than 0")
+    return math.ceil(epochs * samples / options["batch"])
+
+
+def _print_result(result: "TuningResult", options: dict[str, Any]) -> None:
+    about = result.about
+    if options["as_json"]:
+        print_json({**about, "out": str(result.out), "store": options["store"], "trained_now": result.trained_now})
+        return
+    done = (
+        f"trained in {about['seconds']:.0f} s" if result.trained_now else "was finished before, nothing left to compute"
+    )
+    console.print(
+        f"Run {result.run_id}: {about['trained_parameters']:,} parameters {done}; in {result.out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for when in ("before", "after"):
+        if about[when]:
+            figures = about[when]
+            console.print(
+                f"  {when}: loss {figures['loss']:.4f}, {100 * figures['token_accuracy']:.1f} % of answer tokens, "
+                f"{100 * figures['exact_match']:.1f} % of answers right on held-out data",
+                highlight=False,
+            )
+    print_sql_hint(options["store"], [f"SELECT * FROM tuning_runs WHERE run_id = '{result.run_id}' ORDER BY step"])

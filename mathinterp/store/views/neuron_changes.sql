@@ -1,0 +1,26 @@
+-- neuron_changes: per prompt the neurons whose importance changed most, all layers ranked together, rank 1 first; ties by
+-- (layer, neuron). change = original - intervened, or tuned - original where another model was compared; null, and ranked by
+-- importance, where nothing was. The run's parameter 'rank' says by what: difference, abs (size of the change) or ratio
+-- (change / |importance|). in_top: rank <= the run's `top`; further ranks are there with --keep all alone.
+CREATE OR REPLACE VIEW neuron_changes AS
+SELECT run_id, prompt_id, operation, layer, neuron, rank, rank <= top AS in_top, importance, intervened_importance, change,
+       coefficient, intervened_coefficient, coefficient_change
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY run_id, prompt_id ORDER BY ranked_by DESC, layer, neuron) AS rank
+    FROM (
+        SELECT *, CASE ranking WHEN 'abs' THEN abs(coalesce(change, importance))
+                               WHEN 'ratio' THEN
+                                   CASE WHEN importance = 0 THEN 0 ELSE coalesce(change, importance) / abs(importance) END
+                               ELSE coalesce(change, importance) END AS ranked_by
+        FROM (
+            SELECT stored.run_id, prompt_id, operation, layer, unit AS neuron, importance, intervened_importance,
+                   (intervened_importance - importance) * change_sign AS change,
+                   coefficient, intervened_coefficient, (intervened_coefficient - coefficient) * change_sign AS coefficient_change,
+                   ranking, top, keeps_all
+            FROM ${neuron_scan} AS stored
+            JOIN neuron_runs USING (run_id)
+            WHERE node = 'neuron' AND prompt_id IS NOT NULL
+        )
+    )
+)
+WHERE keeps_all OR rank <= top;

@@ -1,0 +1,56 @@
+"""What worker 0 says while it trains, printed by the driver.
+
+Knows Ray; knows nothing about what is said. Ray's own forwarding would print every process's output twice over.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+
+class Lines:
+    """What worker 0 says, for the driver to print."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Add a line."""
+        self._lines.append(line)
+
+    def since(self, count: int) -> list[str]:
+        """All lines but the first ``count``."""
+        return self._lines[count:]
+
+
+def new_lines() -> Any:
+    """A handle to a ``Lines`` actor, which lives as long as the handle."""
+    return ray.remote(num_cpus=0)(Lines).remote()
+
+
+@contextmanager
+def printing(lines: Any) -> Iterator[None]:
+    """Print the lines on stderr, within a second, as long as the block lasts."""
+    done = threading.Event()
+
+    def follow() -> None:
+        printed = 0
+        while True:
+            last = done.wait(1.0)
+            for line in ray.get(lines.since.remote(printed)):
+                sys.stderr.write(line + "\n")
+                printed += 1
+            if last:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=10)

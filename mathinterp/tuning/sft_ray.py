@@ -1,0 +1,325 @@
+"""Fine-tuning on Ray Train: from a job, a model's name and data to a folder with what was learnt, as named steps.
+
+Knows Ray and the store; knows nothing about the loop. Replay-safe: after the loss of a worker, and when the same
+command is given again, training goes on from the last checkpoint; rows of ``tuning_runs`` are written a checkpoint
+interval at a time, so that what is trained again replaces its own rows.
+"""
+
+import json
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+import mathinterp
+from mathinterp.cluster.ray_cluster import cluster_total, connection
+from mathinterp.errors import UserError
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load
+from mathinterp.scans.tables import TUNING_RUNS
+from mathinterp.store import Run, Store
+from mathinterp.store.manifest import run_id
+from mathinterp.tuning.about import card, evaluation_line, row_line
+from mathinterp.tuning.answers import Evaluation, evaluate
+from mathinterp.tuning.batches import padding_id
+from mathinterp.tuning.data import Sample, data_fingerprint
+from mathinterp.tuning.lines import new_lines, printing
+from mathinterp.tuning.sft import Row, SftConfig, State, train
+
+TABLE = "tuning_runs"
+STATE_FILE = "state.pt"
+EXPORT_FOLDER = "model"
+ABOUT_FILE = "tuning.json"
+MOST_FAILURES = 3
+
+
+class TuningJob(Protocol):
+    """What trains and what is left behind; plain data, so that it travels to the workers."""
+
+    @property
+    def name(self) -> str:
+        """As in ``mathinterp tune precise``."""
+
+    def parameters(self) -> dict[str, Any]:
+        """What decides the weights, as plain JSON."""
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise UserError if a model of this shape has not what is to train."""
+
+    def build(self, loaded: LoadedModel) -> nn.Module:
+        """The model before the first step, the parameters to train requiring a gradient."""
+
+    def export(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path, base: str) -> None:
+        """Write what was learnt."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A fine-tuning with everything it needs; travels to the workers."""
+
+    job: TuningJob
+    model: ModelSpec  # its dtype made plain
+    model_fingerprint: str
+    samples: Sequence[Sample]
+    held_out: Sequence[Sample]  # evaluated before and after; may be empty
+    config: SftConfig
+    data_label: str
+    store_url: str
+    run_id: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)  # for the footers of result files
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """How a fine-tuning ended."""
+
+    run_id: str
+    out: Path
+    about: dict[str, Any]  # the content of tuning.json
+    trained_now: bool  # False: it was finished before
+
+
+def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
+    """The fine-tuning with its run id; raises UserError if the job does not fit the model.
+
+    Paths become absolute: Ray Train gives its workers a working directory of their own.
+    """
+    tuning.job.check(resolved.shape)
+    if Path(tuning.model.name).expanduser().exists():
+        tuning = replace(tuning, model=replace(tuning.model, name=str(Path(tuning.model.name).expanduser().resolve())))
+    tuning = replace(tuning, store_url=Store(tuning.store_url).url)
+    identity: dict[str, Any] = {
+        "scan": f"tune_{tuning.job.name}",
+        "model": resolved.label,
+        "model_fingerprint": resolved.fingerprint,
+        "prompts": tuning.data_label,
+        "prompts_fingerprint": data_fingerprint(tuning.samples),
+        "dtype": resolved.dtype,
+        "parameters": {
+            **tuning.job.parameters(),
+            **tuning.config.parameters(),
+            "checkpoint_every": tuning.config.checkpoint_every,
+            "held_out": data_fingerprint(tuning.held_out) if tuning.held_out else None,
+        },
+        "code_version": mathinterp.__version__,
+    }
+    parameters = {**identity["parameters"], "dtype": resolved.dtype}
+    run = run_id(identity["scan"], parameters, resolved.fingerprint, identity["prompts_fingerprint"])
+    return replace(tuning, run_id=run, metadata=identity)
+
+
+def open_run(tuning: Tuning) -> Run:
+    """The run's record in the store, new or earlier: one shard of rows a checkpoint interval."""
+    intervals = math.ceil(tuning.config.steps / tuning.config.checkpoint_every)
+    run = Store(tuning.store_url).open_run(
+        **tuning.metadata, shards=[f"{TABLE}/{index:05d}" for index in range(intervals)]
+    )
+    assert run.run_id == tuning.run_id
+    return run
+
+
+def earlier_result(out: Path, run_id: str) -> dict[str, Any] | None:
+    """What ``out`` says about this very run, or None if it is free; raises UserError if something else is there."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    about = out / ABOUT_FILE
+    if not about.is_file():
+        raise UserError(f"--out '{out}' exists and holds something else; give a new folder")
+    found = json.loads(about.read_text(encoding="utf-8"))
+    if found.get("run_id") != run_id:
+        raise UserError(
+            f"--out '{out}' holds run {found.get('run_id')}, and this one is {run_id} (other settings, data or model); "
+            "give a new folder"
+        )
+    return found
+
+
+def check_base(adapter: Path, fingerprint: str) -> None:
+    """Raise UserError if an adapter made here says that it was trained on a model of another fingerprint."""
+    about = adapter / ABOUT_FILE
+    trained_on = json.loads(about.read_text(encoding="utf-8"))["base_fingerprint"] if about.is_file() else fingerprint
+    if trained_on != fingerprint:
+        raise UserError(f"adapter '{adapter}' was trained on a model of fingerprint {trained_on}, not {fingerprint}")
+
+
+def fit(
+    tuning: Tuning, *, workers: int, gpu: bool | None, out: Path, storage: str | None, address: str | None = None
+) -> TuningResult:
+    """Train, or resume, and write the folder ``out``; ``tuning`` comes from ``named``.
+
+    Args:
+        workers: data-parallel workers, one GPU each on GPUs.
+        gpu: whether to use GPUs; None: if the cluster has enough.
+        storage: folder or URI for checkpoints, seen by all nodes; None: ``out`` with "-training" added.
+        address: a running Ray cluster; None: that of RAY_ADDRESS, else a local Ray for this call.
+    Raises:
+        UserError: ``out`` holds something else, a batch that does not divide, more workers than there are CPUs (GPUs).
+        ray.train.TrainingFailedError: workers failed again and again.
+    """
+    found = earlier_result(out, tuning.run_id)
+    if found is not None:
+        return TuningResult(tuning.run_id, out, found, trained_now=False)
+    with connection(address):
+        reserved = scaling(tuning, workers, gpu)
+        run = open_run(tuning)
+        lines = new_lines()
+        trainer = ray.train.torch.TorchTrainer(
+            worker_loop,
+            train_loop_config={"tuning": tuning, "lines": lines},
+            scaling_config=reserved,
+            run_config=ray.train.RunConfig(
+                name=tuning.run_id,
+                storage_path=storage or str(out.resolve().with_name(out.name + "-training")),
+                checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
+                failure_config=ray.train.FailureConfig(max_failures=MOST_FAILURES),
+            ),
+        )
+        try:
+            with redirect_stdout(sys.stderr), printing(lines):
+                result = trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            for failure in getattr(error, "worker_failures", {}).values():
+                if isinstance(failure, UserError):
+                    raise failure from None
+            raise
+        assert result.checkpoint is not None
+        with result.checkpoint.as_directory() as folder:
+            _copy_folder(Path(folder) / EXPORT_FOLDER, out)
+    about = json.loads((out / ABOUT_FILE).read_text(encoding="utf-8"))
+    run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device")})
+    run.finish()
+    return TuningResult(tuning.run_id, out, about, trained_now=True)
+
+
+def scaling(tuning: Tuning, workers: int, gpu: bool | None) -> ray.train.ScalingConfig:
+    """What the workers reserve; raises UserError where the cluster has not as much."""
+    if workers < 1 or tuning.config.batch_size % workers:
+        raise UserError(f"a batch of {tuning.config.batch_size} does not divide over {workers} workers")
+    cpus, gpus = int(cluster_total("CPU")), int(cluster_total("GPU"))
+    use_gpu = gpus >= workers if gpu is None else gpu
+    if use_gpu and gpus < workers:
+        raise UserError(f"{workers} workers on GPUs asked for, but the cluster has {gpus} GPUs")
+    if workers > cpus:
+        raise UserError(f"{workers} workers asked for, but the cluster has {cpus} CPUs")
+    each = {"CPU": 1, "GPU": 1} if use_gpu else {"CPU": cpus // workers}
+    return ray.train.ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=each)
+
+
+def worker_loop(settings: dict[str, Any]) -> None:
+    """What every Ray Train worker runs: load, resume, train, and on worker 0 evaluate and export."""
+    tuning: Tuning = settings["tuning"]
+    config = tuning.config
+    context = ray.train.get_context()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    device = ray.train.torch.get_device()
+    assert isinstance(device, torch.device)
+    torch.manual_seed(config.seed)
+    loaded = load(tuning.model, device)
+    if loaded.fingerprint != tuning.model_fingerprint:
+        raise UserError(f"model '{tuning.model.name}' is another one on {ray.util.get_node_ip_address()}")
+    model = tuning.job.build(loaded)
+    pad_id = padding_id(loaded.tokenizer)
+    state = _latest_state()
+    store = Store(tuning.store_url)
+
+    def say(line: str) -> None:
+        if rank == 0:
+            ray.get(settings["lines"].say.remote(line))
+
+    def look(when: str) -> Evaluation | None:
+        if rank != 0 or not tuning.held_out:
+            return None
+        found = evaluate(model, loaded.anatomy, tuning.held_out, device=device, pad_id=pad_id)
+        say(f"{when}: {evaluation_line(found)}")
+        return found
+
+    def report(rows: list[Row], new_state: State | None) -> None:
+        nonlocal state
+        state = new_state
+        step = int(rows[-1]["step"])
+        if rank == 0:
+            table = pa.Table.from_pylist(rows, TUNING_RUNS)
+            store.write_shard(tuning.run_id, TABLE, (step - 1) // config.checkpoint_every, table, tuning.metadata)
+        if step < config.steps:  # the last checkpoint comes with the export
+            with tempfile.TemporaryDirectory() as folder:
+                _report({"step": step}, state, Path(folder))
+
+    before = look("before")
+    if state is not None:
+        say(f"going on after step {state['progress']['step']}")
+    progress = train(
+        model, loaded.anatomy, tuning.samples, config,
+        device=device, pad_id=pad_id, reporter=report, on_row=lambda row: say(row_line(row, config.steps)),
+        resume=state, rank=rank, world_size=world_size,
+    )  # fmt: skip
+    after = look("after")
+    with tempfile.TemporaryDirectory() as folder:
+        if rank == 0:
+            target = Path(folder) / EXPORT_FOLDER
+            tuning.job.export(model, loaded.tokenizer, target, tuning.model.label)
+            about = about_run(tuning, model, before, after, progress.seconds, device)
+            (target / ABOUT_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            (target / "README.md").write_text(card(about), encoding="utf-8")
+        _report({"step": progress.step}, state if rank == 0 else None, Path(folder))
+
+
+def about_run(
+    tuning: Tuning, model: nn.Module, before: Evaluation | None, after: Evaluation | None, seconds: float,
+    device: torch.device,
+) -> dict[str, Any]:  # fmt: skip
+    """The content of tuning.json: what was trained on what, and what came of it."""
+    return {
+        "run_id": tuning.run_id,
+        "method": tuning.job.name,
+        "base": tuning.model.label,
+        "base_fingerprint": tuning.model_fingerprint,
+        "dtype": tuning.model.dtype,
+        "data": tuning.data_label,
+        "samples": len(tuning.samples),
+        "parameters": tuning.metadata["parameters"],
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "before": None if before is None else asdict(before),
+        "after": None if after is None else asdict(after),
+        "seconds": round(seconds, 1),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "code_version": mathinterp.__version__,
+    }
+
+
+def _latest_state() -> State | None:
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        return torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)
+
+
+def _report(metrics: dict[str, Any], state: State | None, folder: Path) -> None:
+    """Every worker reports; only worker 0 has a state and therefore a checkpoint."""
+    checkpoint = None
+    if state is not None:
+        torch.save(state, folder / STATE_FILE)
+        checkpoint = ray.train.Checkpoint.from_directory(folder)
+    ray.train.report(metrics, checkpoint=checkpoint)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """As a whole or not at all."""
+    part = target.with_name(target.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(source, part)
+    shutil.rmtree(target, ignore_errors=True)
+    part.replace(target)

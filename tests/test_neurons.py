@@ -1,0 +1,449 @@
+"""Comparative Neuron Analysis: closed form against a hand-written direct form in float64, the scan's rows, its SQL."""
+
+import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import nn
+
+from mathinterp.cli.main import main
+from mathinterp.cluster.replica import check_rows
+from mathinterp.errors import UserError
+from mathinterp.forward.hooks import zeroed_columns
+from mathinterp.forward.lens import Lens
+from mathinterp.forward.logsumexp import Base, slow_increases
+from mathinterp.forward.neurons import NeuronLens, end_activations
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.scans.base import Subject
+from mathinterp.scans.neurons import NeuronScan, OtherModel
+from mathinterp.store import Store
+from tests.small_store import open_run
+from tests.test_forward import PROMPTS, anatomy
+from tests.test_scans import PROMPTS as MADE
+from tests.tiny import save_tiny, tiny_model
+
+assert anatomy  # the fixture: every tiny family in float64
+
+EXACTLY = {"rel": 1e-9, "abs": 1e-11}
+SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS]
+
+
+# ---- the twin: one prompt, one neuron, formulas as method.md has them ----
+
+
+@dataclass
+class Seen:
+    """What one prompt's forward pass had at END, by hooks of this file's own."""
+
+    x: list[torch.Tensor]  # each layer's input
+    a: list[torch.Tensor]  # what attention added to the stream
+    z: list[torch.Tensor]  # o_proj's input
+    c: list[torch.Tensor]  # down_proj's input
+    f: list[torch.Tensor]  # down_proj's output
+    o: list[torch.Tensor]  # o_proj's output
+    last: torch.Tensor
+    logits: torch.Tensor
+
+
+def look(anatomy: Anatomy, ids: tuple[int, ...]) -> Seen:
+    seen: dict[str, list[torch.Tensor]] = {name: [] for name in "xazcfo"}
+
+    def keep(name: str, of_input: bool):
+        def hook(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+            value = (args[0] if args else kwargs["hidden_states"]) if of_input else output
+            seen[name].append((value[0] if isinstance(value, tuple) else value)[0, -1])
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer, block in enumerate(anatomy.layers):
+            after = anatomy.family.attention_post_norm
+            adds = getattr(block, after) if after else anatomy.attention(layer)
+            for name, module, of_input in (
+                ("x", block, True), ("a", adds, False), ("z", anatomy.output_projection(layer), True),
+                ("c", anatomy.down_projection(layer), True), ("f", anatomy.down_projection(layer), False),
+                ("o", anatomy.output_projection(layer), False),
+            ):  # fmt: skip
+                stack.enter_context(module.register_forward_hook(keep(name, of_input), with_kwargs=True))
+        final: list[torch.Tensor] = []
+        stack.enter_context(anatomy.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][0, -1])))
+        logits = anatomy.model(torch.tensor([ids])).logits[0, -1]
+    return Seen(*(seen[name] for name in "xazcfo"), final[0], logits)
+
+
+def spread(anatomy: Anatomy, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What a norm divides ``x`` by."""
+    if isinstance(norm, nn.LayerNorm):
+        return (x.var(unbiased=False) + norm.eps).sqrt()
+    return (x.square().mean() + getattr(norm, "eps", getattr(norm, "variance_epsilon", None))).sqrt()
+
+
+def gain(anatomy: Anatomy, norm: nn.Module) -> torch.Tensor:
+    return norm.weight + 1 if anatomy.shape.model_type == "gemma2" else norm.weight
+
+
+def log_probability(anatomy: Anatomy, z: torch.Tensor, s: torch.Tensor, token: int) -> torch.Tensor:
+    """log softmax(Lens(z))[token], the norm's scale frozen."""
+    norm = anatomy.final_norm
+    if isinstance(norm, nn.LayerNorm):
+        normed = (z - z.mean()) / s * norm.weight + norm.bias
+    else:
+        normed = z / s * gain(anatomy, norm)
+    logits = anatomy.unembedding(normed)
+    cap = anatomy.shape.logit_softcap
+    return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(0)[token]
+
+
+def behind(anatomy: Anatomy, layer: int, name: str | None, written: torch.Tensor, original: torch.Tensor):
+    """What a block's share becomes behind the norm (if any) whose scale is that of ``original``."""
+    if name is None:
+        return written
+    norm = getattr(anatomy.layers[layer], name)
+    return written * gain(anatomy, norm) / spread(anatomy, norm, original)
+
+
+def slow_neuron(anatomy: Anatomy, layer: int, k: int, run: Seen, original: Seen, token: int) -> float:
+    s = spread(anatomy, anatomy.final_norm, original.last)
+    r = run.x[layer] + run.a[layer]
+    weight = anatomy.down_projection(layer).weight
+    value = weight[k] if anatomy.shape.model_type == "gpt2" else weight[:, k]
+    value = behind(anatomy, layer, anatomy.family.mlp_post_norm, value, original.f[layer])
+    added = log_probability(anatomy, r + run.c[layer][k] * value, s, token)
+    return float(added - log_probability(anatomy, r, s, token))
+
+
+def slow_head(anatomy: Anatomy, layer: int, head: int, run: Seen, original: Seen, token: int) -> float:
+    s = spread(anatomy, anatomy.final_norm, original.last)
+    alone = torch.zeros_like(run.z[layer])
+    alone[anatomy.head_slice(head)] = run.z[layer][anatomy.head_slice(head)]
+    projection = anatomy.output_projection(layer)
+    output = projection(alone[None])[0] - projection(torch.zeros_like(alone)[None])[0]
+    output = behind(anatomy, layer, anatomy.family.attention_post_norm, output, original.o[layer])
+    added = log_probability(anatomy, run.x[layer] + output, s, token)
+    return float(added - log_probability(anatomy, run.x[layer], s, token))
+
+
+# ---- closed form = direct form ----
+
+
+def test_closed_form_is_the_direct_form_original_and_ablated(anatomy: Anatomy) -> None:
+    heads = [(0, 1), (1, 2)]
+    lens = NeuronLens(anatomy)
+    clean, ablated = end_activations(anatomy, SEQUENCES), end_activations(anatomy, SEQUENCES, heads)
+    scales = lens.frozen_scales(clean)
+    target = lens.logits(clean).argmax(dim=-1)
+    for prompt in (0, 7, 13):
+        seen = look(anatomy, SEQUENCES[prompt])
+        with ExitStack() as zeroed:
+            for layer, head in heads:
+                zeroed.enter_context(zeroed_columns(anatomy, layer, head))
+            changed = look(anatomy, SEQUENCES[prompt])
+        token = int(seen.logits.argmax())
+        assert token == target[prompt]
+        for layer in range(anatomy.shape.n_layers):
+            directions = lens.directions(layer)
+            for found_run, run in ((clean, seen), (ablated, changed)):
+                found = lens.layer(layer, found_run, scales, target, directions)
+                np.testing.assert_allclose(
+                    found_run.coefficients_PK[layer][prompt], run.c[layer], rtol=1e-9, atol=1e-11
+                )
+                if layer > 1 and found_run is ablated:
+                    assert (found.neurons_PK - lens.layer(layer, clean, scales, target, directions).neurons_PK).any()
+                for k in (0, 17, 39):
+                    expected = slow_neuron(anatomy, layer, k, run, seen, token)
+                    assert float(found.neurons_PK[prompt, k]) == pytest.approx(expected, **EXACTLY)
+                for head in range(4):
+                    gone = run is changed and (layer, head) in heads
+                    expected = 0.0 if gone else slow_head(anatomy, layer, head, run, seen, token)
+                    assert float(found.heads_PH[prompt, head]) == pytest.approx(expected, **EXACTLY)
+
+
+def test_norms_that_are_not_what_the_family_says_are_refused() -> None:
+    wrong = Anatomy(tiny_model("gemma2"))
+    wrong.family = replace(wrong.family, norm_offset=0.0)
+    with pytest.raises(UserError, match="see norm_offset"):
+        Lens(wrong).check(torch.randn(4, 32, dtype=torch.float64))
+
+
+def test_nothing_stays_hooked_and_a_silent_hook_is_noticed(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_activations(anatomy, SEQUENCES[:3], [(0, 1)])
+    monkeypatch.setattr(anatomy.layers[1], "forward", lambda hidden, *args, **kwargs: hidden)
+    with pytest.raises(AssertionError, match="fire"):
+        end_activations(anatomy, SEQUENCES[:3])
+    for module in anatomy.model.modules():
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gptj"])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-3)])
+def test_low_precision_stays_near_the_float64_direct_form(name: str, dtype: torch.dtype, limit: float) -> None:
+    """The same activations and weights, rounded once to ``dtype``: in it, and exactly."""
+    model = Anatomy(tiny_model(name, dtype=dtype))
+    lens, seen = NeuronLens(model), end_activations(model, SEQUENCES)
+    scales, exact_model = lens.frozen_scales(seen), Anatomy(tiny_model(name, dtype=dtype).double())
+    exact_lens = NeuronLens(exact_model)
+    target = lens.logits(seen).argmax(dim=-1)
+    for layer in range(model.shape.n_layers):
+        found = lens.layer(layer, seen, scales, target, lens.directions(layer)).neurons_PK.double()
+        norm = exact_lens.lens.norm
+        base = exact_lens.lens.logits(seen.before_mlp_PD[layer], norm.scale(seen.final_PD))
+        amounts = seen.coefficients_PK[layer].double() / norm.scale(seen.final_PD)[:, None]
+        exact = slow_increases(Base.of(base, target), amounts, exact_lens.directions(layer))
+        assert (found - exact).norm() / exact.norm() < limit
+
+
+# ---- the scan: rows, ranks and summaries ----
+
+
+def scan_of(name: str) -> Anatomy:
+    return Anatomy(tiny_model(name))
+
+
+def rows_of(scan: NeuronScan, model: Anatomy) -> dict[str, pa.Table]:
+    """Every shard's rows, by table; no Ray, no store."""
+    state = scan.prepare(Subject(model, MADE))
+    found: dict[str, list[pa.Table]] = {}
+    for shard in scan.shards(model.shape, MADE):
+        found.setdefault(shard.table, []).append(scan.run(state, shard))
+        check_rows(found[shard.table][-1], scan.schemas[shard.table], shard.key)
+    return {table: pa.concat_tables(parts) for table, parts in found.items()}
+
+
+def stored(folder: Path, scan: NeuronScan, model: Anatomy) -> Store:
+    """The scan's rows in a store of their own."""
+    store, rows = Store(folder), rows_of(scan, model)
+    shards = [f"{table}/00000" for table in rows]
+    run = open_run(store, shards, scan="neurons", parameters=scan.parameters())
+    for table in rows:
+        store.write_shard(run.run_id, table, 0, rows[table], {})
+    run.finish()
+    return store
+
+
+def grid(rows: pa.Table, column: str) -> np.ndarray:
+    """P x L x K of a keep_all scan's neurons."""
+    values = rows.filter((pc.field("node") == "neuron") & pc.is_valid(pc.field("prompt_id")))[column].to_numpy()
+    return values.reshape(3, len(MADE), -1).transpose(1, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("target", ["predicted", "gold"])
+def test_rows_are_the_direct_form_under_both_conditions(name: str, target: str) -> None:
+    model = scan_of(name)
+    zeroed = rows_of(NeuronScan("head", ((0, 1),), target=target, keep_all=True), model)
+    swapped = rows_of(NeuronScan("input", target=target, keep_all=True), model)
+    for p in (0, 5, 12):
+        original, other = (
+            look(model, ids[: MADE[p].end + 1]) for ids in (MADE[p].input_ids, MADE[p].counterfactual_ids)
+        )
+        with zeroed_columns(model, 0, 1):
+            ablated = look(model, MADE[p].input_ids[: MADE[p].end + 1])
+        token = MADE[p].scored[0].token_id if target == "gold" else int(original.logits.argmax())
+        for rows, intervened in ((zeroed, ablated), (swapped, other)):
+            scan = rows["neuron_scan"]
+            for layer, k in ((0, 3), (1, 39), (2, 20)):
+                for prefix, run in (("", original), ("intervened_", intervened)):
+                    importance = grid(scan, f"{prefix}importance")[p, layer, k]
+                    expected = slow_neuron(model, layer, k, run, original, token)
+                    assert importance == pytest.approx(expected, rel=1e-5, abs=1e-7)
+                    coefficient = grid(scan, f"{prefix}coefficient")[p, layer, k]
+                    assert coefficient == pytest.approx(float(run.c[layer][k]), rel=1e-5, abs=1e-7)
+            targets = rows["neuron_targets"].to_pylist()[p :: len(MADE)]
+            for row, run in zip(targets, (original, intervened), strict=True):
+                assert row["target_id"] == token
+                assert row["logprob"] == pytest.approx(float(run.logits.log_softmax(0)[token]), rel=1e-4, abs=1e-5)
+                assert row["predicted_id"] == int(run.logits.argmax())
+                assert row["correct"] == (row["predicted_id"] == MADE[p].scored[0].token_id)
+
+
+@pytest.mark.parametrize("rank", ["difference", "abs", "ratio"])
+def test_first_of_all_layers_together_from_the_first_of_each(tmp_path: Path, rank: str) -> None:
+    model = scan_of("llama")
+    everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
+    importance = grid(everything, "importance")
+    change = importance - grid(everything, "intervened_importance")
+    key = {"difference": change, "abs": np.abs(change), "ratio": change / np.abs(importance)}[rank]
+    store = stored(tmp_path, NeuronScan("head", ((0, 1),), rank=rank, top=7), model)
+    found = store.rows("SELECT * FROM neuron_changes ORDER BY prompt_id, rank")
+    assert len(found) == 7 * len(MADE)
+    names = [prompt.prompt.prompt_id for prompt in MADE]
+    for row in found:
+        p = names.index(row["prompt_id"])
+        order = np.argsort(-key[p].ravel(), kind="stable")  # layers one after another: ties by (layer, neuron)
+        layer, neuron = np.unravel_index(order[row["rank"] - 1], key[p].shape)
+        assert (row["layer"], row["neuron"]) == (layer, neuron)
+        assert row["change"] == pytest.approx(change[p, layer, neuron], rel=1e-6)
+        assert row["in_top"]
+        assert row["operation"] == MADE[p].prompt.operation
+    assert len({row["layer"] for row in found}) > 1, "one layer has all: the joint ranking shows nothing"
+
+
+def test_ties_go_to_the_lower_layer_and_neuron(tmp_path: Path) -> None:
+    model = scan_of("llama")
+    for layer in range(3):
+        model.down_projection(layer).weight.zero_()  # no neuron writes anything: every importance is 0
+    found = stored(tmp_path, NeuronScan("head", ((0, 1),), top=50), model).rows("SELECT * FROM neuron_changes")
+    assert {(row["rank"], row["layer"], row["neuron"]) for row in found} == {
+        (rank + 1, rank // 40, rank % 40) for rank in range(50)
+    }
+
+
+def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(tmp_path: Path) -> None:
+    model = scan_of("llama")
+    everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
+    columns = {
+        name: grid(everything, name).astype(np.float64)
+        for name in ("importance", "intervened_importance", "coefficient", "intervened_coefficient")
+    }
+    columns["change"] = columns["importance"] - columns["intervened_importance"]
+    columns["coefficient_change"] = columns["coefficient"] - columns["intervened_coefficient"]
+    store = stored(tmp_path, NeuronScan("head", ((0, 1),), top=4), model)
+    top = store.rows("SELECT layer, neuron, operation, count(*) AS times FROM neuron_changes GROUP BY ALL")
+    times = {(row["layer"], row["neuron"], row["operation"]): row["times"] for row in top}
+    found = store.rows("SELECT * FROM neuron_summary")
+    assert len(found) == 3 * 3 * 40  # add, sub and all; layers; neurons
+    groups = {name: [i for i, p in enumerate(MADE) if p.prompt.operation == name] for name in ("add", "sub")}
+    assert len({len(group) for group in groups.values()}) == 2, "operations of one size: weighing shows nothing"
+    for row in found:
+        layer, neuron = row["layer"], row["neuron"]
+        chosen = [row["operation"]] if row["operation"] != "all" else list(groups)
+        assert row["n"] == sum(len(groups[name]) for name in chosen)
+        shares = [times.get((layer, neuron, name), 0) / len(groups[name]) for name in chosen]
+        assert row["in_top"] == pytest.approx(np.mean(shares))
+        for column, values in columns.items():
+            parts = [values[groups[name], layer, neuron] for name in chosen]
+            mean = np.mean([part.mean() for part in parts])
+            spread = np.sqrt(np.mean([(part**2).mean() for part in parts]) - mean**2)
+            assert row[column] == pytest.approx(mean, rel=1e-4, abs=1e-6)
+            assert row[f"{column}_std"] == pytest.approx(spread, rel=1e-3, abs=1e-5)
+
+
+def test_blocks_and_heads_have_the_same_score(tmp_path: Path) -> None:
+    model = scan_of("gptj")
+    store = stored(tmp_path, NeuronScan(), model)
+    assert store.rows("SELECT DISTINCT condition FROM neuron_scan") == [{"condition": "original"}]
+    seen = [look(model, prompt.input_ids[: prompt.end + 1]) for prompt in MADE]
+    heads = {
+        (row["prompt_id"], row["layer"], row["head"]): row["importance"] for row in store.rows("FROM head_importance")
+    }
+    assert len(heads) == len(MADE) * 3 * 4
+    blocks: dict[str, list[float]] = {"ffn": [], "attention": []}
+    for prompt, run in zip(MADE, seen, strict=True):
+        token = int(run.logits.argmax())
+        expected = slow_head(model, 1, 2, run, run, token)
+        assert heads[prompt.prompt.prompt_id, 1, 2] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        if prompt.prompt.operation == "add":
+            s, r = spread(model, model.final_norm, run.last), run.x[1] + run.a[1]
+            at = [log_probability(model, z, s, token) for z in (run.x[1], r, r + run.f[1])]
+            blocks["attention"].append(float(at[1] - at[0]))
+            blocks["ffn"].append(float(at[2] - at[1]))
+    row = store.rows("FROM layer_importance WHERE layer = 1 AND operation = 'add'")[0]
+    for name, values in blocks.items():
+        assert row[name] == pytest.approx(np.mean(values), rel=1e-5)
+    assert row["neurons_sum"] != pytest.approx(row["ffn"], rel=1e-3)  # reported, not forced
+
+
+def test_another_model_is_tuned_minus_original_under_the_originals_scale(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tuned", "llama", seed=1, dtype=torch.float64)
+    spec = ModelSpec(str(folder), dtype="float64")
+    other = OtherModel(spec, resolve(spec).fingerprint, "tuned")
+    model, tuned = scan_of("llama"), Anatomy(tiny_model("llama", seed=1))
+    scan = NeuronScan("model", other=other, top=40, layers=(2,))
+    store = stored(tmp_path / "store", scan, model)
+    p = MADE[3]
+    original, run = (look(each, p.input_ids[: p.end + 1]) for each in (model, tuned))
+    token, s = int(original.logits.argmax()), spread(model, model.final_norm, original.last)
+    changes = store.rows(f"FROM neuron_changes WHERE prompt_id = '{p.prompt.prompt_id}' AND neuron IN (5, 20)")
+    assert len(changes) == 2
+    for row in changes:
+        k, r = row["neuron"], run.x[2] + run.a[2]
+        value = run.c[2][k] * tuned.down_projection(2).weight[:, k]
+        expected = float(log_probability(tuned, r + value, s, token) - log_probability(tuned, r, s, token))
+        assert row["intervened_importance"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        assert row["change"] == pytest.approx(expected - row["importance"], rel=1e-4, abs=1e-6)
+    with pytest.raises(UserError, match="is not the driver's here"):
+        replace(scan, other=replace(other, fingerprint="other")).prepare(Subject(model, MADE))
+
+
+# ---- the command ----
+
+
+def command(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["scan", "neurons", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "head:0.99"], "head 0.99 does not exist: each layer has heads 0 to 7"),
+        (["--against", "head:1"], "write heads as head:17.22"),
+        (["--against", "heads"], "cannot be read"),
+        (["--against", "adapter:smollm2-arithmetic"], "was made for another base"),
+        (["--against", "model:bundled"], "is bundled itself"),
+        (["--keep", "topk:0"], "--keep 'topk:0' cannot be read"),
+        (["--target", "best"], "--target 'best' is not known; take one of predicted, gold"),
+        (["--rank", "best"], "--rank 'best' is not known"),
+        (["--layers", "8"], "layer 8 does not exist"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, words: list[str], message: str) -> None:
+    result = command("--store", tmp_path, "--limit", "8", *words)
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert message in result.stderr
+
+
+def test_keeping_more_than_the_disk_holds_is_refused_with_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=50_000_000)
+    monkeypatch.setattr("mathinterp.cli.neurons.shutil.disk_usage", lambda place: usage)
+    result = command("--store", tmp_path / "new", "--keep", "all", "--against", "head:0.6")
+    assert result.exit_code == 2
+    shape = resolve(ModelSpec()).shape
+    neurons = shape.n_layers * shape.n_neurons
+    wanted = 8 * neurons * 1600 * 2 / 1e9
+    assert f"about {wanted:.1f} GB ({neurons:,} neurons x 1,600 prompts x 2 condition(s))" in result.stderr
+    assert "0.1 GB free" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_command_runs_resumes_and_says_what_changed(tmp_path: Path) -> None:
+    words = [
+        "--store",
+        tmp_path,
+        "--limit",
+        "16",
+        "--against",
+        "head:0.6",
+        "--keep",
+        "topk:5",
+        "--replicas",
+        "1",
+        "--json",
+    ]
+    first = command(*words)
+    assert first.exit_code == 0, first.output
+    found = json.loads(first.stdout)
+    assert (found["shards"], found["shards_done"]) == (9, 9)
+    assert found["top"][0]["operation"] == "all"
+    store = Store(tmp_path)
+    best = store.rows("SELECT layer || '.' || neuron AS neuron, change FROM neuron_summary WHERE operation = 'all' "
+                      "ORDER BY change DESC LIMIT 1")[0]  # fmt: skip
+    assert found["top"][0]["neuron"] == best["neuron"]
+    assert store.rows("SELECT count(*) AS n FROM neuron_changes") == [{"n": 5 * 16}]
+    assert store.rows("SELECT notes ->> 'against' AS a FROM runs") == [{"a": "head:0.6"}]
+    (tmp_path / "neuron_scan" / f"run_id={found['run_id']}" / "shard-00003.parquet").unlink()
+    again = json.loads(command(*words).stdout)
+    assert (again["run_id"], again["shards_reused"], again["shards_done"]) == (found["run_id"], 8, 1)
+    assert again["top"] == found["top"]
