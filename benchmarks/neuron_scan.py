@@ -1,4 +1,4 @@
-"""How long Comparative Neuron Analysis takes: ours whole, and the vectorised direct form measured on a part, in one run.
+"""How long Comparative Neuron Analysis takes: ours whole, and the vectorised direct form on a part, in one run.
 
     python benchmarks/neuron_scan.py                                 # bundled model on CPU, all neurons x 1,600 prompts
     python benchmarks/neuron_scan.py --model random:llama-2-7b       # H100: 352,256 neurons x 1,600 prompts

@@ -1,6 +1,7 @@
 """Comparative Neuron Analysis: closed form against a hand-written direct form in float64, the scan's rows, its SQL."""
 
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,7 +23,9 @@ from mathinterp.forward.lens import Lens
 from mathinterp.forward.logsumexp import Base, slow_increases
 from mathinterp.forward.neurons import NeuronLens, end_activations
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.prompts.prompt import Prompt
 from mathinterp.scans.base import Subject
 from mathinterp.scans.neurons import NeuronScan, OtherModel
 from mathinterp.store import Store
@@ -403,6 +406,12 @@ def test_mistakes_are_one_line(tmp_path: Path, words: list[str], message: str) -
     assert message in result.stderr
 
 
+def test_models_whose_neurons_or_tokens_differ_are_not_compared(tmp_path: Path) -> None:
+    result = command("--store", tmp_path / "s", "--against", f"model:{save_tiny(tmp_path / 'tiny', 'llama')}")
+    assert result.exit_code == 2
+    assert result.stderr == "mathinterp: --against: tiny has n_layers 3, bundled has 8\n"
+
+
 def test_keeping_more_than_the_disk_holds_is_refused_with_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,3 +456,33 @@ def test_command_runs_resumes_and_says_what_changed(tmp_path: Path) -> None:
     again = json.loads(command(*words).stdout)
     assert (again["run_id"], again["shards_reused"], again["shards_done"]) == (found["run_id"], 8, 1)
     assert again["top"] == found["top"]
+
+
+# ---- published values ----
+
+
+@pytest.mark.skipif("MATHINTERP_LLAMA_7B" not in os.environ, reason="MATHINTERP_LLAMA_7B names no Llama-1-7B folder")
+def test_published_neurons_of_three_plus_five() -> None:
+    """Paper A on "3+5=" with head 17.22 zeroed: (change, importance, intervened importance, coefficients), float32."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load(ModelSpec(os.environ["MATHINTERP_LLAMA_7B"], dtype="float32"), device)
+    prompts = tokenize_prompts([Prompt("golden", "3+5=", "8", separator="")], loaded.tokenizer)
+    scan = NeuronScan("head", ((17, 22),), keep_all=True)
+    state = scan.prepare(Subject(loaded.anatomy, prompts))
+    tables = [scan.run(state, shard) for shard in scan.shards(loaded.anatomy.shape, prompts)]
+    original, intervened = tables[-1].to_pylist()
+    assert np.exp(original["logprob"]) == pytest.approx(0.37760, abs=2e-4)
+    assert np.exp(intervened["logprob"]) == pytest.approx(0.06160, abs=2e-4)
+    assert loaded.tokenizer.decode([intervened["predicted_id"]]) == "6"
+    rows = [
+        row
+        for table in tables[:-1]
+        for row in table.filter((pc.field("node") == "neuron") & pc.is_valid(pc.field("prompt_id"))).to_pylist()
+    ]
+    rows.sort(key=lambda row: row["intervened_importance"] - row["importance"])
+    names = [f"{row['layer']}_{row['unit']}" for row in rows[:5]]
+    assert names == ["28_3696", "25_7164", "29_10957", "19_5769", "29_6563"]
+    changes = [row["importance"] - row["intervened_importance"] for row in rows[:5]]
+    np.testing.assert_allclose(changes, [0.6964, 0.2327, 0.1384, 0.1348, 0.1322], atol=5e-4)
+    first = [rows[0][name] for name in ("importance", "intervened_importance", "coefficient", "intervened_coefficient")]
+    np.testing.assert_allclose(first, [0.8229, 0.1265, -6.2005, -0.9502], atol=2e-3)

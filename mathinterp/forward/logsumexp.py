@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-CPU_ELEMENTS = 2**20  # shifts held at once: fits a core's cache in part
+CPU_ELEMENTS = 2**17  # shifts held at once: 512 KB fit a core's cache
 GPU_ELEMENTS = 2**28
 SURE_ABOVE = -0.5  # 1 + sum keeps its digits above this
 
