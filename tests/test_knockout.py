@@ -182,11 +182,11 @@ def slow_rows(family: str, heads: Sequence[Head], ablation: str, positions: str)
     """One prompt a forward pass, plain hooks in every edited layer, the new values from the twin of the head scan."""
     model, rows = test_scans.tiny_model(family), {}
     twins = {layer: test_scans.Twin(model, "head", layer, ablation, positions) for layer, _ in heads}
-    for number, prompt in enumerate(test_scans.PROMPTS):
+    for number, item in enumerate(test_scans.PROMPTS):
         with ExitStack() as hooks:
             for layer, head in heads:
                 new = twins[layer].new[number]
-                tokens = slice(None) if positions == "all" else slice(prompt.end, prompt.end + 1)
+                tokens = slice(None) if positions == "all" else slice(item.end, item.end + 1)
 
                 def put(value: torch.Tensor, new=new, tokens=tokens, head=head) -> torch.Tensor:
                     value = value.clone()
@@ -195,8 +195,8 @@ def slow_rows(family: str, heads: Sequence[Head], ablation: str, positions: str)
                     return value
 
                 hooks.enter_context(edited_input(test_scans.site_of(model, "head", layer), put))
-            logits = model(torch.tensor([prompt.fed])).logits[0]
-        rows |= test_scans.rows_of(logits, prompt)
+            logits = model(torch.tensor([item.fed])).logits[0]
+        rows |= test_scans.rows_of(logits, item)
     return rows
 
 
@@ -376,10 +376,12 @@ def curve_store(folder: Path, scoring: str = "token") -> tuple[Store, str]:
 def test_knockout_curve_by_hand(tmp_path: Path) -> None:
     store, run = curve_store(tmp_path)
 
+    rows = store.rows(f"SELECT * FROM knockout_curve WHERE run_id = '{run}'")
+    points = {(row["k"], row["operation"], row["ranking"], row["seed"]): row for row in rows}
+    assert len(points) == len(rows) == 3 * 3 * 3
+
     def point(k: int, operation: str, ranking: str = "effect", seed: int = 0) -> dict[str, Any]:
-        where = f"k = {k} AND operation = '{operation}' AND ranking = '{ranking}' AND seed = {seed}"
-        (row,) = store.rows(f"SELECT * FROM knockout_curve WHERE run_id = '{run}' AND {where}")
-        return row
+        return points[k, operation, ranking, seed]
 
     assert [point(k, "add")["accuracy"] for k in (0, 1, 4)] == [1.0, 0.75, 0.25]
     assert [point(k, "sub")["accuracy"] for k in (0, 1, 4)] == [1.0, 0.5, 0.25]
@@ -457,6 +459,25 @@ def test_a_run_that_ranks_no_heads(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             ranking_from(store, wanted, operation)
+
+
+def test_a_path_scan_ranks_by_the_most_negative_effect_of_its_heads(tmp_path: Path) -> None:
+    effects = {("head", 0, 1): -0.2, ("head", 1, 0): -0.6, ("head", 1, 1): 0.3, ("mlp", 1, None): -0.9}
+    measures = ("logit_original", "logit_patched", "probability_change", "centred_change")
+    rows = [
+        {"node": node, "layer": layer, "head": head, "prompt_id": name, "effect": effect, "logprob_change": 0.0}
+        | dict.fromkeys(measures, 1.0)
+        for (node, layer, head), effect in effects.items()
+        for name in ("a", "b")
+    ]
+    store = Store(tmp_path)
+    run = open_run(store, ["path_scan/00000"], scan="paths")
+    store.write_prompts(FINGERPRINT, [prompt("a", "add"), prompt("b", "sub")])
+    store.write_shard(run.run_id, "path_scan", 0, scores("path_scan", rows), {})
+    assert run.finish() == []
+    assert ranking_from(store, run.run_id) == ((1, 0), (0, 1), (1, 1))
+    with pytest.raises(UserError, match="no effects of heads for operation 'div'"):
+        ranking_from(store, run.run_id, "div")
 
 
 # ---- the command ----

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from scipy import special, stats
 
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
+from mathinterp.store.schema import TABLES
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores, write_head
 
@@ -101,9 +103,18 @@ def test_an_empty_store_has_all_views_with_the_contract_columns(tmp_path, url):
 def test_a_filled_store_has_the_same_columns_as_an_empty_one(tmp_path, small):
     full, empty = small().connect(), Store(tmp_path / "nothing").connect()
     check_contract(full)
-    for (name,) in full.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
+    texts = dict(full.sql("SELECT view_name, sql FROM duckdb_views() WHERE NOT internal").fetchall())
+    unfilled = TABLES.keys() - {"baseline", "head_scan", "mlp_scan", "prompts", "answer_tokens"}
+    for name in texts:
         assert columns(full, name) == columns(empty, name), name
-        assert full.sql(f"SELECT * FROM {name}").fetchall() != [], name
+        if not reads(name, texts) & unfilled:
+            assert full.sql(f"SELECT * FROM {name}").fetchall() != [], name
+
+
+def reads(view: str, texts: dict[str, str]) -> set[str]:
+    """The view and all views behind it."""
+    behind = {word for word in re.findall(r"\w+", texts[view]) if word in texts and word != view}
+    return {view}.union(*(reads(name, texts) for name in behind))
 
 
 def test_head_effects_by_hand_token_scoring(small):

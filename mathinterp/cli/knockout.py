@@ -91,6 +91,7 @@ def knockout(
     \b
     Random heads are never among the first k; "random_layer" has as many in each layer as the first k. The ranking's
     heads may come from other prompts than those of --prompts: so it is seen whether they hold there too.
+    --iterative N costs about N head scans of the same prompts, one after another on one replica.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ def neurons(against: str | None, target: str, rank: str, keep: str, layers: str 
     \b
     Examples:
       mathinterp scan neurons --against head:0.6
-      mathinterp scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 40
+      mathinterp scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 8
       mathinterp scan neurons --prompts pairs --against input --keep topk:500
     """
     from mathinterp.scans.neurons import NeuronScan

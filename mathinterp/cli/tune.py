@@ -24,6 +24,10 @@ def tune() -> None:
     \b
     The course of training is in the table tuning_runs; the same command again resumes from the last checkpoint.
     Hyper-parameters that papers leave open are ours: AdamW, cosine, 3 % warm-up, no decay, loss on answers only.
+
+    \b
+    Example:
+      mathinterp tune precise --heads 0.6,0.1 --data problems.jsonl --steps 200 --out tuned
     """
 
 

@@ -6,8 +6,8 @@
 -- logprob: mean per unit, natural log.
 CREATE OR REPLACE VIEW knockout_curve AS
 SELECT run_id, ranking, seed, k, operation, n, accuracy,
-       greatest(accuracy - 1.959963984540054 * sqrt(variance), 0) AS low,
-       least(accuracy + 1.959963984540054 * sqrt(variance), 1) AS high,
+       CASE WHEN variance IS NOT NULL THEN greatest(accuracy - 1.959963984540054 * sqrt(variance), 0) END AS low,
+       CASE WHEN variance IS NOT NULL THEN least(accuracy + 1.959963984540054 * sqrt(variance), 1) END AS high,
        logprob
 FROM (
     SELECT run_id, ranking, seed, k,
