@@ -112,9 +112,14 @@ def test_a_filled_store_has_the_same_columns_as_an_empty_one(tmp_path, small):
 
 
 def reads(view: str, texts: dict[str, str]) -> set[str]:
-    """The view and all views behind it."""
-    behind = {word for word in re.findall(r"\w+", texts[view]) if word in texts and word != view}
-    return {view}.union(*(reads(name, texts) for name in behind))
+    """The view and all views that its text, file names left out, and theirs mention."""
+    found, left = {view}, [view]
+    while left:
+        mentioned = set(re.findall(r"\w+", re.sub(r"'[^']*'", "", texts[left.pop()])))
+        new = (mentioned & texts.keys()) - found
+        found |= new
+        left += sorted(new)
+    return found
 
 
 def test_head_effects_by_hand_token_scoring(small):
