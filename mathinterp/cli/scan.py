@@ -18,6 +18,7 @@ from mathinterp.cli.options import (
     store_option,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.paths import paths
 from mathinterp.cli.running import print_run, run_chosen, run_json
 
 if TYPE_CHECKING:
@@ -100,3 +101,4 @@ def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> N
 
 
 scan.add_command(neurons)
+scan.add_command(paths)

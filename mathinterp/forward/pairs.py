@@ -103,6 +103,13 @@ class Ends:
     final_PD: torch.Tensor  # input of the final norm
 
 
+def chosen(ends: Ends, at: np.ndarray) -> Ends:
+    """The activations of some sentences alone."""
+    return Ends(
+        ends.embedded_PD[at], ends.heads_LPZ[:, at], ends.attention_LPD[:, at], ends.mlp_LPD[:, at], ends.final_PD[at]
+    )
+
+
 @torch.no_grad()
 def ends_of(anatomy: Anatomy, sentences: Sequence[tuple[int, ...]], max_tokens: int | None = None) -> Ends:
     """One clean pass over the sentences; END activations in the model's dtype, on its device."""

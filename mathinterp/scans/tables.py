@@ -49,6 +49,43 @@ ITERATIVE_SCAN = pa.schema(
     ]
 )
 
+PATH_NODE = (
+    pa.field("node", pa.string()),  # head or mlp
+    LAYER,
+    HEAD,  # null for an MLP
+    pa.field("prompt_id", pa.string()),
+)
+PATH_SCAN = pa.schema(
+    [
+        *PATH_NODE,
+        pa.field("logit_original", pa.float32()),  # of the scored token, after a final soft-cap
+        pa.field("logit_patched", pa.float32()),
+        pa.field("effect", pa.float32()),  # under the measure that the run ranks by
+        pa.field("logprob_change", pa.float32()),  # nats
+        pa.field("probability_change", pa.float32()),
+        pa.field("centred_change", pa.float32()),  # of the logit minus the vocabulary's mean logit
+    ]
+)
+PATH_PAIRS = pa.schema(
+    [
+        pa.field("prompt_id", pa.string()),
+        pa.field("correct", pa.bool_()),  # on X_r
+        pa.field("kept", pa.bool_()),  # whether path_scan has the pair
+        pa.field("logit_original", pa.float32()),  # of the scored token
+        pa.field("logit_counterfactual", pa.float32()),
+        pa.field("logprob_original", pa.float32()),  # nats
+        pa.field("logprob_counterfactual", pa.float32()),
+        pa.field("predicted_id", pa.int32()),  # on X_r
+    ]
+)
+ATTRIBUTION_SCAN = pa.schema(
+    [
+        *PATH_NODE,
+        pa.field("first_order", pa.float32()),  # estimated change of the logit: gradient x (X_c - X_r)
+        pa.field("direct", pa.float32()),  # the node's direct share of the logit on X_r, before a final soft-cap
+    ]
+)
+
 TUNING_RUNS = pa.schema(
     [
         pa.field("step", pa.int32()),  # optimizer steps done, from 1
