@@ -102,7 +102,7 @@ def full(layers: str | None, **options: Any) -> None:
 
 
 @tune.command()
-@click.option("--rank", type=int, default=16, show_default=True)
+@click.option("--rank", type=int, default=16, show_default=True, help="Rank of each module's adapter.")
 @click.option("--alpha", type=int, default=None, help="Default: twice the rank.")
 @click.option("--targets", default="all", show_default=True, help="attention, mlp or all linear modules.")
 @click.option("--layers", default=None, help="Only these layers, for example 9 or 0-3; default all.")
