@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.attention import attention
 from mathinterp.cli.neurons import neurons
 from mathinterp.cli.options import (
     ablation_options,
@@ -19,6 +20,7 @@ from mathinterp.cli.options import (
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.paths import paths
+from mathinterp.cli.probe import probe
 from mathinterp.cli.running import print_run, run_chosen, run_json
 
 if TYPE_CHECKING:
@@ -102,3 +104,5 @@ def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> N
 
 scan.add_command(neurons)
 scan.add_command(paths)
+scan.add_command(attention)
+scan.add_command(probe)

@@ -74,7 +74,7 @@ class Replica:
         with loading_turn(LOADS_AT_ONCE):
             loaded = self._load_model()
         loaded_at = time.time()
-        subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts)
+        subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
         return {**job.scan.notes(self._state), **prepared}

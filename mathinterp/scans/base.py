@@ -15,6 +15,8 @@ import pyarrow as pa
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 if TYPE_CHECKING:  # a driver that only hands out shards need not wait for torch
+    from transformers import PreTrainedTokenizerBase
+
     from mathinterp.models.anatomy import Anatomy, ModelShape
 
 
@@ -40,6 +42,7 @@ class Subject:
     anatomy: Anatomy
     prompts: Sequence[TokenizedPrompt]
     max_tokens: int | None = None  # most token rows in one forward; None = chosen from the device
+    tokenizer: PreTrainedTokenizerBase | None = None  # the model's, for scans that ask what a token of the text is
 
 
 class Scan(ABC):

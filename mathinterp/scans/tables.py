@@ -125,3 +125,26 @@ NEURON_TARGETS = pa.schema(
         pa.field("correct", pa.bool_()),  # predicted_id is the first scored answer token
     ]
 )
+
+ATTENTION_SCAN = pa.schema(
+    [
+        LAYER,
+        HEAD,  # query head
+        pa.field("prompt_id", pa.string()),
+        pa.field("token_type", pa.string()),  # bos, operand_a, operand_b, operator, equals or other
+        pa.field("mean", pa.float32()),  # attention weight at END per token of the type; null if there is none
+        pa.field("mass", pa.float32()),  # total weight on the type
+        pa.field("tokens", pa.int16()),  # tokens of the type, up to END
+        pa.field("argmax", pa.bool_()),  # whether a token of the type has the largest weight outside BOS
+    ]
+)
+MLP_PROBE = pa.schema(
+    [
+        LAYER,
+        pa.field("prompt_id", pa.string()),
+        pa.field("target", pa.string()),  # first digit token of: a, b (operands) or c (answer)
+        pa.field("mlp_in", pa.float32()),  # cosine with the target's row of W_U
+        pa.field("mlp_out", pa.float32()),
+        pa.field("difference", pa.float32()),  # of mlp_out - mlp_in
+    ]
+)

@@ -55,6 +55,8 @@ TABLES: dict[str, StoredTable] = {
     "tuning_runs": StoredTable(tables.TUNING_RUNS),
     "neuron_scan": StoredTable(tables.NEURON_SCAN, dictionary=("node", "layer", "operation", "prompt_id")),
     "neuron_targets": StoredTable(tables.NEURON_TARGETS, dictionary=("condition",)),
+    "attention_scan": StoredTable(tables.ATTENTION_SCAN, dictionary=("layer", "head", "token_type")),
+    "mlp_probe": StoredTable(tables.MLP_PROBE, dictionary=("layer", "target")),
 }
 
 RUN_COLUMNS: dict[str, str] = {
