@@ -24,7 +24,6 @@ import click
 import torch
 
 from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.engine import start_compiler
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.replay import PackedEngine
 from mathinterp.models.anatomy import Anatomy
@@ -157,8 +156,6 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        start_compiler()  # as a replica does before it loads the model
     resolved = resolve(ModelSpec(model, dtype=dtype), device)
     prompts = tokenize_prompts(load_prompts(prompt_name, limit=limit), resolved.tokenizer)
     anatomy = load(resolved, device).anatomy

@@ -24,6 +24,7 @@ from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import TOKEN_TYPES, operand_spans, typed_tokens
 from mathinterp.report.attention import summarize_attention
+from mathinterp.report.figures import draw
 from mathinterp.scans.attention import AttentionScan
 from mathinterp.scans.base import Shard, Subject
 from mathinterp.store import Store
@@ -405,6 +406,9 @@ def test_command_prints_heads_by_type_and_resumes(tmp_path: Path) -> None:
     assert len(found["top"]) == 5 * 8
     counted = Store(store).rows("SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM attention_scan")
     assert counted == [{"n": 12 * 8 * 6, "heads": 12}]
+    bars = draw(Store(store), found["run_id"]).axes[0].patches
+    assert len(bars) == 8 * 6, "eight heads, six token types"
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(8, abs=1e-4)
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--heads", "0.9"])
     assert wrong.exit_code == 2
     assert "head 0.9 does not exist" in wrong.stderr

@@ -30,11 +30,13 @@ from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.replay import PackedEngine
 from mathinterp.forward.scores import Scores, answers_of
 from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.report.figures import draw
 from mathinterp.report.knockout import ranking_from
 from mathinterp.scans.base import Subject
 from mathinterp.scans.controls import Head, layer_matched_heads, random_heads
+from mathinterp.scans.heads import chosen_heads
 from mathinterp.scans.iterative import IterativeScan, operation_means
-from mathinterp.scans.knockout import KnockoutScan, Sentence, every_head
+from mathinterp.scans.knockout import KnockoutScan, Sentence
 from mathinterp.store import Store
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests import test_scans
@@ -223,7 +225,7 @@ def test_knockout_rows_equal_their_twin(family: str, engine: str, ablation: str,
 
 def test_default_numbers_of_heads_and_controls() -> None:
     shape = model_shape(tiny_config("llama"))  # 3 layers of 4 heads
-    every = tuple(every_head(shape))
+    every = tuple(chosen_heads(shape, None, None))
     assert KnockoutScan(ranking=every).chosen_ks(shape) == [1, 2, 4]
     assert KnockoutScan(ranking=every[:3]).chosen_ks(shape) == [1, 2]
     curves = KnockoutScan(ranking=every, ks=(0, 6, 7, 12), seeds=2).curves(shape)
@@ -260,7 +262,12 @@ def test_mistakes_in_a_knockout(changes: dict[str, Any], message: str) -> None:
 
 def greedy(on: Subject, steps: int) -> list[tuple[Head, float, float]]:
     """Head, accuracy and log-probability of each step, by plain full passes over every set."""
-    runner, every, masked, found = PlainHeadSets(on.anatomy, on.prompts), every_head(on.anatomy.shape), [], []
+    runner, every, masked, found = (
+        PlainHeadSets(on.anatomy, on.prompts),
+        chosen_heads(on.anatomy.shape, None, None),
+        [],
+        [],
+    )
     for _ in range(steps):
         left = [head for head in every if head not in masked]
         means = []
@@ -540,6 +547,10 @@ def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
         assert [(row["k"], row["rank"]) for row in examples] == [(k, rank) for k in (0, 1, 2) for rank in range(1, 6)]
         assert examples[0]["probability"] >= examples[1]["probability"] > 0
         assert {row["token"] for row in examples} <= set(tiny_tokenizer().get_vocab())
+        lines = {line.get_label(): line for line in draw(store, found["run_id"]).axes[0].lines}
+        assert set(lines) == {"effect-rank", "random-rank", "random, layer-rank"}
+        drawn = [row["effect"] for row in found["curve"]]
+        np.testing.assert_allclose(lines["effect-rank"].get_ydata(), drawn, atol=1e-9)
     shown = command(*words)  # nothing left to compute: no Ray
     assert shown.exit_code == 0, shown.output
     for part in ("Accuracy (%), first k heads out", "random_layer", "has halved", "knockout_curve", "nothing left"):

@@ -23,6 +23,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import typed_tokens
+from mathinterp.report.figures import draw
 from mathinterp.report.probe import summarize_probe
 from mathinterp.scans.base import Subject
 from mathinterp.scans.mlp_probe import MEASURES, TARGETS, MlpProbe, target_ids
@@ -299,6 +300,8 @@ def test_command_prints_the_curve(tmp_path: Path) -> None:
     assert [row["layer"] for row in found["curve"]] == [0, 1, 2]
     assert set(found["overtakes"]) == {"all", "add", "sub", "mul", "div"}
     assert Store(store).rows("SELECT count(*) AS n FROM mlp_probe") == [{"n": 3 * 8 * 3}]
+    lines = {line.get_label(): line.get_ydata() for line in draw(Store(store), found["run_id"]).axes[0].lines}
+    np.testing.assert_allclose(lines["C"], [row["out_c"] for row in found["curve"]])
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--vectors", "none"])
     assert wrong.exit_code == 2
     assert "--vectors 'none' is not known" in wrong.stderr

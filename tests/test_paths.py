@@ -27,6 +27,7 @@ from mathinterp.forward.receivers import Receiver, ReceiverEngine, receiving_fea
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+from mathinterp.report.figures import draw
 from mathinterp.report.paths import summarize_paths
 from mathinterp.scans.base import Subject
 from mathinterp.scans.paths import PathScan
@@ -527,6 +528,12 @@ def test_the_command_line_reports_key_heads(tmp_path: Path) -> None:
     found = json.loads(again.stdout)
     assert (found["shards_done"], found["shards_reused"], len(found["pairs"])) == (0, found["shards"], 4)
     assert all(set(row) >= {"node", "effect", "low", "high", "q", "key"} for row in found["top"])
+    store = Store(tmp_path / "store")
+    grid = np.asarray(draw(store, found["run_id"]).axes[0].images[0].get_array())
+    assert grid.shape == (5, 9), "layers 0 to 4; eight heads and the MLP"
+    for row in store.rows("SELECT * FROM path_effects WHERE operation = 'all'"):
+        column = -1 if row["node"] == "mlp" else row["head"]
+        assert grid[row["layer"], column] == pytest.approx(100 * row["mean"])
     refused = CliRunner().invoke(main, [*words, "--receiver", "1.0.q"])
     assert refused.exit_code == 2
     assert "layer 2 is not before the receiver 1.0.q" in refused.output

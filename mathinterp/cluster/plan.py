@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
+from mathinterp.forward.packing import GPU_TOKENS
 from mathinterp.forward.tree import count_nodes, plant
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -20,7 +21,6 @@ from mathinterp.scans.base import Scan, Shard
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 PACK_SIZE = 512  # nodes of a typical tree pack
-TOKENS_AT_ONCE = 25344  # token rows of one batch on a GPU
 
 # Dense matrix products, TFLOP/s: in 16 bits, and in float32 without tensor cores. The H100's 734 is measured; the
 # others are the makers' figures times the part of its maker's figure (989) that the H100 reaches.
@@ -87,7 +87,7 @@ def plan_scan(
 
     width = DTYPE_BYTES[dtype]
     cache = width * padded * (shape.n_layers * shape.d_model + forest.pack_size)  # residuals and the trees' masks
-    working = width * TOKENS_AT_ONCE * (4 * shape.d_model + 3 * shape.n_neurons)
+    working = width * GPU_TOKENS * (4 * shape.d_model + 3 * shape.n_neurons)
     rows = {shard.key: round(evaluations[shard.key] / len(prompts) * answers) for shard in shards}
     return Plan(
         scan=scan.name,

@@ -22,7 +22,6 @@ import torch
 
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
-from mathinterp.forward.engine import start_compiler
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard, Subject
@@ -68,8 +67,6 @@ class Replica:
             raise UserError(
                 f"{_where()} gave this replica a GPU but torch sees none there; install a CUDA build of torch"
             )
-        if job.device == "cuda":
-            start_compiler()
         _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
         with loading_turn(LOADS_AT_ONCE):
             loaded = self._load_model()

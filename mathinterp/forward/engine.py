@@ -83,13 +83,6 @@ def build_engine(
     )
 
 
-def start_compiler() -> None:
-    """Import torch.compile's back end and start its workers: seconds that can pass while weights are read."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.warm_pool()
-
-
 def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> float:
     """Largest difference (nats; logits too) between ``engine`` and plain forward passes, on a sample of prompts.
 

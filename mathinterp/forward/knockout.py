@@ -24,9 +24,8 @@ from mathinterp.forward.packing import Group
 from mathinterp.forward.parts import gather_rows
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.replay import PackedEngine
-from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answer_logits, score
+from mathinterp.forward.scores import ScoreBoard, Scores, answer_logits, check_finite, score
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.prompts.prompt import TokenizedPrompt
 
 Head = tuple[int, int]  # layer, query head
 HeadSet = frozenset[Head]
@@ -77,7 +76,7 @@ class PlainHeadSets(PlainEngine):
         """See ``HeadSets.run_sets``; ``base`` saves nothing here."""
         _check_sets(sets, replacements, base)
         board = ScoreBoard(len(sets), len(self.answers), self.anatomy)
-        placed = {layer: self._place(replacement) for layer, replacement in replacements.items()}
+        placed = {layer: self.place(replacement) for layer, replacement in replacements.items()}
         for row, heads in enumerate(sets):
             for batch in self.batches:
                 with ExitStack() as hooks:
@@ -86,13 +85,9 @@ class PlainHeadSets(PlainEngine):
                         hooks.enter_context(self._hooked(layer, edit, placed[layer], batch))
                     hidden = self._forward(batch)
                 self._score_batch(board, row, batch, hidden)
-        return _checked(board.scores(self.answers.gold_A), sets, self.answers, self.prompts)
-
-    def _place(self, replacement: Replacement) -> PlacedReplacement:
-        flat = None
-        if replacement.prompt_n is not None and replacement.token_n is not None:
-            flat = replacement.prompt_n * self.length + replacement.token_n
-        return PlacedReplacement.place(replacement, len(self.prompts), self.length, flat)
+        scores = board.scores(self.answers.gold_A)
+        check_finite(scores, _labels(sets), self.answers, self.prompts)
+        return scores
 
 
 class PackedHeadSets:
@@ -114,7 +109,7 @@ class PackedHeadSets:
         """See ``HeadSets.run_sets``."""
         _check_sets(sets, replacements, base)
         engine = self.engine
-        placed = {layer: self._place(replacement) for layer, replacement in replacements.items()}
+        placed = {layer: engine.place(replacement) for layer, replacement in replacements.items()}
         self._cache_inputs(base, placed)
         order = sorted(range(len(sets)), key=lambda row: self._start([sets[row]]))  # sets of one start run together
         board = ScoreBoard(len(sets), len(engine.answers), self.anatomy)
@@ -126,17 +121,11 @@ class PackedHeadSets:
             scores.correct_EA[back], scores.logprob_EA[back], scores.logit_EA[back], scores.predicted_EA[back]
         )
         try:
-            return _checked(scores, sets, engine.answers, engine.prompts)
+            check_finite(scores, _labels(sets), engine.answers, engine.prompts)
         except FloatingPointError:  # NaN spreads over a pack: plain passes name the prompt it came from
             PlainHeadSets(self.anatomy, engine.prompts).run_sets(sets, replacements)
             raise
-
-    def _place(self, replacement: Replacement) -> PlacedReplacement:
-        forest, flat = self.engine.forest, None
-        if replacement.prompt_n is not None and replacement.token_n is not None:
-            tokens = zip(replacement.prompt_n, replacement.token_n, strict=True)
-            flat = np.array([forest.node_of[prompt][token] for prompt, token in tokens], np.int64)
-        return PlacedReplacement.place(replacement, forest.n_packs, forest.pack_size, flat)
+        return scores
 
     def _start(self, sets: Sequence[HeadSet]) -> int:
         """The first layer that must run: the lowest in which a set differs from the cached base, at most the last."""
@@ -235,17 +224,9 @@ def _check_sets(sets: Sequence[HeadSet], replacements: Mapping[int, Replacement]
     assert not missing, f"no replacement for layers {sorted(missing)}"
 
 
-def _checked(scores: Scores, sets: Sequence[HeadSet], answers: Answers, prompts: Sequence[TokenizedPrompt]) -> Scores:
-    """``scores``; raises FloatingPointError naming the heads and the prompt where one is NaN or infinite."""
-    bad = np.argwhere(~np.isfinite(scores.logprob_EA))
-    if len(bad):
-        row, answer = bad[0]
-        heads = ", ".join(f"{layer}.{head}" for layer, head in sorted(sets[row])) or "none"
-        prompt = prompts[answers.prompt_A[answer]].prompt.prompt_id
-        raise FloatingPointError(
-            f"heads {heads} edited: log-probability of prompt {prompt} is {scores.logprob_EA[row, answer]}"
-        )
-    return scores
+def _labels(sets: Sequence[HeadSet]) -> list[str]:
+    """For messages: "heads 17.22, 14.19"."""
+    return ["heads " + (", ".join(f"{layer}.{head}" for layer, head in sorted(heads)) or "none") for heads in sets]
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@ with. Replaying is calling layers again with those arguments, the batch axis exp
 replaced: no per-family code. Knows modules and masks; knows nothing about heads or scores.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,10 +109,7 @@ def record(
 
     ``observe`` is shown each layer's number and its input hidden states (P N D).
     """
-    layer_calls: list[Call] = []
-    attention_calls: list[Call] = []
     embedded: list[torch.Tensor] = []
-    handles = []
 
     def see(layer: int, hidden: torch.Tensor) -> None:
         if layer == 0:
@@ -119,34 +117,42 @@ def record(
         if observe is not None:
             observe(layer, hidden)
 
-    for index, layer in enumerate(anatomy.layers):
-        handles.append(layer.register_forward_pre_hook(_recorder(layer_calls, see), with_kwargs=True))
-        attention = anatomy.attention(index)
-        handles.append(attention.register_forward_pre_hook(_recorder(attention_calls, None), with_kwargs=True))
     device = anatomy.device
-    try:
+    attentions = [anatomy.attention(layer) for layer in range(anatomy.shape.n_layers)]
+    with recorded(list(anatomy.layers), see) as layer_calls, recorded(attentions) as attention_calls:
         anatomy.decoder(
             input_ids=torch.from_numpy(forest.token_ids_PN[packs]).to(device),
             position_ids=torch.from_numpy(forest.depths_PN[packs]).to(device),
             attention_mask=tree_mask(anatomy, forest, packs),
             use_cache=False,
         )
-    finally:
-        for handle in handles:
-            handle.remove()
     assert len(layer_calls) == len(attention_calls) == anatomy.shape.n_layers, "a decoder layer did not run"
     return RecordedCalls(len(packs), embedded[0], layer_calls, attention_calls)
 
 
-def _recorder(calls: list[Call], see: Callable[[int, torch.Tensor], None] | None) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+@contextmanager
+def recorded(
+    modules: Sequence[nn.Module], see: Callable[[int, torch.Tensor], None] | None = None
+) -> Iterator[list[Call]]:
+    """Collects the arguments of every call of the modules within the block, in order.
+
+    ``see`` is shown the number of each call and its hidden states.
+    """
+    calls: list[Call] = []
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         rest = dict(kwargs)
-        hidden = args[0] if args else rest.pop("hidden_states")
+        hidden = rest.pop("hidden_states") if "hidden_states" in rest else args[0]
         if see is not None:
             see(len(calls), hidden)
-        calls.append(Call(args[1:], rest))
+        calls.append(Call(args if "hidden_states" in kwargs else args[1:], rest))
 
-    return hook
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def tree_mask(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> torch.Tensor | dict[str, torch.Tensor]:

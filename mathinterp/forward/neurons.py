@@ -19,10 +19,10 @@ from torch import nn
 from mathinterp.forward.hooks import Edit, edited_input, edited_output
 from mathinterp.forward.lens import Lens, NormParts, norm_parts
 from mathinterp.forward.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases, neuron_increases
+from mathinterp.forward.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
 
 Head = tuple[int, int]
-TOKENS_AT_ONCE = {"cuda": 16384, "cpu": 2048}  # of one forward pass
 
 
 @dataclass
@@ -39,18 +39,18 @@ class EndActivations:
 
 
 class _Catcher:
-    """Keeps the last real token's row of the batch in hand, from every module it is put on."""
+    """Keeps the END rows of the batch in hand, from every module it is put on."""
 
     def __init__(self, modules: int):
         self.rows: list[list[torch.Tensor]] = [[] for _ in range(modules)]
-        self.last_B = torch.empty(0, dtype=torch.long)
+        self.batch: Batch | None = None
 
     def keeper(self, number: int) -> Edit:
         """A hook's function that keeps rows under ``number`` and changes nothing."""
 
         def keep(value_BTX: torch.Tensor) -> torch.Tensor:
-            rows = torch.arange(len(self.last_B), device=value_BTX.device)
-            self.rows[number].append(value_BTX[rows, self.last_B])
+            assert self.batch is not None
+            self.rows[number].append(self.batch.at_end(value_BTX))
             return value_BTX
 
         return keep
@@ -67,21 +67,21 @@ def end_activations(
     layers = range(anatomy.shape.n_layers)
     sites = [site for layer in layers for site in _sites(anatomy, layer)] + [(anatomy.final_norm, True)]
     catcher = _Catcher(len(sites))
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    longest = len(sequences[order[-1]])
-    at_once = max(1, TOKENS_AT_ONCE["cuda" if anatomy.device.type == "cuda" else "cpu"] // longest)
+    rows: list[torch.Tensor] = []
     with ExitStack() as hooked:
         for layer, head in zeroed_heads:
             hooked.enter_context(edited_input(anatomy.output_projection(layer), _zero(anatomy.head_slice(head))))
         for number, (module, of_input) in enumerate(sites):
             edited = edited_input if of_input else edited_output
             hooked.enter_context(edited(module, catcher.keeper(number)))
-        for passes, start in enumerate(range(0, len(order), at_once), start=1):
-            _forward(anatomy, [sequences[i] for i in order[start : start + at_once]], catcher)
-            fired = {len(rows) for rows in catcher.rows}
-            assert fired == {passes}, f"a hook did not fire once in each pass: {fired} firings in {passes} passes"
-    back = torch.tensor(order, device=anatomy.device).argsort()
-    return _collect(anatomy, [torch.cat(rows)[back] for rows in catcher.rows])
+        for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy.device):
+            catcher.batch = batch
+            batch.forward(anatomy)
+            rows.append(batch.rows)
+            fired = {len(kept) for kept in catcher.rows}
+            assert fired == {len(rows)}, f"a hook did not fire once in each pass: {fired} in {len(rows)} passes"
+    back = torch.cat(rows).argsort()
+    return _collect(anatomy, [torch.cat(kept)[back] for kept in catcher.rows])
 
 
 def _sites(anatomy: Anatomy, layer: int) -> list[tuple[nn.Module, bool]]:
@@ -106,17 +106,6 @@ def _zero(columns: slice) -> Edit:
         return edited
 
     return zero
-
-
-def _forward(anatomy: Anatomy, sequences: Sequence[Sequence[int]], catcher: _Catcher) -> None:
-    length = max(map(len, sequences))
-    token_ids = torch.zeros(len(sequences), length, dtype=torch.long)
-    mask = torch.zeros_like(token_ids)
-    for row, sequence in enumerate(sequences):
-        token_ids[row, : len(sequence)] = torch.tensor(sequence)
-        mask[row, : len(sequence)] = 1
-    catcher.last_B = (mask.sum(dim=1) - 1).to(anatomy.device)
-    anatomy.decoder(input_ids=token_ids.to(anatomy.device), attention_mask=mask.to(anatomy.device), use_cache=False)
 
 
 def _collect(anatomy: Anatomy, caught: list[torch.Tensor]) -> EndActivations:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mathinterp.models.anatomy import Anatomy
+
 
 class Known(nn.Module):
     """Gives an output computed beforehand, whatever the input."""
@@ -27,34 +29,35 @@ class Known(nn.Module):
         return (output, None) if self.as_tuple else output
 
 
-class ReadsRows(nn.Module):
-    """A projection that reads only the rows it was given: R N X -> R M Y. Its output keeps those rows alone."""
+class AtRows(nn.Module):
+    """A projection computed at the rows it was given alone (R M, indices into N)."""
 
     def __init__(self, projection: nn.Module):
         super().__init__()
         self.projection = projection
-        self.loaded: torch.Tensor | None = None  # R M, indices into N
+        self.loaded: torch.Tensor | None = None
+
+    def at_rows(self, values_RNX: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loaded rows, once, and the projection of them: R M Y."""
+        rows, self.loaded = self.loaded, None
+        assert rows is not None
+        return rows, self.projection(gather_rows(values_RNX, rows))
+
+
+class ReadsRows(AtRows):
+    """R N X -> R M Y: the output keeps the rows alone."""
 
     def forward(self, values_RNX: torch.Tensor) -> torch.Tensor:
         """The projection of the loaded rows."""
-        rows, self.loaded = self.loaded, None
-        assert rows is not None
-        return self.projection(gather_rows(values_RNX, rows))
+        return self.at_rows(values_RNX)[1]
 
 
-class FillsRows(nn.Module):
-    """A projection computed at the rows it was given and zero at all others: R N X -> R N Y."""
-
-    def __init__(self, projection: nn.Module):
-        super().__init__()
-        self.projection = projection
-        self.loaded: torch.Tensor | None = None  # R M, indices into N
+class FillsRows(AtRows):
+    """R N X -> R N Y: the rows in their places, zero everywhere else."""
 
     def forward(self, values_RNX: torch.Tensor) -> torch.Tensor:
         """The projection of the loaded rows in their places."""
-        rows, self.loaded = self.loaded, None
-        assert rows is not None
-        found_RMY = self.projection(gather_rows(values_RNX, rows))
+        rows, found_RMY = self.at_rows(values_RNX)
         filled = found_RMY.new_zeros(*values_RNX.shape[:2], found_RMY.shape[-1])
         filled.flatten(0, 1).index_copy_(0, _flat(rows, values_RNX.shape[1]), found_RMY.flatten(0, 1))
         return filled
@@ -65,7 +68,7 @@ class Twin:
 
     Args:
         original: the module; it stays as it is.
-        children: name -> replacement. Those of the three kinds above want loading before each call.
+        children: name -> replacement. Those of the kinds above want loading before each call.
     """
 
     def __init__(self, original: nn.Module, children: Mapping[str, nn.Module]):
@@ -74,7 +77,7 @@ class Twin:
         for name, child in children.items():
             assert name in original._modules, f"{type(original).__name__} has no {name}"
             self.module._modules[name] = child
-        self._loaded = {n: child for n, child in children.items() if isinstance(child, Known | ReadsRows | FillsRows)}
+        self._loaded = {n: child for n, child in children.items() if isinstance(child, Known | AtRows)}
 
     def load(self, **values: torch.Tensor) -> nn.Module:
         """The module, ready for one call with these values in its replaced children."""
@@ -93,6 +96,18 @@ class Twin:
         for child in self._loaded.values():
             child.loaded = None
         assert not unused, f"{type(self.module).__name__} never called its {', '.join(unused)}"
+
+
+def known_twin(anatomy: Anatomy, layer: int, *also_known: str) -> Twin:
+    """The layer with the outputs of its attention and of the children ``also_known`` given.
+
+    The norm that only attention reads is left out.
+    """
+    family = anatomy.family
+    children: dict[str, nn.Module] = {family.attention: Known(as_tuple=True), **{name: Known() for name in also_known}}
+    if family.attention_norm != family.mlp_norm:
+        children[family.attention_norm] = nn.Identity()
+    return Twin(anatomy.layers[layer], children)
 
 
 def gather_rows(values_RNX: torch.Tensor, rows_RM: torch.Tensor) -> torch.Tensor:

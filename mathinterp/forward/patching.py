@@ -16,11 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import DynamicCache
 
 from mathinterp.forward.hooks import caught_input, caught_output, edited_input, edited_output
-from mathinterp.forward.layers import Call
+from mathinterp.forward.layers import Call, recorded
 from mathinterp.forward.pairs import Batch, Ends, Pairs, batches_of, chosen
 from mathinterp.forward.paths import MLP, Measures, PathEngine, Scorer
 from mathinterp.models.anatomy import Anatomy
@@ -162,23 +161,6 @@ class RowCache:
         self.reads += 1
         before = self.prefix[layer_idx]
         return torch.cat([before[0][self.pair_R], keys], 2), torch.cat([before[1][self.pair_R], values], 2)
-
-
-@contextmanager
-def recorded(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
-    """Collects the arguments of every call of the modules within the block, in order."""
-    calls: list[Call] = []
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
-        calls.append(Call(args if "hidden_states" in kwargs else args[1:], rest))
-
-    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class EverywherePatching:

@@ -27,8 +27,8 @@ from torch import nn
 from mathinterp.forward.engine import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.forward.layers import call_layer
 from mathinterp.forward.pairs import Ends, Pairs
-from mathinterp.forward.parts import Known, Twin
-from mathinterp.forward.scores import LOGITS_AT_ONCE, answer_logits
+from mathinterp.forward.parts import known_twin
+from mathinterp.forward.scores import LOGITS_AT_ONCE, answer_logits, score_logits
 from mathinterp.models.anatomy import Anatomy
 
 FREEZES = ("heads", "all", "none")
@@ -79,8 +79,8 @@ class Measures:
 
 def measure_logits(logits_RV: torch.Tensor, gold_R: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Logit, log-probability and centred logit of each row's gold token, and the likeliest token: R each."""
-    logit = logits_RV.gather(1, gold_R[:, None])[:, 0]
-    return logit, logit - logits_RV.logsumexp(dim=1), logit - logits_RV.mean(dim=1), logits_RV.argmax(dim=1)
+    logprob, logit, predicted = score_logits(logits_RV, gold_R)
+    return logit, logprob, logit - logits_RV.mean(dim=1), predicted
 
 
 class Scorer:
@@ -304,15 +304,3 @@ def _even(total: int, most: int) -> int:
     """The size of the fewest equal parts of at most ``most``."""
     parts = -(-total // most)
     return -(-total // parts)
-
-
-def known_twin(anatomy: Anatomy, layer: int, *also_known: str) -> Twin:
-    """The layer with the outputs of its attention and of the children ``also_known`` given.
-
-    The norm that only attention reads is left out.
-    """
-    family = anatomy.family
-    children: dict[str, nn.Module] = {family.attention: Known(as_tuple=True), **{name: Known() for name in also_known}}
-    if family.attention_norm != family.mlp_norm:
-        children[family.attention_norm] = nn.Identity()
-    return Twin(anatomy.layers[layer], children)

@@ -49,18 +49,22 @@ class PlainEngine:
     def run_edits(self, layer: int, edits: Sequence[Edit], replacement: Replacement) -> Scores:
         """Scores under each edit of ``layer`` by itself: E x A; see ``PackedEngine.run_edits``."""
         board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
-        flat = None
-        if replacement.prompt_n is not None and replacement.token_n is not None:
-            flat = replacement.prompt_n * self.length + replacement.token_n
-        placed = PlacedReplacement.place(replacement, len(self.prompts), self.length, flat)
+        placed = self.place(replacement)
         for row, edit in enumerate(edits):
             for batch in self.batches:
                 with self._hooked(layer, edit, placed, batch):
                     hidden = self._forward(batch)
                 self._score_batch(board, row, batch, hidden)
         result = board.scores(self.answers.gold_A)
-        check_finite(result, edits, self.answers, self.prompts)
+        check_finite(result, [edit.label for edit in edits], self.answers, self.prompts)
         return result
+
+    def place(self, replacement: Replacement) -> PlacedReplacement:
+        """``replacement`` laid out over prompts x tokens."""
+        flat = None
+        if replacement.prompt_n is not None and replacement.token_n is not None:
+            flat = replacement.prompt_n * self.length + replacement.token_n
+        return PlacedReplacement.place(replacement, len(self.prompts), self.length, flat)
 
     def _hooked(
         self, layer: int, edit: Edit, placed: PlacedReplacement, batch: np.ndarray

@@ -19,7 +19,7 @@ from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output
 from mathinterp.forward.layers import Call, RecordedCalls, call_attention, call_layer, joined, record
 from mathinterp.forward.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
-from mathinterp.forward.parts import FillsRows, Known, ReadsRows, Twin, gather_rows
+from mathinterp.forward.parts import FillsRows, ReadsRows, Twin, gather_rows, known_twin
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
 from mathinterp.models.anatomy import Anatomy
@@ -75,7 +75,7 @@ class PackedEngine:
             self._call_layer = torch.compile(call_layer, dynamic=False)
             self._call_attention = torch.compile(call_attention, dynamic=False)
             self._score_logits = torch.compile(score_logits, dynamic=True)  # groups differ in their answers
-        self._after_attention = [_after_attention(anatomy, layer, ()) for layer in range(anatomy.shape.n_layers)]
+        self._after_attention = [known_twin(anatomy, layer) for layer in range(anatomy.shape.n_layers)]
         self._attention_at_answers = _attention_at_rows(anatomy, anatomy.shape.n_layers - 1)
         self._baseline: Scores | None = None
         self._run_clean_pass()
@@ -152,7 +152,7 @@ class PackedEngine:
         family, twin = self.anatomy.family, self._after_attention[layer]
         known = {family.attention: attention}
         if mlp is not None:
-            twin = _after_attention(self.anatomy, layer, (family.mlp,))
+            twin = known_twin(self.anatomy, layer, family.mlp)
             known[family.mlp] = mlp
         run = call_layer if layer == self.anatomy.shape.n_layers - 1 else self._call_layer
         output = run(twin.load(**known), hidden, call.args, dict(call.kwargs))
@@ -207,18 +207,22 @@ class PackedEngine:
         """
         result = self._run(layer, edits, replacement, self.groups)
         try:
-            check_finite(result, edits, self.answers, self.prompts)
+            check_finite(result, [edit.label for edit in edits], self.answers, self.prompts)
         except FloatingPointError:  # NaN spreads over a pack: full passes name the prompt it came from
             PlainEngine(self.anatomy, self.prompts).run_edits(layer, edits, replacement)
             raise
         return result
 
-    def _run(self, layer: int, edits: Sequence[Edit], replacement: Replacement, groups: Sequence[Group]) -> Scores:
-        board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
+    def place(self, replacement: Replacement) -> PlacedReplacement:
+        """``replacement`` laid out over packs x nodes."""
         nodes = None
         if replacement.prompt_n is not None and replacement.token_n is not None:
             nodes = self._nodes(replacement.prompt_n, replacement.token_n)
-        values = PlacedReplacement.place(replacement, self.forest.n_packs, self.forest.pack_size, nodes)
+        return PlacedReplacement.place(replacement, self.forest.n_packs, self.forest.pack_size, nodes)
+
+    def _run(self, layer: int, edits: Sequence[Edit], replacement: Replacement, groups: Sequence[Group]) -> Scores:
+        board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
+        values = self.place(replacement)
         for group, calls in zip(groups, self.calls, strict=False):
             self._run_group(board, layer, edits, values, group, calls)
         return board.scores(self.answers.gold_A)
@@ -351,18 +355,6 @@ class PackedEngine:
             "flipped_predictions": flips,
             "answers": len(answers),
         }
-
-
-def _after_attention(anatomy: Anatomy, layer: int, also_known: Sequence[str]) -> Twin:
-    """The layer with its attention output known, and that of the children ``also_known``.
-
-    The norm that only attention reads is left out.
-    """
-    family = anatomy.family
-    children: dict[str, nn.Module] = {family.attention: Known(as_tuple=True), **{name: Known() for name in also_known}}
-    if family.attention_norm != family.mlp_norm:
-        children[family.attention_norm] = nn.Identity()
-    return Twin(anatomy.layers[layer], children)
 
 
 def _attention_at_rows(anatomy: Anatomy, layer: int) -> Twin:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from mathinterp.forward.edits import Edit
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -155,12 +154,12 @@ def score(
     return tuple(torch.cat(column).reshape(edits, answers) for column in zip(*parts, strict=True))
 
 
-def check_finite(scores: Scores, edits: Sequence[Edit], answers: Answers, prompts: Sequence[TokenizedPrompt]) -> None:
-    """Raise FloatingPointError naming layer, head and prompt where a score is NaN or infinite."""
+def check_finite(scores: Scores, labels: Sequence[str], answers: Answers, prompts: Sequence[TokenizedPrompt]) -> None:
+    """Raise FloatingPointError naming the edit by its label, and the prompt, where a score is NaN or infinite."""
     bad = np.argwhere(~np.isfinite(scores.logprob_EA))
     if len(bad):
         edit, answer = bad[0]
         prompt = prompts[answers.prompt_A[answer]].prompt.prompt_id
         raise FloatingPointError(
-            f"{edits[edit].label} edited: log-probability of prompt {prompt} is {scores.logprob_EA[edit, answer]}"
+            f"{labels[edit]} edited: log-probability of prompt {prompt} is {scores.logprob_EA[edit, answer]}"
         )

@@ -70,8 +70,10 @@ def _grid(effects: pd.DataFrame) -> np.ndarray:
 def knockout_curves(store: Store, run_id: str) -> Figure:
     """Accuracy (%) against k heads out: effect-rank with its interval, random ranks as the range over seeds."""
     curve = store.dataframe(
-        f"SELECT ranking, seed, k, operation, 100 * accuracy AS accuracy, 100 * low AS low, 100 * high AS high"
-        f" FROM knockout_curve WHERE run_id = '{run_id}' ORDER BY k"
+        f"SELECT ranking, k, operation, 100 * accuracy AS accuracy, 100 * low AS low, 100 * high AS high"
+        f" FROM knockout_curve WHERE run_id = '{run_id}' AND ranking = 'effect' UNION ALL"
+        f" SELECT ranking, k, operation, 100 * accuracy, 100 * lowest, 100 * highest"
+        f" FROM knockout_bands WHERE run_id = '{run_id}' AND ranking <> 'effect' ORDER BY k"
     )
     if curve.empty:
         raise UserError(f"run {run_id} has no knock-out curve; make one with 'mathinterp knockout'")
@@ -88,14 +90,10 @@ def knockout_curves(store: Store, run_id: str) -> Figure:
 
 
 def _draw_ranking(axis: Axes, ranking: str, rows: pd.DataFrame) -> None:
-    by_k = rows.groupby("k")
-    means = by_k["accuracy"].mean()
-    if ranking == "effect":
-        low, high = by_k["low"].min(), by_k["high"].max()
-    else:  # several seeds: their range
-        low, high = by_k["accuracy"].min(), by_k["accuracy"].max()
-    line = axis.plot(means.index, means, marker="o", markersize=3, label=f"{ranking.replace('_', ', ')}-rank")[0]
-    axis.fill_between(means.index, low, high, alpha=0.2, color=line.get_color())
+    line = axis.plot(rows["k"], rows["accuracy"], marker="o", markersize=3, label=f"{ranking.replace('_', ', ')}-rank")[
+        0
+    ]
+    axis.fill_between(rows["k"], rows["low"], rows["high"], alpha=0.2, color=line.get_color())
 
 
 def attention_bars(store: Store, run_id: str, heads: int = 8) -> Figure:
@@ -121,7 +119,7 @@ def attention_bars(store: Store, run_id: str, heads: int = 8) -> Figure:
         for kind in TOKEN_TYPES:
             axis.bar(table.index, table[kind], bottom=bottom, label=kind)
             bottom += table[kind].to_numpy()
-        axis.set(title=operation, ylabel="attention from END")
+        axis.set(title=operation, ylabel="attention from END", ylim=(0, 1.02))
         axis.tick_params(axis="x", labelrotation=90)
     axes[0].legend(fontsize=7)
     return figure

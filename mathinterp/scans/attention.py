@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from mathinterp.errors import UserError
 from mathinterp.forward.attention_rows import eager_deviation, end_attention
 from mathinterp.forward.pairs import Batch, batches_of
 from mathinterp.models.anatomy import ModelShape
@@ -19,7 +18,8 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, operand_spans, typed_tokens
 from mathinterp.scans import tables
 from mathinterp.scans.base import Scan, Shard, Subject
-from mathinterp.scans.heads import cut_heads
+from mathinterp.scans.controls import Head
+from mathinterp.scans.heads import check_choice, choice_parameters, chosen_heads, cut_heads
 
 BOS = TOKEN_TYPES.index("bos")
 PADDING = -1  # in place of a type
@@ -48,26 +48,15 @@ class AttentionScan(Scan):
     schemas: ClassVar[dict[str, pa.Schema]] = {"attention_scan": tables.ATTENTION_SCAN}
 
     def __post_init__(self) -> None:
-        if self.heads is not None and self.layers is not None:
-            raise UserError("--heads and --layers name heads in two ways; give one of them")
-        if self.heads == () or self.layers == ():
-            raise UserError("no heads to look at; name at least one, or leave --heads and --layers out for all")
+        check_choice(self.heads, self.layers)
 
-    def chosen(self, shape: ModelShape) -> list[tuple[int, int]]:
+    def chosen(self, shape: ModelShape) -> list[Head]:
         """The query heads, layer by layer; raises UserError for one that does not exist."""
-        if self.heads is not None:
-            heads = sorted(set(self.heads))
-        else:
-            layers = range(shape.n_layers) if self.layers is None else sorted(set(self.layers))
-            heads = [(layer, head) for layer in layers for head in range(shape.n_heads)]
-        for layer, head in heads:
-            shape.check_head(layer, head)
-        return heads
+        return chosen_heads(shape, self.heads, self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
-        heads = None if self.heads is None else [f"{layer}.{head}" for layer, head in sorted(set(self.heads))]
-        return {"heads": heads, "layers": None if self.layers is None else sorted(set(self.layers))}
+        return choice_parameters(self.heads, self.layers)
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Files of 16 heads and more; raises UserError for a prompt in whose text an operand is not to be found."""

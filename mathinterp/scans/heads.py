@@ -19,6 +19,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
 from mathinterp.scans.ablation import AblationScan, AblationState, baseline_rows, prepare, replacement, score_rows
 from mathinterp.scans.base import Shard, Subject
+from mathinterp.scans.controls import Head
 
 FEWEST_HEADS, MOST_HEADS = 16, 32  # in a file, and in a batch: never a thousand small files
 
@@ -35,27 +36,15 @@ class HeadScan(AblationScan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heads is not None and self.layers is not None:
-            raise UserError("--heads and --layers name heads in two ways; give one of them")
-        if self.heads == () or self.layers == ():
-            raise UserError("no heads to ablate; name at least one, or leave --heads and --layers out for all")
+        check_choice(self.heads, self.layers)
 
-    def chosen(self, shape: ModelShape) -> list[tuple[int, int]]:
+    def chosen(self, shape: ModelShape) -> list[Head]:
         """The heads to ablate, layer by layer; raises UserError for one that does not exist."""
-        if self.heads is not None:
-            heads = sorted(set(self.heads))
-        else:
-            layers = range(shape.n_layers) if self.layers is None else sorted(set(self.layers))
-            heads = [(layer, head) for layer in layers for head in range(shape.n_heads)]
-        for layer, head in heads:
-            shape.check_head(layer, head)
-        return heads
+        return chosen_heads(shape, self.heads, self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
-        heads = None if self.heads is None else [f"{layer}.{head}" for layer, head in sorted(set(self.heads))]
-        layers = None if self.layers is None else sorted(set(self.layers))
-        return {**super().parameters(), "heads": heads, "layers": layers}
+        return {**super().parameters(), **choice_parameters(self.heads, self.layers)}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """The baseline, then files of 16 heads and more; layer l costs L - l."""
@@ -93,6 +82,32 @@ class HeadScan(AblationScan):
     def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""
         return state.notes
+
+
+def check_choice(heads: Sequence[Head] | None, layers: Sequence[int] | None) -> None:
+    """Raise UserError unless at most one of them is given, and it names something."""
+    if heads is not None and layers is not None:
+        raise UserError("--heads and --layers name heads in two ways; give one of them")
+    if (heads is not None and not heads) or (layers is not None and not layers):
+        raise UserError("no heads are chosen; name at least one, or leave --heads and --layers out for all")
+
+
+def chosen_heads(shape: ModelShape, heads: Sequence[Head] | None, layers: Sequence[int] | None) -> list[Head]:
+    """``heads``, or all heads of ``layers``, or of the model, layer by layer; UserError for one that does not exist."""
+    if heads is None:
+        within = range(shape.n_layers) if layers is None else sorted(set(layers))
+        heads = [(layer, head) for layer in within for head in range(shape.n_heads)]
+    for layer, head in heads:
+        shape.check_head(layer, head)
+    return sorted(set(heads))
+
+
+def choice_parameters(heads: Sequence[Head] | None, layers: Sequence[int] | None) -> dict[str, Any]:
+    """The choice as run parameters."""
+    return {
+        "heads": None if heads is None else [f"{layer}.{head}" for layer, head in sorted(set(heads))],
+        "layers": None if layers is None else sorted(set(layers)),
+    }
 
 
 def most_at_once(n_heads: int) -> int:

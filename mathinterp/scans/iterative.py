@@ -23,8 +23,8 @@ from mathinterp.scans import tables
 from mathinterp.scans.ablation import AblationScan, AblationState, prepare
 from mathinterp.scans.base import Shard, Subject
 from mathinterp.scans.controls import Head
-from mathinterp.scans.heads import most_at_once
-from mathinterp.scans.knockout import KnockoutState, every_head, replacements_of
+from mathinterp.scans.heads import chosen_heads, most_at_once
+from mathinterp.scans.knockout import KnockoutState, replacements_of
 
 RANK_BY = ("accuracy", "logprob")
 
@@ -66,7 +66,7 @@ class IterativeScan(AblationScan):
         """The heads that can be masked; raises UserError for a layer that does not exist."""
         for layer in self.layers or ():
             shape.check_layer(layer)
-        return [head for head in every_head(shape) if self.layers is None or head[0] in self.layers]
+        return chosen_heads(shape, None, self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""

@@ -21,6 +21,7 @@ from mathinterp.scans import tables
 from mathinterp.scans.ablation import AblationScan, AblationState, prepare, replacement, score_rows
 from mathinterp.scans.base import Shard, Subject
 from mathinterp.scans.controls import Head, layer_matched_heads, random_heads
+from mathinterp.scans.heads import chosen_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -132,7 +133,7 @@ class KnockoutScan(AblationScan):
     def heads_of(self, shape: ModelShape, ranking: str, seed: int, k: int) -> list[Head]:
         """The heads that are out at one point of a curve."""
         key = list(self.ranking[:k])
-        return key if ranking == "effect" else CONTROLS[ranking](every_head(shape), key, seed)
+        return key if ranking == "effect" else CONTROLS[ranking](chosen_heads(shape, None, None), key, seed)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (point of the curve, prompt)."""
@@ -202,11 +203,6 @@ def replacements_of(scan: AblationScan, state: "KnockoutState", layers: set[int]
     for layer in layers - state.replacements.keys():
         state.replacements[layer] = replacement(scan, state.ablation, "head", layer)
     return {layer: state.replacements[layer] for layer in sorted(layers)}
-
-
-def every_head(shape: ModelShape) -> list[Head]:
-    """All heads of a model, layer by layer."""
-    return [(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
 
 
 def _count(shape: ModelShape) -> int:

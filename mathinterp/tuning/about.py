@@ -37,6 +37,7 @@ def row_line(row: Row, steps: int) -> str:
 
 
 def evaluation_line(found: Evaluation) -> str:
+    """An evaluation for people: loss in nats a token, then shares of answer tokens and of whole answers."""
     return (
         f"loss {found.loss:.4f}, {100 * found.token_accuracy:.1f} % of {found.answer_tokens:,} answer tokens, "
         f"{100 * found.exact_match:.1f} % of {found.samples:,} answers right"

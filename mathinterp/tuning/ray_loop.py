@@ -6,6 +6,7 @@ command is given again, training goes on from the last checkpoint in the storage
 
 import hashlib
 import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,12 @@ from mathinterp.errors import UserError
 from mathinterp.tuning.accuracy import as_records
 from mathinterp.tuning.batches import FreshBatches
 from mathinterp.tuning.cards import Record
+from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES, latest_state
+from mathinterp.tuning.checkpoints import report as report_checkpoint
 from mathinterp.tuning.jobs import TrainingJob
 from mathinterp.tuning.train import Progress, State, TrainingConfig, train
 
-STATE_FILE = "state.pt"
-EXPORT_FOLDER = "model"
 MOST_LOADER_PROCESSES = 12
-MOST_FAILURES = 3
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes: nothing travels through it, and the loader processes need /dev/shm too
 
 
@@ -89,19 +89,13 @@ def fit(
     assert result.checkpoint is not None
     assert result.metrics is not None
     with result.checkpoint.as_directory() as folder:
-        _copy_folder(Path(folder) / EXPORT_FOLDER, out)
+        shutil.copytree(Path(folder) / EXPORT_FOLDER, out, dirs_exist_ok=True)  # beside what is there
     return result.metrics["accuracy"]
 
 
 def _digest(*parts: object) -> str:
     """Names the run, so that the same command resumes it and another one does not."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
-
-
-def _copy_folder(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
 
 
 def worker_loop(settings: dict[str, Any]) -> None:
@@ -114,13 +108,13 @@ def worker_loop(settings: dict[str, Any]) -> None:
     assert isinstance(device, torch.device)
     model, tokenizer = job.build(device, config.seed)
     batches = FreshBatches(tokenizer, job.mixture, settings["batch_size"], seed=config.seed, rank=rank)
-    state = _latest_state()
+    state = latest_state()
 
     def report(metrics: dict[str, Any], new_state: State | None) -> None:
         nonlocal state
         state = new_state
         with tempfile.TemporaryDirectory() as folder:
-            _report(metrics, state, Path(folder))
+            report_checkpoint(metrics, state, Path(folder))
 
     progress = train(
         model, batches, config, device=device, reporter=report, resume=state, rank=rank, world_size=world_size
@@ -130,24 +124,7 @@ def worker_loop(settings: dict[str, Any]) -> None:
         if rank == 0:
             record = _record(config, progress, settings["batch_size"] * world_size, device)
             metrics["accuracy"] = as_records(job.export(model, tokenizer, record, Path(folder) / EXPORT_FOLDER))
-        _report(metrics, state if rank == 0 else None, Path(folder))
-
-
-def _latest_state() -> State | None:
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is None:
-        return None
-    with checkpoint.as_directory() as folder:
-        return torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)
-
-
-def _report(metrics: dict[str, Any], state: State | None, folder: Path) -> None:
-    """Every worker reports; only rank 0 has a state and therefore a checkpoint."""
-    checkpoint = None
-    if state is not None:
-        torch.save(state, folder / STATE_FILE)
-        checkpoint = ray.train.Checkpoint.from_directory(folder)
-    ray.train.report(metrics, checkpoint=checkpoint)
+        report_checkpoint(metrics, state if rank == 0 else None, Path(folder))
 
 
 def _record(config: TrainingConfig, progress: Progress, batch_size: int, device: torch.device) -> Record:

@@ -35,15 +35,14 @@ from mathinterp.store.manifest import run_id
 from mathinterp.tuning.about import card, evaluation_line, row_line
 from mathinterp.tuning.answers import Evaluation, evaluate
 from mathinterp.tuning.batches import padding_id
+from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES, latest_state
+from mathinterp.tuning.checkpoints import report as report_checkpoint
 from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.lines import new_lines, printing
 from mathinterp.tuning.sft import Row, SftConfig, State, train
 
 TABLE = "tuning_runs"
-STATE_FILE = "state.pt"
-EXPORT_FOLDER = "model"
 ABOUT_FILE = "tuning.json"
-MOST_FAILURES = 3
 
 
 class TuningJob(Protocol):
@@ -232,7 +231,7 @@ def worker_loop(settings: dict[str, Any]) -> None:
         raise UserError(f"model '{tuning.model.name}' is another one on {ray.util.get_node_ip_address()}")
     model = tuning.job.build(loaded)
     pad_id = padding_id(loaded.tokenizer)
-    state = _latest_state()
+    state = latest_state()
     store = Store(tuning.store_url)
 
     def say(line: str) -> None:
@@ -255,7 +254,7 @@ def worker_loop(settings: dict[str, Any]) -> None:
             store.write_shard(tuning.run_id, TABLE, (step - 1) // config.checkpoint_every, table, tuning.metadata)
         if step < config.steps:  # the last checkpoint comes with the export
             with tempfile.TemporaryDirectory() as folder:
-                _report({"step": step}, state, Path(folder))
+                report_checkpoint({"step": step}, state, Path(folder))
 
     before = look("before")
     if state is not None:
@@ -273,7 +272,7 @@ def worker_loop(settings: dict[str, Any]) -> None:
             about = about_run(tuning, model, before, after, progress.seconds, device)
             (target / ABOUT_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             (target / "README.md").write_text(card(about), encoding="utf-8")
-        _report({"step": progress.step}, state if rank == 0 else None, Path(folder))
+        report_checkpoint({"step": progress.step}, state if rank == 0 else None, Path(folder))
 
 
 def about_run(
@@ -299,25 +298,8 @@ def about_run(
     }
 
 
-def _latest_state() -> State | None:
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is None:
-        return None
-    with checkpoint.as_directory() as folder:
-        return torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)
-
-
-def _report(metrics: dict[str, Any], state: State | None, folder: Path) -> None:
-    """Every worker reports; only worker 0 has a state and therefore a checkpoint."""
-    checkpoint = None
-    if state is not None:
-        torch.save(state, folder / STATE_FILE)
-        checkpoint = ray.train.Checkpoint.from_directory(folder)
-    ray.train.report(metrics, checkpoint=checkpoint)
-
-
 def _copy_folder(source: Path, target: Path) -> None:
-    """As a whole or not at all."""
+    """As a whole or not at all; what ``target`` held is gone."""
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)
