@@ -317,7 +317,7 @@ def test_heads_that_do_not_exist_or_are_named_twice_over() -> None:
     with pytest.raises(UserError, match="--heads and --layers"):
         HeadScan(heads=((1, 1),), layers=(0,))
     for empty in (lambda: HeadScan(heads=()), lambda: HeadScan(layers=()), lambda: MlpScan(layers=())):
-        with pytest.raises(UserError, match="(heads|layers) are chosen|to ablate"):
+        with pytest.raises(UserError, match=r"(heads|layers) are chosen|to ablate"):
             empty()
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from mathinterp.forward.hooks import Edit, edited_input, edited_output
 from mathinterp.forward.lens import Lens, NormParts, norm_parts
 from mathinterp.forward.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases, neuron_increases
+from mathinterp.forward.neuron_ablation import NeuronMask, zeroed_neurons
 from mathinterp.forward.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
 
@@ -58,28 +59,33 @@ class _Catcher:
 
 @torch.inference_mode()
 def end_activations(
-    anatomy: Anatomy, sequences: Sequence[Sequence[int]], zeroed_heads: Sequence[Head] = ()
+    anatomy: Anatomy,
+    sequences: Sequence[Sequence[int]],
+    zeroed_heads: Sequence[Head] = (),
+    zeroed_mask: NeuronMask | None = None,
 ) -> EndActivations:
-    """Run the model on ``sequences``, whose last token is END, with ``zeroed_heads`` zeroed at every position.
+    """Run the model on ``sequences``, whose last token is END, with heads and neurons zeroed at every position.
 
-    Plain padded forward passes with hooks; each must fire once in each pass.
+    ``zeroed_mask`` is alike for all sequences, or has a row for each. A zeroed neuron's coefficient is caught as the
+    0 that it becomes. Plain padded forward passes with hooks; each must fire once in each pass.
     """
     layers = range(anatomy.shape.n_layers)
     sites = [site for layer in layers for site in _sites(anatomy, layer)] + [(anatomy.final_norm, True)]
     catcher = _Catcher(len(sites))
     rows: list[torch.Tensor] = []
-    with ExitStack() as hooked:
-        for layer, head in zeroed_heads:
-            hooked.enter_context(edited_input(anatomy.output_projection(layer), _zero(anatomy.head_slice(head))))
-        for number, (module, of_input) in enumerate(sites):
-            edited = edited_input if of_input else edited_output
-            hooked.enter_context(edited(module, catcher.keeper(number)))
-        for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy.device):
+    for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy.device):
+        with ExitStack() as hooked:  # what is zeroed first, so that it is caught zeroed
+            for layer, head in zeroed_heads:
+                hooked.enter_context(edited_input(anatomy.output_projection(layer), _zero(anatomy.head_slice(head))))
+            hooked.enter_context(zeroed_neurons(anatomy, zeroed_mask or {}, batch.rows.cpu()))
+            for number, (module, of_input) in enumerate(sites):
+                edited = edited_input if of_input else edited_output
+                hooked.enter_context(edited(module, catcher.keeper(number)))
             catcher.batch = batch
             batch.forward(anatomy)
             rows.append(batch.rows)
-            fired = {len(kept) for kept in catcher.rows}
-            assert fired == {len(rows)}, f"a hook did not fire once in each pass: {fired} in {len(rows)} passes"
+        fired = {len(kept) for kept in catcher.rows}
+        assert fired == {len(rows)}, f"a hook did not fire once in each pass: {fired} in {len(rows)} passes"
     back = torch.cat(rows).argsort()
     return _collect(anatomy, [torch.cat(kept)[back] for kept in catcher.rows])
 
