@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import TOKEN_TYPES, operand_spans, typed_tokens
 from mathinterp.report.attention import summarize_attention
 from mathinterp.report.figures import draw
+from mathinterp.scans.answered import answered_rightly
 from mathinterp.scans.attention import AttentionScan
 from mathinterp.scans.base import Shard, Subject
 from mathinterp.store import Store
@@ -267,7 +269,7 @@ def scan_rows(scan: AttentionScan, anatomy: Anatomy, max_tokens: int = 70) -> tu
 def test_scan_rows_by_hand(family: str) -> None:
     anatomy = Anatomy(tiny_model(family))
     model, prompts = anatomy.model, tiny_prompts()
-    rows, notes = scan_rows(AttentionScan(), anatomy)
+    rows, notes = scan_rows(AttentionScan(keep_all=True), anatomy)
     assert len(rows) == 3 * 4 * len(prompts) * len(TOKEN_TYPES)
     found = {(r["layer"], r["head"], r["prompt_id"], r["token_type"]): r for r in rows}
     assert len(found) == len(rows)
@@ -292,8 +294,42 @@ def test_scan_rows_by_hand(family: str) -> None:
                         assert stored["mean"] is None
 
 
+def test_answered_rightly_is_the_argmax_of_one_prompt_at_a_time(anatomy: Anatomy) -> None:
+    prompts = told_answers(anatomy)
+    assert answered_rightly(anatomy, prompts, max_tokens=40).tolist() == [i % 3 > 0 for i in range(len(prompts))]
+
+
+def told_answers(anatomy: Anatomy) -> list[TokenizedPrompt]:
+    """The prompts with the model's own prediction as their answer, but for every third, which gets another token."""
+    told = []
+    for i, item in enumerate(tiny_prompts()):
+        predicted = int(anatomy.model(torch.tensor([item.input_ids[: item.end + 1]])).logits[0, -1].argmax())
+        token = replace(item.scored[0], token_id=predicted if i % 3 else (predicted + 1) % 160)
+        told.append(replace(item, scored=(token, *item.scored[1:])))
+    return told
+
+
+def test_prompts_answered_wrongly_are_left_out(llama: Anatomy) -> None:
+    prompts = told_answers(llama)
+    rows = {}
+    for keep_all in (False, True):
+        scan = AttentionScan(layers=(1,), keep_all=keep_all)
+        state = scan.prepare(Subject(llama, prompts, 70, tiny_tokenizer()))
+        table = scan.run(state, scan.shards(llama.shape, prompts)[0])
+        rows[keep_all] = {(r["head"], r["prompt_id"], r["token_type"]): r for r in table.to_pylist()}
+        counts = [scan.notes(state)[name] for name in ("prompts", "answered_rightly", "prompts_kept")]
+        assert counts == [12, 8, 12 if keep_all else 8]
+    right = {item.prompt.prompt_id for i, item in enumerate(prompts) if i % 3}
+    assert {name for _, name, _ in rows[False]} == right
+    for key, row in rows[False].items():
+        assert row["mass"] == pytest.approx(rows[True][key]["mass"], abs=1e-6)
+        assert row["argmax"] == rows[True][key]["argmax"]
+    with pytest.raises(UserError, match="answers none of the 4 prompts right"):
+        AttentionScan().prepare(Subject(llama, prompts[::3], 70, tiny_tokenizer()))
+
+
 def test_masses_sum_to_one_and_bos_is_never_the_argmax(anatomy: Anatomy) -> None:
-    rows, _ = scan_rows(AttentionScan(layers=(1,)), anatomy)
+    rows, _ = scan_rows(AttentionScan(layers=(1,), keep_all=True), anatomy)
     sums: dict[tuple, float] = {}
     tops: dict[tuple, list[str]] = {}
     for row in rows:
@@ -309,13 +345,13 @@ def test_chosen_heads_have_the_rows_of_the_whole_scan(llama: Anatomy) -> None:
     def masses(rows: list[dict]) -> dict[tuple, float]:
         return {(r["layer"], r["head"], r["prompt_id"], r["token_type"]): r["mass"] for r in rows}
 
-    everything, _ = scan_rows(AttentionScan(), llama)
-    scan = AttentionScan(heads=((2, 3), (0, 1), (2, 3)))
+    everything, _ = scan_rows(AttentionScan(keep_all=True), llama)
+    scan = AttentionScan(heads=((2, 3), (0, 1), (2, 3)), keep_all=True)
     some, _ = scan_rows(scan, llama, max_tokens=13)
     expected = [row for row in everything if (row["layer"], row["head"]) in ((0, 1), (2, 3))]
     assert masses(some) == pytest.approx(masses(expected), rel=1e-6)
     assert len(some) == 2 * len(tiny_prompts()) * len(TOKEN_TYPES)
-    assert scan.parameters() == {"heads": ["0.1", "2.3"], "layers": None}
+    assert scan.parameters() == {"heads": ["0.1", "2.3"], "layers": None, "keep_all": True}
 
 
 @pytest.mark.parametrize(
@@ -333,10 +369,10 @@ def test_mistakes_are_named(fields, message, llama: Anatomy) -> None:
 
 
 def test_wide_layers_are_cut_and_an_operand_that_is_missing_is_found_before_any_model(llama: Anatomy) -> None:
-    assert [len(s.work["heads"]) for s in AttentionScan().shards(llama.shape, tiny_prompts())] == [12]
+    assert [len(s.work["heads"]) for s in AttentionScan(keep_all=True).shards(llama.shape, tiny_prompts())] == [12]
     odd = TokenizedPrompt(Prompt("odd", "3 + 5 =", "8", operand_a="4"), (1, 2), ())
     with pytest.raises(UserError, match="'odd': operand_a '4'"):
-        AttentionScan().shards(llama.shape, [odd])
+        AttentionScan(keep_all=True).shards(llama.shape, [odd])
     assert AttentionScan().evaluations(Shard("attention_scan", 0, {"heads": [[0, 0]] * 9}), tiny_prompts()) == 12
 
 
@@ -394,10 +430,11 @@ def test_views_by_hand(tmp_path: Path) -> None:
 
 def test_command_prints_heads_by_type_and_resumes(tmp_path: Path) -> None:
     folder, store = save_tiny(tmp_path / "llama", "llama"), tmp_path / "store"
-    command = ["scan", "attention", "--model", folder, "--store", store, "--limit", "8", "--replicas", "1"]
+    command = ["scan", "attention", "--model", folder, "--store", store, "--limit", "8", "--keep-all", "--replicas", 1]
     first = CliRunner().invoke(main, [str(word) for word in command])
     assert first.exit_code == 0, first.output
     assert "Of 12 heads, by what they look at most often outside BOS" in first.stdout
+    assert "of 8 prompts rightly (first token); all are read." in first.stdout
     assert "paper_b_figure5" in first.stdout
     again = CliRunner().invoke(main, [str(word) for word in (*command, "--json")])
     found = json.loads(again.stdout)

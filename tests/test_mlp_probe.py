@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ def anatomy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("vectors", "fold_norm"), [("residual", False), ("residual", True), ("written", False)])
 def test_rows_by_hand(anatomy: Anatomy, vectors: str, fold_norm: bool) -> None:
-    rows = scan_rows(MlpProbe(vectors, fold_norm), anatomy)
+    rows = scan_rows(MlpProbe(vectors, fold_norm, keep_all=True), anatomy)
     assert len(rows) == LAYERS * len(tiny_prompts()) * len(TARGETS)
     for item in tiny_prompts():
         for (layer, target), expected in hand_rows(anatomy.model, item, vectors, fold_norm).items():
@@ -187,18 +188,33 @@ def test_a_family_that_adds_something_else_is_refused(monkeypatch: pytest.Monkey
 def test_half_precision_is_summed_in_float32() -> None:
     rounded = Anatomy(tiny_model("llama", dtype=torch.bfloat16))
     assert mlp_vectors(rounded, next(batches_of([(1, 20, 30)], rounded.device))).before_BLD.dtype == torch.float32
-    exact, half = (scan_rows(MlpProbe(), anatomy) for anatomy in (Anatomy(tiny_model("llama")), rounded))
+    exact, half = (scan_rows(MlpProbe(keep_all=True), anatomy) for anatomy in (Anatomy(tiny_model("llama")), rounded))
     differences = [np.abs(np.subtract(half[key], exact[key])).max() for key in exact]
     assert 0 < np.median(differences) < 0.01
 
 
 def test_some_layers_have_the_rows_of_the_whole_scan() -> None:
     anatomy = Anatomy(tiny_model("llama"))
-    everything = scan_rows(MlpProbe(), anatomy)
-    some = scan_rows(MlpProbe(layers=(2, 0, 2)), anatomy, max_tokens=13)
+    everything = scan_rows(MlpProbe(keep_all=True), anatomy)
+    some = scan_rows(MlpProbe(layers=(2, 0, 2), keep_all=True), anatomy, max_tokens=13)
     assert {layer for layer, _, _ in some} == {0, 2}
     for key, row in some.items():
         assert row == pytest.approx(everything[key], rel=1e-6)
+
+
+def test_prompts_answered_wrongly_are_left_out() -> None:
+    anatomy, prompts = Anatomy(tiny_model("llama")), tiny_prompts()[::2]
+    item = prompts[3]
+    predicted = int(anatomy.model(torch.tensor([item.input_ids[: item.end + 1]])).logits[0, -1].argmax())
+    told = replace(item, scored=(replace(item.scored[0], token_id=predicted), *item.scored[1:]))
+    given = [*prompts[:3], told, *prompts[4:]]
+    state = MlpProbe().prepare(Subject(anatomy, given, 70, tiny_tokenizer()))
+    everything = MlpProbe(keep_all=True).prepare(Subject(anatomy, given, 70, tiny_tokenizer()))
+    assert state.names.to_pylist() == [told.prompt.prompt_id]
+    assert MlpProbe().notes(state) == {"prompts": len(given), "answered_rightly": 1, "prompts_kept": 1}
+    np.testing.assert_allclose(state.cosine_PLCM, everything.cosine_PLCM[3:4], **STORED)
+    with pytest.raises(UserError, match="--keep-all"):
+        MlpProbe().prepare(Subject(anatomy, prompts[:3], 70, tiny_tokenizer()))
 
 
 # ---- targets ----
@@ -290,7 +306,7 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
 
 def test_command_prints_the_curve(tmp_path: Path) -> None:
     folder, store = save_tiny(tmp_path / "llama", "llama"), tmp_path / "store"
-    command = ["scan", "probe", "--model", folder, "--store", store, "--limit", "8", "--replicas", "1"]
+    command = ["scan", "probe", "--model", folder, "--store", store, "--limit", "8", "--keep-all", "--replicas", "1"]
     shown = CliRunner().invoke(main, [str(word) for word in command])
     assert shown.exit_code == 0, shown.output
     assert "Mean cosine with operand A, operand B and answer C" in shown.stdout

@@ -1,25 +1,32 @@
 """The plan: parameters, FLOPs and rows against real models, bytes and times against what was measured."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
-from mathinterp.cluster.plan import (
-    PACK_SIZE,
-    layer_flops,
-    measure_cpu,
-    parameters,
-    plan_scan,
-    replayed_layers,
-    row_bytes,
-)
+from mathinterp.cli.main import main
+from mathinterp.cli.plan import PLANNED
+from mathinterp.cluster.plan import CpuSpeed, measure_cpu, plan_scan, row_bytes
+from mathinterp.cluster.scan_costs import PACK_SIZE, layer_flops, parameters, replayed_layers
+from mathinterp.forward.tree import count_nodes
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.scans.base import Shard, Subject
+from mathinterp.prompts.pairs import with_counterfactuals
+from mathinterp.scans.attention import AttentionScan
+from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.scans.heads import HeadScan
+from mathinterp.scans.iterative import IterativeScan
+from mathinterp.scans.knockout import KnockoutScan
+from mathinterp.scans.mlp_probe import MlpProbe
 from mathinterp.scans.mlps import MlpScan
+from mathinterp.scans.neurons import NeuronScan
+from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
 from tests.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan
@@ -36,8 +43,9 @@ def seven_billion():
 def small():
     """A tiny Llama and a few prompts."""
     model = tiny_model("llama", dtype=torch.float32)
-    prompts = tokenize_prompts(prompt_set("two_digit", limit=24), tiny_tokenizer())
-    return Anatomy(model), prompts
+    tokenizer = tiny_tokenizer(["followed"])  # in place of "divided"
+    prompts = with_counterfactuals(prompt_set("pairs", limit=24), tokenizer)
+    return Anatomy(model), tokenize_prompts(prompts, tokenizer)
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -74,18 +82,114 @@ def test_replayed_layers(seven_billion):
 
 
 @pytest.mark.parametrize("scan", [HeadScan(), HeadScan(layers=(1,)), MlpScan()])
-def test_rows_and_evaluations_are_those_of_the_run(small, scan):
+def test_evaluations_are_one_for_each_prompt_and_intervention(small, scan):
     anatomy, prompts = small
     plan = plan_scan(scan, anatomy.shape, prompts, "float32")
-    state = scan.prepare(Subject(anatomy, prompts))
-    assert plan.rows == sum(scan.run(state, shard).num_rows for shard in scan.shards(anatomy.shape, prompts))
     interventions = 1 + {"heads": anatomy.shape.n_heads, "mlps": 1}[scan.name] * len(scan.layers or anatomy.layers)
     assert plan.evaluations == interventions * len(prompts)
 
 
+RANKING = tuple((layer, head) for layer in (2, 1, 0) for head in range(4))
+# Not planned: that the last layer runs at answer positions alone (a third of this model), and the check of the engine
+# on 16 prompts (two thirds of these).
+TREES = (0.65, 1.35)
+ROWS = (0.85, 1.2)
+COUNTED: list[tuple[Scan, tuple[float, float]]] = [  # a scan, and torch's count of FLOPs as a part of the plan's
+    (HeadScan(), TREES),
+    (HeadScan(ablation="mean"), TREES),
+    (HeadScan(layers=(1,)), TREES),
+    (MlpScan(), TREES),
+    (KnockoutScan(ranking=RANKING, seeds=2), TREES),
+    (IterativeScan(steps=2), (0.65, 1.6)),  # END rows are so few that the check weighs more
+    (IterativeScan("zero", steps=2), TREES),
+    (PathScan(keep_all=True), ROWS),
+    (PathScan(keep_all=True, freeze="all", attribution=False), ROWS),
+    (PathScan(keep_all=True, freeze="none", attribution=False), ROWS),
+    (PathScan(keep_all=True, freeze="none", positions="all", layers=(1,)), ROWS),
+    (PathScan(keep_all=True, receiver="2.1.q"), (0.7, 1.4)),
+    (PathScan(keep_all=True, freeze="all", receiver="2.mlp"), (0.7, 1.4)),
+    (AttentionScan(keep_all=True), ROWS),
+    (AttentionScan(heads=((0, 1), (2, 3)), keep_all=True), ROWS),
+    (MlpProbe(layers=(0, 2), keep_all=True), ROWS),
+    (NeuronScan(top=7), ROWS),
+    (NeuronScan(against="head", heads=((0, 1),), keep_all=True, layers=(1, 2)), ROWS),
+]
+
+
+@pytest.mark.parametrize(("scan", "part"), COUNTED)
+def test_rows_are_those_of_the_run_and_flops_what_torch_counts(small, scan, part, monkeypatch):
+    """Every kind of scan, run whole, in packs and batches as small for the tiny model as they are for a large one."""
+    monkeypatch.setattr("mathinterp.cluster.scan_costs.PACK_SIZE", 64)
+    monkeypatch.setattr("mathinterp.forward.pairs.CPU_TOKENS", 40)
+    anatomy, prompts = small
+    plan = plan_scan(scan, anatomy.shape, prompts, "float32")
+    subject = Subject(anatomy, prompts, tokenizer=tiny_tokenizer(["followed"]))
+    with FlopCounterMode(display=False) as counter:
+        state = scan.prepare(subject)
+        rows = sum(scan.run(state, shard).num_rows for shard in scan.shards(anatomy.shape, prompts))
+    assert plan.rows == rows
+    assert part[0] < counter.get_total_flops() / plan.flops < part[1]
+
+
+def test_nodes_are_private_where_an_edit_needs_them(small):
+    """Mean ablation edits END for each prompt alone; under zero ablation prompts share all they can."""
+    anatomy, prompts = small
+    twins = [replace(item, prompt=replace(item.prompt, prompt_id=f"{item.prompt.prompt_id}-again")) for item in prompts]
+    both = [*prompts, *twins]
+    shared, private = (plan_scan(HeadScan(ablation=kind), anatomy.shape, both, "float32") for kind in ("zero", "mean"))
+    assert shared.nodes == plan_scan(HeadScan(), anatomy.shape, prompts, "float32").nodes
+    before_end = count_nodes([item.fed[: item.end] for item in both])
+    assert private.nodes == before_end + sum(len(item.fed) - item.end for item in both) > shared.nodes
+    assert private.cache_bytes >= shared.cache_bytes
+    assert private.flops > shared.flops
+
+
+def test_neurons_are_counted_in_exponentials(seven_billion):
+    shape, prompts = seven_billion
+    plan = plan_scan(NeuronScan(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
+    assert plan.exponentials == 352_256 * 1600 * 32_000
+    assert 14 < plan.seconds["H100"] < 22  # 17.6 s measured
+    assert plan.seconds["this CPU"] == pytest.approx(plan.exponentials / 1e9 + plan.flops / 0.05e12)
+
+
+def test_path_patching_of_the_published_size(seven_billion):
+    model = resolve(ModelSpec("random:llama-2-7b"))
+    pairs = tokenize_prompts(with_counterfactuals(prompt_set("pairs"), model.tokenizer), model.tokenizer)
+    heads, direct = (
+        plan_scan(PathScan(freeze=f), model.shape, pairs, "bfloat16").seconds["H100"] for f in ("heads", "all")
+    )
+    assert 11 < heads < 16  # 13.7 s measured
+    assert direct < heads / 5
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_every_scan_is_planned_with_its_own_options(tmp_path, name):
+    words = ["plan", name, "--limit", "8", "--json", "--store", tmp_path / "store"]
+    words += ["--heads", "0.6,0.1,0.2,0.7", "--ks", "1,4"] if name == "knockout" else []
+    words += {"paths": ["--freeze", "all"], "neurons": ["--keep", "topk:3"], "probe": ["--keep-all"]}.get(name, [])
+    planned = CliRunner().invoke(main, [str(word) for word in words])
+    assert planned.exit_code == 0, planned.output
+    found = json.loads(planned.stdout)
+    assert found["scan"] == name
+    assert found["rows"] > 0
+    assert {row["device"] for row in found["devices"]} == {"H100", "A100", "L40S", "L4", "this CPU"}
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_plan_ends_in_the_command_it_plans():
+    words = ["plan", "knockout", "--limit", "8", "--heads", "0.6,0.1", "--show", "3 plus 5 is", "--show", "3 plus 4 is"]
+    shown = CliRunner().invoke(main, words)
+    assert shown.exit_code == 0, shown.output
+    assert "mathinterp knockout --limit 8 --heads 0.6,0.1 --show '3 plus 5 is' --show '3 plus 4 is'" in shown.stdout, (
+        shown.stdout
+    )
+    wrong = CliRunner().invoke(main, ["plan", "knockout", "--heads", "0.9"])
+    assert (wrong.exit_code, "head 0.9 does not exist" in wrong.stderr) == (2, True)
+
+
 def test_the_published_grid(seven_billion):
     shape, prompts = seven_billion
-    plan = plan_scan(HeadScan(), shape, prompts, "bfloat16", cpu_tflops=0.1)
+    plan = plan_scan(HeadScan(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
     assert plan.evaluations == (1024 + 1) * 1600
     assert plan.nodes < plan.tokens / 1.6
     assert plan.flops < plan.plain_flops / 3
@@ -116,5 +220,7 @@ def test_result_bytes_are_about_those_of_a_file(small, tmp_path):
 
 def test_a_cpu_is_measured_in_half_a_second(small):
     anatomy, _ = small
-    assert 0.0001 < measure_cpu(anatomy.shape, seconds=0.05) < 100
+    measured = measure_cpu(anatomy.shape, seconds=0.05)
+    assert 0.0001 < measured.tflops < 100
+    assert 1e-6 < measured.exponentials < 10
     assert PACK_SIZE % 8 == 0

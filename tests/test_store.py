@@ -20,7 +20,7 @@ import pytest
 import mathinterp.scans
 from mathinterp.errors import UserError
 from mathinterp.scans.base import Scan
-from mathinterp.store import Store, run_id
+from mathinterp.store import Store, query, run_id
 from mathinterp.store.schema import TABLES, conform
 from tests.small_store import FINGERPRINT, drive, fill, head_rows, open_run, prompt, write_head
 
@@ -425,3 +425,25 @@ def test_user_and_relative_paths_become_absolute(tmp_path, monkeypatch):
 def test_probe_leaves_nothing_behind(tmp_path):
     Store(tmp_path).check_writable()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_query_makes_the_views_it_needs_and_no_others(tmp_path):
+    needed = query.views_of("SELECT * FROM Head_Effects")
+    assert {"head_effects", "head_scan", "baseline", "run_records"} <= set(needed)
+    assert not {"path_effects", "neuron_scan"} & set(needed)
+    everything = query.views_of("SHOW TABLES")
+    files = (Path(query.__file__).parent / "views").glob("*.sql")
+    assert set(everything) == {file.stem for file in files} - {"functions"}
+    store = Store(tmp_path)
+    for name in everything[::9]:  # each with what it reads alone
+        assert store.rows(f"SELECT * FROM {name}") == []
+    assert {row["name"] for row in store.rows("SHOW TABLES")} == set(everything)
+    few = store.connect("head_effects")
+    assert few.sql("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall() == [(len(needed),)]
+
+
+def test_a_misspelt_view_gets_its_likely_name(tmp_path):
+    with pytest.raises(UserError, match=r"head_efects does not exist.*Did you mean head_effects"):
+        Store(tmp_path).rows("SELECT * FROM head_efects")
+    with pytest.raises(UserError, match="without a query lists the views"):
+        Store(tmp_path).rows("SELECT * FROM xyzzy")

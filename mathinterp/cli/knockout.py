@@ -119,7 +119,7 @@ def knockout(
             "; or find one with --iterative N"
         )
     _knock_out(
-        _ranking(heads, rank_from, rank_operation, options["store"]), _parse_ks(ks), control_seeds, sentences,
+        _ranking(heads, rank_from, rank_operation, options["store"]), parse_ks(ks), control_seeds, sentences,
         edit, as_json, options,
     )  # fmt: skip
 
@@ -147,7 +147,8 @@ def parse_ranking(text: str) -> Ranking:
     return tuple(ranking)
 
 
-def _parse_ks(text: str | None) -> tuple[int, ...] | None:
+def parse_ks(text: str | None) -> tuple[int, ...] | None:
+    """ "0,1,2,4" -> (0, 1, 2, 4); raises UserError for anything else."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

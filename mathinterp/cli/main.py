@@ -10,8 +10,14 @@ import logging
 import click
 
 import mathinterp
+from mathinterp.cli.chain import chain
+from mathinterp.cli.edit import edit
+from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.knockout import knockout
+from mathinterp.cli.maskkeep import maskkeep
 from mathinterp.cli.models import models
+from mathinterp.cli.neuron import neuron
+from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
 from mathinterp.cli.report import report
@@ -73,7 +79,10 @@ def main() -> None:
         logger.addHandler(Warnings())
 
 
-for command in (models, prompts, plan, scan, knockout, report, sql, selftest, submit, tune):
+for command in (
+    models, prompts, plan, scan, pipeline, knockout, maskkeep, neuron,
+    report, sql, selftest, submit, tune, edit, evaluate, chain,
+):  # fmt: skip
     main.add_command(command)
 
 if __name__ == "__main__":

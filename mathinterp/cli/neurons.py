@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BYTES_A_NEURON = 8  # of a stored neuron, prompt and condition: two float32 that hardly compress
 SHOWN = 5  # neurons an operation
+SHOWN_TOKENS = 10  # a neuron, as in paper A
 
 
 @click.command()
@@ -41,10 +42,11 @@ SHOWN = 5  # neurons an operation
 @click.option("--rank", default="difference", show_default=True, help="A prompt's first: difference, abs or ratio.")
 @click.option("--keep", default="topk:100", show_default=True, help="Rows of a prompt: topk:K over all layers, or all.")
 @click.option("--layers", default=None, help="Layers, for example 0-3,17; default all.")
+@click.option("--tokens", is_flag=True, help="Also show what the first neurons write; loads the model here.")
 @store_option()
 @cluster_options()
 @json_option()
-def neurons(against: str | None, target: str, rank: str, keep: str, layers: str | None, as_json: bool,
+def neurons(against: str | None, target: str, rank: str, keep: str, layers: str | None, tokens: bool, as_json: bool,
             **options: Any) -> None:  # fmt: skip
     """Importance and coefficient of every FFN neuron at END: original against intervened (paper A, section 4).
 
@@ -54,7 +56,7 @@ def neurons(against: str | None, target: str, rank: str, keep: str, layers: str 
 
     \b
     Examples:
-      mathinterp scan neurons --against head:0.6
+      mathinterp scan neurons --against head:0.6 --tokens
       mathinterp scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 8
       mathinterp scan neurons --prompts pairs --against input --keep topk:500
     """
@@ -71,11 +73,14 @@ def neurons(against: str | None, target: str, rank: str, keep: str, layers: str 
     run = run_chosen(chosen, **options)
     change = "change" if chosen.against else "importance"
     found = _top_neurons(run.store, run.run_id, change) if run.complete else []
+    written = _written(found, spec) if tokens and found else []
     if as_json:
-        print_json({**run_json(run), "top": found})
+        print_json({**run_json(run), "top": found, **({"tokens": written} if tokens else {})})
     else:
         ranked = f"largest mean {change}" + (f" ({chosen.parameters()['change']})" if chosen.against else "")
         print_table(found, title=f"Neurons of {ranked}, nats; in_top: % of prompts with it among the first {top}")
+        if written:
+            print_table(written, title="Tokens that the neurons' mean c v raises most, and lowers most")
         where = f"WHERE run_id = '{run.run_id}'"
         print_sql_hint(
             run.store,
@@ -186,3 +191,12 @@ def _top_neurons(store: str, run_id: str, change: str) -> list[dict[str, Any]]:
             QUALIFY row_number() OVER (PARTITION BY operation ORDER BY {change} DESC, layer, neuron) <= {SHOWN}
             ORDER BY operation = 'all' DESC, operation, {change} DESC, layer, neuron"""
     )
+
+
+def _written(found: list[dict[str, Any]], spec: "ModelSpec") -> list[dict[str, Any]]:
+    """The tokens of each shown neuron, under its mean coefficient in the original model."""
+    from mathinterp.cli.neuron import load_here
+    from mathinterp.report.neuron import written_tokens
+
+    loaded = load_here(spec)
+    return written_tokens(found, loaded.anatomy, loaded.tokenizer, SHOWN_TOKENS)

@@ -1,4 +1,7 @@
-"""``mathinterp plan``: what a scan costs, before anything loads."""
+"""``mathinterp plan``: what a scan costs, before anything loads.
+
+Each command under it takes the options of the scan it plans, and asks the scan's own command what it would run.
+"""
 
 import shlex
 from dataclasses import asdict
@@ -7,58 +10,81 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mathinterp.cli.options import (
-    ablation_options,
-    json_option,
-    model_options,
-    parse_heads,
-    parse_layers,
-    prompt_options,
-    require_one,
-)
+from mathinterp.cli.knockout import knockout
 from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.cli.running import NotRun, without_running
+from mathinterp.cli.scan import scan
 
 if TYPE_CHECKING:
     from mathinterp.cluster.plan import Plan
-    from mathinterp.scans.base import Scan
 
 PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields of a Plan that depend on the dtype
+SCANS = ("heads", "mlps", "paths", "attention", "probe", "neurons")
+PLANNED = {
+    **{name: (f"scan {name}", scan.commands[name]) for name in SCANS},
+    "knockout": ("knockout", knockout),
+}  # name under plan -> the command's words and the command
 
 
-@click.command()
-@click.argument("scan", type=click.Choice(["heads", "mlps"]))
-@model_options()
-@prompt_options()
-@ablation_options()
-@click.option("--heads", default=None, help="Heads, for example 17.22,14.19; default all of --layers.")
-@json_option()
-def plan(
-    scan: str, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
-    limit: int | None, seed: int, ablation: str, positions: str | None, scoring: str | None, layers: str | None,
-    engine: str, heads: str | None, as_json: bool,
-) -> None:  # fmt: skip
+@click.group()
+def plan() -> None:
     """Show FLOPs, memory, rows and time of a scan; loads no weights and needs no Ray.
 
     \b
     Examples:
       mathinterp plan heads
       mathinterp plan heads --model random:llama-2-7b
+      mathinterp plan knockout --heads 0.6,0.1,0.2,0.7
     """
+
+
+def _add(name: str, words: str, command: click.Command) -> None:
+    """Put ``plan NAME`` beside the command it plans, with the same options."""
+    example = " --heads 0.6,0.1,0.2,0.7" if name == "knockout" else " --limit 400"
+    text = f"""Show what 'mathinterp {words}' with the same options costs.
+
+    \b
+    Example:
+      mathinterp plan {name}{example}
+    """
+
+    def callback(**options: Any) -> None:
+        _show(_asked(command, options), words, options["as_json"])
+
+    settings = command.context_settings
+    plan.add_command(click.Command(name, settings, callback, params=command.params, help=text))
+
+
+for _name, (_words, _command) in PLANNED.items():
+    _add(_name, _words, _command)
+
+
+def _asked(command: click.Command, options: dict[str, Any]) -> NotRun:
+    """What the command would run."""
+    assert command.callback is not None
+    try:
+        with without_running():
+            command.callback(**options)
+    except NotRun as asked:
+        return asked
+    raise AssertionError(f"'{command.name}' ran nothing")
+
+
+def _show(asked: NotRun, words: str, as_json: bool) -> None:
     from mathinterp.cluster.plan import measure_cpu, plan_scan
     from mathinterp.models.catalog import ModelSpec, resolve, resolve_dtype
     from mathinterp.prompts import load_prompts
     from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
 
-    resolved = resolve(ModelSpec(model, adapter, dtype, trust_remote_code))
-    chosen: Scan = _scan(scan, ablation, positions, scoring, engine, heads, layers)
-    prompts = load_prompts(prompt_name, seed=seed, limit=limit)
-    if chosen.needs_counterfactuals:
+    resolved = resolve(ModelSpec(**asked.model_options))
+    prompts = load_prompts(**asked.prompt_options)
+    if asked.chosen.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, resolved.tokenizer)
     tokenized = tokenize_prompts(prompts, resolved.tokenizer)
-    on_cpu = plan_scan(chosen, resolved.shape, tokenized, resolved.dtype, cpu_tflops=measure_cpu(resolved.shape))
-    gpu_dtype = resolve_dtype(dtype, "cuda")
-    on_gpu = plan_scan(chosen, resolved.shape, tokenized, gpu_dtype)
+    on_cpu = plan_scan(asked.chosen, resolved.shape, tokenized, resolved.dtype, cpu=measure_cpu(resolved.shape))
+    gpu_dtype = resolve_dtype(asked.model_options["dtype"], "cuda")
+    on_gpu = plan_scan(asked.chosen, resolved.shape, tokenized, gpu_dtype)
     devices = _devices(on_gpu, gpu_dtype) + _devices(on_cpu, resolved.dtype, only="this CPU")
     if as_json:
         counts = {name: value for name, value in asdict(on_cpu).items() if name not in PER_DEVICE}
@@ -66,7 +92,7 @@ def plan(
         return
     _print(on_cpu, resolved.label, len(tokenized), devices)
     console.print("Nothing was run. To run it:", highlight=False)
-    console.print(f"  {_scan_command()}", highlight=False, soft_wrap=True)
+    console.print(f"  {_run_command(words)}", highlight=False, soft_wrap=True)
 
 
 def _devices(cost: "Plan", dtype: str, only: str | None = None) -> list[dict[str, Any]]:
@@ -82,9 +108,10 @@ def _devices(cost: "Plan", dtype: str, only: str | None = None) -> list[dict[str
 def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]) -> None:
     facts = {
         "model": f"{label}, {cost.parameters:,} parameters",
-        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} tree nodes",
+        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} {_nodes(cost)}",
         "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
-        f" ({_tera(cost.plain_flops)} by full forward passes)",
+        + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")
+        + (f" and {_tera(cost.exponentials)} * 10^12 exponentials" if cost.exponentials else ""),
         "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",
     }
     print_table([{"what": name, "how much": value} for name, value in facts.items()], title="Plan")
@@ -95,7 +122,7 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
                 "dtype": row["dtype"],
                 "memory of a replica": _size(row["peak_bytes"]),
                 "weights": _size(row["model_bytes"]),
-                "clean pass": _size(row["cache_bytes"]),
+                "clean passes": _size(row["cache_bytes"]),
                 "computing time": _duration(row["seconds"]),
             }
             for row in devices
@@ -104,32 +131,21 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
     )
 
 
-def _scan_command() -> str:
-    """The scan with the options that this plan was given."""
+def _nodes(cost: "Plan") -> str:
+    return "tree nodes" if cost.scan in ("heads", "mlps", "knockout", "iterative") else "of them up to END"
+
+
+def _run_command(words: str) -> str:
+    """The command that is planned, with the options that were given here."""
     context = click.get_current_context()
-    words = ["mathinterp", "scan", context.params["scan"]]
+    line = ["mathinterp", *words.split()]
     for option in context.command.params:
         given = option.name and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
         if given and isinstance(option, click.Option) and option.name != "as_json":
             value = context.params[str(option.name)]
-            words += [option.opts[0]] if option.is_flag else [option.opts[0], str(value)]
-    return shlex.join(words)
-
-
-def _scan(
-    scan: str, ablation: str, positions: str | None, scoring: str | None, engine: str, heads: str | None,
-    layers: str | None,
-) -> "Scan":  # fmt: skip
-    from mathinterp.errors import UserError
-    from mathinterp.scans.heads import HeadScan
-    from mathinterp.scans.mlps import MlpScan
-
-    if scan == "heads":
-        require_one(heads, layers)
-        return HeadScan(ablation, positions, scoring, engine, heads=parse_heads(heads), layers=parse_layers(layers))
-    if heads is not None:
-        raise UserError("--heads goes with 'plan heads', not with mlps")
-    return MlpScan(ablation, positions, scoring, engine, layers=parse_layers(layers))
+            for one in value if option.multiple else [value]:
+                line += [option.opts[0]] if option.is_flag else [option.opts[0], str(one)]
+    return shlex.join(line)
 
 
 def _size(count: int) -> str:

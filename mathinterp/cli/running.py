@@ -1,5 +1,8 @@
 """What every scan command does: run or resume a scan with the options given, and say how it went."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,12 +13,35 @@ if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.scans.base import Scan
 
+_running = ContextVar("running", default=True)
+
+
+class NotRun(Exception):
+    """In place of a run, inside ``without_running``: the scan, and the model and prompts it would run on."""
+
+    def __init__(self, chosen: "Scan", model_options: dict[str, Any], prompt_options: dict[str, Any]):
+        super().__init__(chosen, model_options, prompt_options)
+        self.chosen, self.model_options, self.prompt_options = chosen, model_options, prompt_options
+
+
+@contextmanager
+def without_running() -> Iterator[None]:
+    """Within the block ``run_chosen`` raises NotRun: so 'plan' learns from a command itself what it would run."""
+    token = _running.set(False)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
 
 def run_chosen(
     chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
     limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
 ) -> "RunSummary":  # fmt: skip
     """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
+    if not _running.get():
+        named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
     from mathinterp.cluster.dispatch import NoReplicaLeft
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec

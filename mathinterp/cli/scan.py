@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mathinterp.cli.attention import attention
+from mathinterp.cli.concepts import concepts
+from mathinterp.cli.graph import graph
 from mathinterp.cli.neurons import neurons
 from mathinterp.cli.options import (
     ablation_options,
@@ -106,3 +108,5 @@ scan.add_command(neurons)
 scan.add_command(paths)
 scan.add_command(attention)
 scan.add_command(probe)
+scan.add_command(concepts)
+scan.add_command(graph)

@@ -7,7 +7,10 @@ import click
 
 from mathinterp.cli.options import parse_layers
 from mathinterp.cli.output import console
+from mathinterp.cli.prune import prune
+from mathinterp.cli.sweep import sweep
 from mathinterp.cli.tuning import resolve_base, train, training_options
+from mathinterp.cli.zero import zero
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,10 +48,12 @@ def tune() -> None:
 @click.option("--with-groups", is_flag=True, help="Grouped-query models: train the heads' k and v groups too.")
 @click.option("--mlps", default=None, help="Also all MLP neurons of these layers, for example 12-14.")
 @click.option("--neurons", default=None, help="Also these MLP neurons, layer.neuron.")
+@click.option("--neurons-sql", default=None, metavar="SQL", help="Also those of a query that returns layer and neuron.")
 @training_options(learning_rate=1e-4)
 def precise(
     heads: str | None, heads_from: str | None, heads_sql: str | None, top: int | None, control: str | None,
-    control_seed: int, with_groups: bool, mlps: str | None, neurons: str | None, **options: Any,
+    control_seed: int, with_groups: bool, mlps: str | None, neurons: str | None, neurons_sql: str | None,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Train chosen heads only (paper B). Gives a plain PEFT adapter.
 
@@ -63,13 +68,17 @@ def precise(
     from mathinterp.tuning.precise import PreciseJob, Selection, heads_that_move_along
 
     resolved = resolve_base(options)
+    if heads is not None and top is not None:
+        raise UserError("--top takes the first of a ranking (--heads-from, --heads-sql); with --heads leave it out")
     ranking = _ranking(heads, heads_from, heads_sql, options["store"])
     chosen = ranking if heads is not None or (heads_sql is not None and top is None) else ranking[: top or DEFAULT_TOP]
     if len(chosen) < (top or 0):
         raise UserError(f"--top {top}: the ranking has only {len(chosen)} heads")
     if control is not None:
         chosen = _control(control, chosen, ranking, resolved.shape, control_seed)
-    selection = Selection(chosen, _parse_neurons(neurons), parse_layers(mlps) or (), with_groups)
+    selection = Selection(
+        chosen, _neurons(neurons, neurons_sql, options["store"]), parse_layers(mlps) or (), with_groups
+    )
     job = PreciseJob(selection)
     job.check(resolved.shape)
     if chosen:
@@ -155,14 +164,19 @@ def _ranking(heads: str | None, heads_from: str | None, heads_sql: str | None, s
         return _parse_pairs("--heads", heads, "17.22,14.19")
     if heads_from is not None:
         return ranking_from(Store(store), heads_from)
-    if heads_sql is None:
-        return ()
-    rows = Store(store).rows(heads_sql)
+    return () if heads_sql is None else _pairs_of("--heads-sql", heads_sql, "head", store)
+
+
+def _pairs_of(option: str, sql: str, unit: str, store: str) -> Pairs:
+    """Layer and head (neuron) of every row that a query on the store returns."""
+    from mathinterp.store import Store
+
+    rows = Store(store).rows(sql)
     if not rows:
-        raise UserError("--heads-sql returns no rows")
-    if not all(isinstance(rows[0].get(name), int) for name in ("layer", "head")):
-        raise UserError(f"--heads-sql must return whole numbers layer and head; it returns {', '.join(rows[0])}")
-    return tuple((row["layer"], row["head"]) for row in rows)
+        raise UserError(f"{option} returns no rows")
+    if not all(isinstance(row.get(name), int) for row in rows for name in ("layer", unit)):
+        raise UserError(f"{option} must return whole numbers layer and {unit}; it returns {', '.join(rows[0])}")
+    return tuple((row["layer"], row[unit]) for row in rows)
 
 
 def _control(kind: str, key: Pairs, ranking: Pairs, shape: "ModelShape", seed: int) -> Pairs:
@@ -171,7 +185,11 @@ def _control(kind: str, key: Pairs, ranking: Pairs, shape: "ModelShape", seed: i
     return tuple(control_heads(kind, key, ranking, shape, seed))
 
 
-def _parse_neurons(text: str | None) -> Pairs:
+def _neurons(text: str | None, sql: str | None, store: str) -> Pairs:
+    if text is not None and sql is not None:
+        raise UserError("give the neurons in one way: --neurons or --neurons-sql")
+    if sql is not None:
+        return _pairs_of("--neurons-sql", sql, "neuron", store)
     return () if text is None else _parse_pairs("--neurons", text, "12.345,13.7")
 
 
@@ -187,3 +205,7 @@ def _parse_pairs(option: str, text: str, example: str) -> Pairs:
 
 def _names(heads: "Pairs | list[tuple[int, int]]") -> str:
     return ", ".join(f"{layer}.{head}" for layer, head in heads)
+
+
+for command in (sweep, prune, zero):
+    tune.add_command(command)

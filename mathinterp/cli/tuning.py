@@ -15,14 +15,16 @@ from mathinterp.errors import UserError
 if TYPE_CHECKING:
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
     from mathinterp.tuning.data import Sample
+    from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import Tuning, TuningJob, TuningResult
 
 
 def training_options(learning_rate: float) -> Callable[[Command], Command]:
     """Everything that precise, full and lora share."""
     options = [
-        click.option("--data", multiple=True, required=True, metavar="FILE",
-                     help="JSON lines (prompt/response, messages, GSM8K, prompt files) or a prompt set; repeatable."),
+        click.option("--data", multiple=True, required=True, metavar="FILE[:WEIGHT]",
+                     help="JSON lines (prompt/response, messages, GSM8K, prompt files) or a prompt set; repeatable. "
+                          "With weights on all of them samples are drawn in that mixture; short files repeat."),
         click.option("--held-out", multiple=True, metavar="FILE", help="Data to evaluate before and after, likewise."),
         click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for what is learnt."),
         click.option("--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps."),
@@ -41,6 +43,13 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
         click.option("--checkpoint-every", type=click.IntRange(min=1), default=100, show_default=True, help="Steps."),
         click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps."),
         click.option("--recompute", is_flag=True, help="Recompute activations: less memory, more time."),
+        click.option("--pack", type=click.IntRange(min=8), default=None, metavar="TOKENS",
+                     help="Several short samples in a row of so many tokens, each attending to itself alone."),
+        click.option("--cache", is_flag=True,
+                     help="Keep the inputs of the lowest trained layer in memory: later epochs skip what lies below."),
+        click.option("--compile/--no-compile", "compiled", default=None,
+                     help="Layers through torch.compile; default: long runs on GPUs."),
+        click.option("--tensorboard", default=None, metavar="DIR", help="Also write the course of training for it."),
         click.option("--storage", default=None, help="Checkpoints: folder or URI; default OUT-training."),
         click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
         model_options(),
@@ -69,8 +78,11 @@ def resolve_base(options: dict[str, Any]) -> "ResolvedModel":
     if on_gpu is None and existing_cluster(options["address"]):
         with connection(options["address"]):
             on_gpu = cluster_total("GPU") >= options["workers"]
-    elif on_gpu is None:
-        on_gpu = local_gpus() >= options["workers"]
+    elif not existing_cluster(options["address"]):
+        gpus = local_gpus()
+        if on_gpu and gpus < options["workers"]:
+            raise UserError(f"--gpu: {options['workers']} workers need a GPU each, and this machine has {gpus}")
+        on_gpu = gpus >= options["workers"] if on_gpu is None else on_gpu
     return resolve(_spec(options), "cuda" if on_gpu else "cpu")
 
 
@@ -102,34 +114,78 @@ def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]
     """The fine-tuning that the options ask for; says on stderr what the data come to."""
     from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import Tuning
+    from mathinterp.tuning.tensorboard import writer_class
 
-    samples = _samples(options["data"], resolved, options, "data")
-    held_out = _samples(options["held_out"], resolved, options, "held out") if options["held_out"] else []
+    names, weights = _weighted(options["data"])
+    sources = [_samples(name, resolved, options, "data") for name in names]
+    samples = [sample for source in sources for sample in source]
+    held_out = [s for name in options["held_out"] for s in _samples(name, resolved, options, "held out")]
     steps = _steps(options, len(samples))
     config = SftConfig(
         steps=steps, batch_size=options["batch"], learning_rate=options["lr"], micro_batch=options["micro_batch"],
         seed=options["seed"], weight_decay=options["weight_decay"], log_every=options["log_every"],
-        checkpoint_every=options["checkpoint_every"], recompute=options["recompute"],
+        checkpoint_every=options["checkpoint_every"], recompute=options["recompute"], pack=options["pack"] or 0,
+        cache=options["cache"], compiled=options["compiled"],
+        mixture=tuple(zip(map(len, sources), weights, strict=True)) if weights else (),
     )  # fmt: skip
-    tokens = sum(len(sample.input_ids) for sample in samples) / len(samples) * steps * config.batch_size
-    click.echo(
-        f"{steps:,} steps of {config.batch_size} samples ({steps * config.batch_size / len(samples):.3g} epochs), "
-        f"about {tokens:,.0f} tokens",
-        err=True,
-    )
+    if options["tensorboard"] is not None:
+        writer_class()
+    _say_what_is_ahead(config, samples, resolved, options)
     return Tuning(
         job=job, model=replace(_spec(options), dtype=resolved.dtype), model_fingerprint=resolved.fingerprint,
         samples=samples, held_out=held_out, config=config, data_label=", ".join(options["data"]),
-        store_url=options["store"],
+        store_url=options["store"], tensorboard=options["tensorboard"],
     )  # fmt: skip
 
 
-def _samples(names: tuple[str, ...], resolved: "ResolvedModel", options: dict[str, Any], what: str) -> "list[Sample]":
+def _say_what_is_ahead(
+    config: "SftConfig", samples: "list[Sample]", resolved: "ResolvedModel", options: dict[str, Any]
+) -> None:
+    from mathinterp.models.catalog import DTYPES
+    from mathinterp.tuning.lower_layers import cache_bytes
+    from mathinterp.tuning.steps import sample_order
+
+    seen = sample_order(len(samples), config.steps * config.batch_size, config.seed, config.mixture)
+    tokens = sum(len(samples[index].input_ids) for index in seen)
+    click.echo(
+        f"{config.steps:,} steps of {config.batch_size} samples ({len(seen) / len(samples):.3g} epochs), "
+        f"{tokens:,} tokens",
+        err=True,
+    )
+    if config.cache:
+        size = cache_bytes(samples, resolved.shape.d_model, DTYPES[resolved.dtype])
+        click.echo(f"the cache takes up to {size / 2**30:.2f} GiB of memory on each worker", err=True)
+
+
+def _weighted(data: tuple[str, ...]) -> tuple[list[str], list[float]]:
+    """Names and weights of FILE:WEIGHT; no weights if none is given."""
+    split = [name.rpartition(":") for name in data]
+    weights = [_weight(name, last) if colon else None for name, colon, last in split]
+    if all(weight is None for weight in weights):
+        return list(data), []
+    found = [weight for weight in weights if weight is not None]
+    if len(found) < len(weights):
+        raise UserError("--data: give all files a weight (FILE:WEIGHT) or none of them")
+    return [name for name, _, _ in split], found
+
+
+def _weight(name: str, text: str) -> float | None:
+    """None if ``text`` is no number, and so a part of the name."""
+    try:
+        weight = float(text)
+    except ValueError:
+        return None
+    if not 0 < weight < math.inf:
+        raise UserError(f"--data {name}:{text}: give a weight above 0")
+    return weight
+
+
+def _samples(name: str, resolved: "ResolvedModel", options: dict[str, Any], what: str) -> "list[Sample]":
     from mathinterp.tuning.data import encode_examples, read_examples, within_limit
 
-    examples = [example for name in names for example in read_examples(name, options["seed"])]
+    examples = read_examples(name, options["seed"])
     samples, budget = within_limit(encode_examples(examples, resolved.tokenizer), options["max_tokens"])
-    click.echo(f"{what}: {budget.line()}", err=True)
+    click.echo(f"{what}, {name}: {budget.line()}", err=True)
     return samples
 
 

@@ -74,7 +74,7 @@ class PlainHeadSets(PlainEngine):
         self, sets: Sequence[HeadSet], replacements: Mapping[int, Replacement], base: HeadSet = NO_HEADS
     ) -> Scores:
         """See ``HeadSets.run_sets``; ``base`` saves nothing here."""
-        _check_sets(sets, replacements, base)
+        check_sets(sets, replacements, base)
         board = ScoreBoard(len(sets), len(self.answers), self.anatomy)
         placed = {layer: self.place(replacement) for layer, replacement in replacements.items()}
         for row, heads in enumerate(sets):
@@ -86,7 +86,7 @@ class PlainHeadSets(PlainEngine):
                     hidden = self._forward(batch)
                 self._score_batch(board, row, batch, hidden)
         scores = board.scores(self.answers.gold_A)
-        check_finite(scores, _labels(sets), self.answers, self.prompts)
+        check_finite(scores, labels_of(sets), self.answers, self.prompts)
         return scores
 
 
@@ -107,7 +107,7 @@ class PackedHeadSets:
         self, sets: Sequence[HeadSet], replacements: Mapping[int, Replacement], base: HeadSet = NO_HEADS
     ) -> Scores:
         """See ``HeadSets.run_sets``."""
-        _check_sets(sets, replacements, base)
+        check_sets(sets, replacements, base)
         engine = self.engine
         placed = {layer: engine.place(replacement) for layer, replacement in replacements.items()}
         self._cache_inputs(base, placed)
@@ -121,7 +121,7 @@ class PackedHeadSets:
             scores.correct_EA[back], scores.logprob_EA[back], scores.logit_EA[back], scores.predicted_EA[back]
         )
         try:
-            check_finite(scores, _labels(sets), engine.answers, engine.prompts)
+            check_finite(scores, labels_of(sets), engine.answers, engine.prompts)
         except FloatingPointError:  # NaN spreads over a pack: plain passes name the prompt it came from
             PlainHeadSets(self.anatomy, engine.prompts).run_sets(sets, replacements)
             raise
@@ -194,16 +194,10 @@ class PackedHeadSets:
         calls = recorded.repeated(len(sets))
         hidden = self._inputs_LPND[start, group.span].to(self.anatomy.device).repeat(len(sets), 1, 1)
         for layer in range(start, self.anatomy.shape.n_layers):
-            edited_EZ = self._edited_columns(layer, sets)
+            edited_EZ = edited_columns(self.anatomy, layer, sets)
             with self._hooked(layer, edited_EZ, placed, group) if edited_EZ.any() else nullcontext():
                 hidden = calls.layer[layer](self.anatomy.layers[layer], hidden)
             yield hidden
-
-    def _edited_columns(self, layer: int, sets: Sequence[HeadSet]) -> torch.Tensor:
-        """Boolean E x Z: the columns of o_proj's input that belong to each set's heads of this layer."""
-        shape = self.anatomy.shape
-        edited_EH = torch.tensor([[(layer, head) in heads for head in range(shape.n_heads)] for heads in sets])
-        return edited_EH.repeat_interleave(shape.d_head, dim=1)
 
     def _hooked(
         self, layer: int, edited_EZ: torch.Tensor, placed: Mapping[int, PlacedReplacement], group: Group
@@ -217,15 +211,23 @@ class PackedHeadSets:
         return edited_input(self.anatomy.output_projection(layer), edit)
 
 
-def _check_sets(sets: Sequence[HeadSet], replacements: Mapping[int, Replacement], base: HeadSet) -> None:
+def edited_columns(anatomy: Anatomy, layer: int, sets: Sequence[HeadSet]) -> torch.Tensor:
+    """Boolean E x Z: the columns of o_proj's input that belong to each set's heads of this layer."""
+    shape = anatomy.shape
+    edited_EH = torch.tensor([[(layer, head) in heads for head in range(shape.n_heads)] for heads in sets])
+    return edited_EH.repeat_interleave(shape.d_head, dim=1)
+
+
+def check_sets(sets: Sequence[HeadSet], replacements: Mapping[int, Replacement], base: HeadSet) -> None:
+    """Raise AssertionError for arguments of ``run_sets`` that make no sense."""
     assert sets, "no head sets to run"
     assert all(base <= heads for heads in sets), "base holds a head that is not in every set"
     missing = {layer for heads in sets for layer, _ in heads} - replacements.keys()
     assert not missing, f"no replacement for layers {sorted(missing)}"
 
 
-def _labels(sets: Sequence[HeadSet]) -> list[str]:
-    """For messages: "heads 17.22, 14.19"."""
+def labels_of(sets: Sequence[HeadSet]) -> list[str]:
+    """Of sets of heads, for messages: "heads 17.22, 14.19"."""
     return ["heads " + (", ".join(f"{layer}.{head}" for layer, head in sorted(heads)) or "none") for heads in sets]
 
 

@@ -3,7 +3,9 @@
 - effect_maps: layer by head, one panel an operation (the form of paper B's Figure 2; MLPs as a column of their own);
 - knockout_curves: accuracy against the number of heads knocked out, effect-rank against random-rank;
 - attention_bars: what the strongest heads look at from END (paper B's Figure 5);
-- probing_lines: cosine with the operands' and the answer's unembedding, layer by layer.
+- probing_lines: cosine with the operands' and the answer's unembedding, layer by layer;
+- sweep_curves: accuracy against the layer that has the LoRA (paper A, section 5);
+- graph_figure, chain_figure: a prediction-enhancing graph and a chain (paper A, 4.3-4.4), in files of their own.
 
 Each returns a matplotlib figure; ``save`` writes PNG and SVG.
 """
@@ -17,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
+from mathinterp.report.chain import chain_figure
+from mathinterp.report.graph import graph_figure
 from mathinterp.store import Store
 
 PANEL = 3.2  # inches, width and height of one panel
@@ -146,12 +150,36 @@ def probing_lines(store: Store, run_id: str) -> Figure:
     return figure
 
 
+def sweep_curves(store: Store, run_id: str) -> Figure:
+    """Accuracy (%) against the layer that has the LoRA, with its interval; the original model as a dashed line."""
+    curve = store.dataframe(
+        "SELECT layer, operation, 100 * baseline_accuracy AS original, 100 * accuracy AS accuracy, 100 * low AS low,"
+        f" 100 * high AS high FROM lora_sweep_curve WHERE run_id = '{run_id}' ORDER BY layer"
+    )
+    if curve.empty:
+        raise UserError(f"run {run_id} has no finished trials; the same command of 'mathinterp tune sweep' runs them")
+    operations = _operations(curve)
+    figure, axes = _panels(len(operations))
+    for axis, operation in zip(axes, operations, strict=True):
+        rows = curve[curve["operation"] == operation]
+        axis.plot(rows["layer"], rows["accuracy"], marker="o", markersize=3, label="LoRA in this layer")
+        axis.fill_between(rows["layer"], rows["low"], rows["high"], alpha=0.2)
+        axis.axhline(rows["original"].iloc[0], linestyle="--", color="grey", label="original")
+        axis.set(title=operation, xlabel="layer", ylabel="accuracy, %", ylim=(0, 102))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].legend(fontsize=8)
+    return figure
+
+
 FIGURES = {
     "heads": effect_maps,
     "paths": effect_maps,
     "knockout": knockout_curves,
     "attention": attention_bars,
     "probe": probing_lines,
+    "lora_sweep": sweep_curves,
+    "graph": graph_figure,
+    "chain": chain_figure,
 }  # scan -> what is drawn of its runs
 
 

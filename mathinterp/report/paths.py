@@ -37,7 +37,7 @@ class PathSummary:
 
 def summarize_paths(store: Store, run_id: str, top: int = 10) -> PathSummary:
     """Summarize a path scan; ``top`` nodes are shown per operation."""
-    connection = store.connect()
+    connection = store.connect("path_effects", "path_pairs", "path_agreement", "runs", "prompts")
 
     def rows(sql: str) -> list[dict[str, Any]]:
         return connection.sql(sql).to_arrow_table().to_pylist()

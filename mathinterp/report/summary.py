@@ -36,7 +36,7 @@ def summarize_ablation(store: Store, run_id: str, node: str, top: int = 3, colum
         columns: nodes whose accuracies are shown side by side (paper A, Table 1).
     """
     effects, name = ("head_effects", "layer || '.' || head") if node == "head" else ("mlp_effects", "'mlp ' || layer")
-    connection = store.connect()
+    connection = store.connect(effects)
 
     def rows(sql: str) -> list[dict[str, Any]]:
         return connection.sql(sql).to_arrow_table().to_pylist()

@@ -93,7 +93,7 @@ def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in
         anatomy,
         prompts,
         asked=scan.engine,
-        private_from=_private_from(scan, prompts),
+        private_from=private_from(scan, prompts),
         edits_per_batch=edits_per_batch,
         edits_in_all=edits_in_all,
         max_tokens=subject.max_tokens,
@@ -125,7 +125,7 @@ def _counterfactual_ids(prompt: TokenizedPrompt) -> tuple[int, ...]:
     return prompt.counterfactual_ids
 
 
-def _private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
+def private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
     """Per prompt, the token from which no other prompt may share its nodes, because they are edited for it alone.
 
     With END edits that holds for zeros too: one prompt's END may be an earlier token of a longer prompt.

@@ -1,6 +1,7 @@
 """Attention scan: what END looks at, head by head (paper B section 4.1, Figure 5; method.md section 4).
 
-END's row of the attention matrix on X_r, summed over tokens of one type: six rows per (head, prompt), one a type.
+END's row of the attention matrix on X_r, summed over tokens of one type: six rows per (head, prompt), one a type. Only
+prompts that the model answers rightly are read, unless all are asked for.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, operand_spans, typed_tokens
 from mathinterp.scans import tables
+from mathinterp.scans.answered import kept_prompts
 from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.scans.controls import Head
 from mathinterp.scans.heads import check_choice, choice_parameters, chosen_heads, cut_heads
@@ -27,7 +29,7 @@ PADDING = -1  # in place of a type
 
 @dataclass
 class AttentionState:
-    """What a replica keeps between shards: P prompts, L chosen layers, H heads, K token types."""
+    """What a replica keeps between shards: P kept prompts, L chosen layers, H heads, K token types."""
 
     layers: list[int]
     names: pa.Array  # P prompt ids
@@ -39,10 +41,14 @@ class AttentionState:
 
 @dataclass(frozen=True)
 class AttentionScan(Scan):
-    """Attention of each of ``heads``, or of all heads of ``layers``, or of all of the model."""
+    """Attention of each of ``heads``, or of all heads of ``layers``, or of all of the model.
+
+    keep_all: read prompts that the model answers wrongly, too.
+    """
 
     heads: tuple[tuple[int, int], ...] | None = None
     layers: tuple[int, ...] | None = None
+    keep_all: bool = False
 
     name: ClassVar[str] = "attention"
     schemas: ClassVar[dict[str, pa.Schema]] = {"attention_scan": tables.ATTENTION_SCAN}
@@ -56,7 +62,7 @@ class AttentionScan(Scan):
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
-        return choice_parameters(self.heads, self.layers)
+        return {**choice_parameters(self.heads, self.layers), "keep_all": self.keep_all}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Files of 16 heads and more; raises UserError for a prompt in whose text an operand is not to be found."""
@@ -72,9 +78,10 @@ class AttentionScan(Scan):
         return len(prompts)
 
     def prepare(self, subject: Subject) -> AttentionState:
-        """One eager pass over all prompts; its rows are summed by type at once."""
-        anatomy, prompts = subject.anatomy, subject.prompts
+        """The choice of prompts, and one eager pass over them; its rows are summed by type at once."""
+        anatomy = subject.anatomy
         assert subject.tokenizer is not None, "token types need the tokenizer"
+        prompts, counts = kept_prompts(subject, self.keep_all)
         typed = typed_tokens(prompts, subject.tokenizer)
         layers = sorted({layer for layer, _ in self.chosen(anatomy.shape)})
         shape = (len(prompts), len(layers), anatomy.shape.n_heads)
@@ -88,7 +95,11 @@ class AttentionScan(Scan):
             rows = batch.rows.cpu().numpy()
             mass, top = by_type(end_attention(anatomy, batch, layers), _type_numbers(typed, batch))
             mass_PLHK[rows], top_PLH[rows] = mass.cpu().numpy(), top.cpu().numpy()
-        notes = {"eager_deviation": deviation, "weight_sum_deviation": float(np.abs(mass_PLHK.sum(-1) - 1).max())}
+        notes = {
+            **counts,
+            "eager_deviation": deviation,
+            "weight_sum_deviation": float(np.abs(mass_PLHK.sum(-1) - 1).max()),
+        }
         names = pa.array([item.prompt.prompt_id for item in prompts])
         return AttentionState(layers, names, mass_PLHK, top_PLH, tokens_PK, notes)
 

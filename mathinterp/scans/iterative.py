@@ -3,6 +3,7 @@
 A ranking that sees redundancy: a head whose work a second one takes over costs little by itself. Step s scores every
 head left with the s heads of the steps before masked too; each step is a sweep of the dearness of a head scan, plus
 one pass with the earlier heads masked whose layer inputs are cached, so that a head of layer l runs layers l.. only.
+Where heads are edited at END alone and the first answer token is what counts, END's row is all that runs (end_sets.py).
 One row per (step, head): the choice needs its average there and then. A step needs those before it, so one replica
 does them in order; given the heads of finished steps (``known``) it goes on from there, else it finds them again.
 """
@@ -15,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.forward.knockout import head_sets
-from mathinterp.forward.scores import Scores
+from mathinterp.forward.end_sets import EndHeadSets
+from mathinterp.forward.knockout import NO_HEADS, head_sets
+from mathinterp.forward.scores import Answers, Scores
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
@@ -34,6 +36,7 @@ class IterativeState(KnockoutState):
     """A replica's state, and the heads masked so far: those of steps 0, 1, ..."""
 
     masked: list[Head]
+    answers: Answers  # that the runner scores
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,23 @@ class IterativeScan(AblationScan):
         """Clean pass (and counterfactual pass) over all prompts."""
         at_once = most_at_once(subject.anatomy.shape.n_heads)
         ablation = prepare(self, subject, edits_per_batch=at_once, edits_in_all=0)
-        return IterativeState(ablation, head_sets(ablation.engine), {}, list(self.known))
+        if not self.only_end:
+            answers = ablation.engine.answers
+            return IterativeState(ablation, head_sets(ablation.engine), {}, list(self.known), answers)
+        runner = EndHeadSets(subject.anatomy, subject.prompts, subject.max_tokens)
+        return IterativeState(ablation, runner, {}, list(self.known), runner.answers)
+
+    @property
+    def only_end(self) -> bool:
+        """Whether nothing but END's row changes and counts."""
+        return self.edited_positions == "end" and self.parameters()["scoring"] == "first_token"
 
     def notes(self, state: IterativeState) -> dict[str, Any]:
-        """Engine, packing and noise floor of the run."""
-        return state.ablation.notes
+        """Engine, packing and noise floor of the run; how far passes without a head out stray from the baseline."""
+        engine = state.ablation.engine
+        counted = np.flatnonzero(engine.answers.position_A == 0) if self.only_end else np.arange(len(engine.answers))
+        deviation = state.runner.run_sets([NO_HEADS], {}).difference(engine.baseline().at(counted))
+        return {**state.ablation.notes, "no_head_deviation": deviation}
 
     def run(self, state: IterativeState, shard: Shard) -> pa.Table:
         """Rows of one step; steps before it that are not known are done first."""
@@ -111,7 +126,7 @@ class IterativeScan(AblationScan):
         layers = {layer for layer, _ in [*left, *masked]}
         sets = [base, *(base | {head} for head in left)]
         scores = state.runner.run_sets(sets, replacements_of(self, state, layers), base)
-        accuracy_E, logprob_E = operation_means(state.ablation, scores, self.parameters()["scoring"])
+        accuracy_E, logprob_E = operation_means(state.ablation, scores, self.parameters()["scoring"], state.answers)
         chosen = self._choice(accuracy_E[1:], logprob_E[1:])
         columns = {
             "step": np.full(len(left), len(masked)),
@@ -139,12 +154,16 @@ def masked_head(rows: pa.Table) -> Head:
     return rows["layer"][row].as_py(), rows["head"][row].as_py()
 
 
-def operation_means(state: AblationState, scores: Scores, scoring: str) -> tuple[np.ndarray, np.ndarray]:
+def operation_means(
+    state: AblationState, scores: Scores, scoring: str, answers: Answers | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Accuracy and mean log-probability per unit of each edit (E each), as operation 'all' in the SQL views.
+
+    ``answers`` are those that were scored; None = all of the engine's.
 
     The unit is a scored token, the first one under "first_token", or a whole answer under "exact_match".
     """
-    answers, prompts = state.engine.answers, state.prompts
+    answers, prompts = answers or state.engine.answers, state.prompts
     counted = np.flatnonzero(answers.position_A == 0) if scoring == "first_token" else np.arange(len(answers))
     prompt_A = answers.prompt_A[counted]
     tokens_P = np.bincount(prompt_A, minlength=len(prompts)).astype(float)

@@ -1,7 +1,8 @@
 """MLP probing: how alike each MLP's input and output at END are to operands and answer (paper B section 4.2).
 
 Cosine similarity with W_U[A], W_U[B], W_U[C], where A, B, C are the first digit tokens of operand A, operand B and the
-answer as they stand in the sentence. Three rows per (layer, prompt).
+answer as they stand in the sentence. Three rows per (layer, prompt). Only prompts that the model answers rightly are
+read, unless all are asked for.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TypedTokens, operand_spans, typed_tokens
 from mathinterp.scans import tables
+from mathinterp.scans.answered import kept_prompts
 from mathinterp.scans.base import Scan, Shard, Subject
 
 VECTORS = ("residual", "written")
@@ -30,10 +32,11 @@ LAYERS_PER_FILE = 8
 
 @dataclass
 class ProbeState:
-    """What a replica keeps between shards: P prompts, L layers, targets a, b, c, and the three measures M."""
+    """What a replica keeps between shards: P kept prompts, L layers, targets a, b, c, and the three measures M."""
 
     names: pa.Array  # P prompt ids
     cosine_PLCM: np.ndarray
+    notes: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,14 @@ class MlpProbe(Scan):
 
     vectors: "residual" (MLP_in = r_l, MLP_out = r_l + F_l) or "written" (the normed input, and F_l itself).
     fold_norm: the final norm's weight g is folded into W_U.
+    keep_all: read prompts that the model answers wrongly, too.
     The third measure is that of MLP_out - MLP_in, which a cosine needs not have normalised first.
     """
 
     vectors: str = "residual"
     fold_norm: bool = False
     layers: tuple[int, ...] | None = None
+    keep_all: bool = False
 
     name: ClassVar[str] = "probe"
     schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_probe": tables.MLP_PROBE}
@@ -68,7 +73,12 @@ class MlpProbe(Scan):
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
         layers = None if self.layers is None else sorted(set(self.layers))
-        return {"vectors": self.vectors, "fold_norm": self.fold_norm, "layers": layers}
+        return {
+            "vectors": self.vectors,
+            "fold_norm": self.fold_norm,
+            "layers": layers,
+            "keep_all": self.keep_all,
+        }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Files of eight layers; raises UserError for a prompt without operands, or whose text has others."""
@@ -89,9 +99,10 @@ class MlpProbe(Scan):
         return len(prompts)
 
     def prepare(self, subject: Subject) -> ProbeState:
-        """One pass over all prompts; the vectors become cosines at once."""
-        anatomy, prompts = subject.anatomy, subject.prompts
+        """The choice of prompts, and one pass over them; the vectors become cosines at once."""
+        anatomy = subject.anatomy
         assert subject.tokenizer is not None, "the operands' tokens need the tokenizer"
+        prompts, notes = kept_prompts(subject, self.keep_all)
         targets = target_ids(prompts, typed_tokens(prompts, subject.tokenizer))
         cosine_PLCM = np.empty((len(prompts), anatomy.shape.n_layers, len(TARGETS), len(MEASURES)))
         for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy.device, subject.max_tokens):
@@ -104,11 +115,15 @@ class MlpProbe(Scan):
                 for vectors_BLD in (before_BLD, after_BLD, after_BLD - before_BLD)
             ]
             cosine_PLCM[rows.numpy()] = torch.stack(found, dim=-1).cpu().numpy()
-        return ProbeState(pa.array([item.prompt.prompt_id for item in prompts]), cosine_PLCM)
+        return ProbeState(pa.array([item.prompt.prompt_id for item in prompts]), cosine_PLCM, notes)
 
     def run(self, state: ProbeState, shard: Shard) -> pa.Table:
         """Rows of the shard's layers."""
         return pa.concat_tables([_layer_rows(state, layer) for layer in shard.work["layers"]])
+
+    def notes(self, state: ProbeState) -> dict[str, Any]:
+        """How many prompts were given, answered rightly and kept."""
+        return state.notes
 
 
 def target_ids(prompts: Sequence[TokenizedPrompt], typed: Sequence[TypedTokens]) -> torch.Tensor:

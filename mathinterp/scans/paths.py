@@ -19,6 +19,7 @@ from mathinterp.forward.patching import EndPatching, EverywherePatching
 from mathinterp.forward.paths import FREEZES, MLP, Measures, PathEngine, Scorer
 from mathinterp.forward.receivers import Receiver, ReceiverEngine
 from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.prompts.pairs import first_digit
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
 from mathinterp.scans.base import Scan, Shard, Subject
@@ -151,7 +152,12 @@ class PathScan(Scan):
         return found
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """The pairs, attribution, then files of whole layers with 16 nodes and more; layer l costs L - l."""
+        """The pairs, attribution, then files of whole layers with 16 nodes and more; layer l costs L - l.
+
+        Raises UserError for an answer without a digit, on which a pair could be scored.
+        """
+        for item in prompts:
+            first_digit(item)
         pieces = [Shard("path_pairs", 0, cost=0.1)]
         if self.attributes:
             pieces.append(Shard("attribution_scan", 0, cost=float(3 * shape.n_layers)))

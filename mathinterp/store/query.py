@@ -7,6 +7,7 @@ Knows DuckDB; which files can be trusted is told to it. Every ``views/<name>.sql
 
 import datetime
 import decimal
+import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,18 @@ _HEADER = """\
 """
 
 
-def views_sql(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
+CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
+
+
+def views_sql(
+    files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str], views: Sequence[str] | None = None
+) -> str:
     """The text of views.sql.
 
     Args:
         good: table (and "runs") -> names of its trusted files.
         bad: names of files that must not be read; tables that have one list their good files one by one.
+        views: those wanted, in an order in which each comes after those it mentions; None = all.
     """
     sources = {table: _rows_source(files, table, good[table], bad) for table in TABLES}
     sources["run_records"] = _records_source(files, good["runs"], bad)
@@ -44,8 +51,26 @@ def views_sql(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequenc
     parts = [Template(_HEADER).substitute(root=files.root), *(f"-- left out: {_comment(name)}\n" for name in bad)]
     definitions = _definitions()
     parts.append(definitions["functions"])
-    parts += [Template(definitions[name]).substitute(sources) for name in _dependency_order()]
+    parts += [
+        Template(definitions[name]).substitute(sources) for name in (_dependency_order() if views is None else views)
+    ]
     return "\n".join(parts)
+
+
+def views_of(sql: str) -> list[str]:
+    """The views that a query needs, in order: those whose names occur in it and those that these mention.
+
+    Making a view costs DuckDB some ten milliseconds, and there are more than a hundred. A query about the catalog
+    itself needs all.
+    """
+    if CATALOG_WORDS.search(sql):
+        return list(_dependency_order())
+    words = {word.lower() for word in re.findall(r"\w+", sql)}
+    needed = set()
+    for name in reversed(_dependency_order()):  # a view comes after those it mentions
+        if name in words or name in needed:
+            needed |= {name, *_mentions()[name]}
+    return [name for name in _dependency_order() if name in needed]
 
 
 def reads_table(views: str, table: str) -> bool:
@@ -68,7 +93,16 @@ def arrow(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
         relation = connection.sql(sql)
         return pa.table({}) if relation is None else relation.to_arrow_table()  # None: a statement without a result
     except duckdb.Error as error:
-        raise UserError(f"SQL: {str(error).splitlines()[0]}") from error
+        raise UserError(f"SQL: {str(error).splitlines()[0]}{_like_a_view(str(error))}") from error
+
+
+def _like_a_view(message: str) -> str:
+    """For a query of a view that does not exist: views of like names, or how to list all."""
+    missing = re.search(r"Table with name (\w+) does not exist", message)
+    if missing is None:
+        return ""
+    alike = difflib.get_close_matches(missing[1].lower(), _dependency_order(), n=3)
+    return f" Did you mean {' or '.join(alike)}?" if alike else " 'mathinterp sql' without a query lists the views."
 
 
 def json_rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -108,12 +142,17 @@ def _definitions() -> dict[str, str]:
 
 
 @cache
-def _dependency_order() -> tuple[str, ...]:
-    """Views in an order in which each comes after those it mentions."""
+def _mentions() -> dict[str, list[str]]:
+    """View -> the views that it reads."""
     code = {name: re.sub(r"--[^\n]*", "", text) for name, text in _definitions().items() if name != "functions"}
     uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
-    mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
-    return tuple(TopologicalSorter(mentions).static_order())
+    return {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
+
+
+@cache
+def _dependency_order() -> tuple[str, ...]:
+    """Views in an order in which each comes after those it mentions."""
+    return tuple(TopologicalSorter(_mentions()).static_order())
 
 
 def _rows_source(files: StoreFiles, table: str, good: Sequence[str], bad: Sequence[str]) -> str:

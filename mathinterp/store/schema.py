@@ -55,8 +55,29 @@ TABLES: dict[str, StoredTable] = {
     "tuning_runs": StoredTable(tables.TUNING_RUNS),
     "neuron_scan": StoredTable(tables.NEURON_SCAN, dictionary=("node", "layer", "operation", "prompt_id")),
     "neuron_targets": StoredTable(tables.NEURON_TARGETS, dictionary=("condition",)),
+    "maskkeep_scan": StoredTable(tables.MASKKEEP_SCAN, dictionary=("mode", "ranking", "prompt_id")),
+    "maskkeep_neurons": StoredTable(tables.MASKKEEP_NEURONS, dictionary=("ranking", "prompt_id", "layer")),
+    "edit_scan": StoredTable(tables.EDIT_SCAN, dictionary=("edit",)),
+    "edit_text": StoredTable(tables.EDIT_TEXT, dictionary=("edit",)),
+    "edit_neurons": StoredTable(tables.EDIT_NEURONS, dictionary=("edit",)),
+    "gender_neurons": StoredTable(tables.GENDER_NEURONS, dictionary=("layer", "stereotype")),
+    "sweep_scan": StoredTable(tables.SWEEP_SCAN, dictionary=("layer",)),
+    "sweep_neurons": StoredTable(tables.SWEEP_NEURONS, dictionary=("tuned_layer", "prompt_id", "layer")),
+    "prune_scan": StoredTable(tables.PRUNE_SCAN, dictionary=("condition",)),
+    "prune_neurons": StoredTable(tables.PRUNE_NEURONS, dictionary=("condition", "layer")),
+    "neuron_graph_nodes": StoredTable(tables.NEURON_GRAPH_NODES, dictionary=("graph", "operation", "layer")),
+    "neuron_graph_edges": StoredTable(tables.NEURON_GRAPH_EDGES, dictionary=("graph", "layer", "to_layer")),
+    "neuron_graph_check": StoredTable(
+        tables.NEURON_GRAPH_CHECK, dictionary=("graph", "operation", "prompt_id", "k", "zeroed", "layer")
+    ),
+    "chain_scan": StoredTable(
+        tables.CHAIN_SCAN, dictionary=("prompt_id", "stage", "layer", "via_layer", "via_head", "token_type")
+    ),
     "attention_scan": StoredTable(tables.ATTENTION_SCAN, dictionary=("layer", "head", "token_type")),
     "mlp_probe": StoredTable(tables.MLP_PROBE, dictionary=("layer", "target")),
+    "evaluations": StoredTable(tables.EVALUATIONS, dictionary=("task", "subset")),
+    "concept_scan": StoredTable(tables.CONCEPT_SCAN, dictionary=("layer", "attention_layer", "sign", "hits")),
+    "concept_zeroing": StoredTable(tables.CONCEPT_ZEROING, dictionary=("neurons", "level", "seed", "zeroed")),
 }
 
 RUN_COLUMNS: dict[str, str] = {

@@ -175,13 +175,19 @@ class Store:
         if content != self._current_views():
             self.files.write(VIEWS_FILE, content.encode())
 
-    def connect(self) -> duckdb.DuckDBPyConnection:
-        """An in-memory DuckDB connection with the views; ``problems`` then names what they leave out."""
-        return query.connect(self.files, self.views_sql())
+    def connect(self, *views: str) -> duckdb.DuckDBPyConnection:
+        """An in-memory DuckDB connection with all views; ``problems`` then names what they leave out.
+
+        Only the named ``views``, and those that they read, take a tenth of the time.
+        """
+        wanted = query.views_of(" ".join(views)) if views else None
+        return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted))
 
     def arrow(self, sql: str) -> pa.Table:
         """The result of a query; raises UserError with DuckDB's first line."""
-        return query.arrow(self.connect(), sql)
+        return query.arrow(
+            query.connect(self.files, query.views_sql(self.files, *self._survey(), query.views_of(sql))), sql
+        )
 
     def dataframe(self, sql: str) -> "pd.DataFrame":
         """The result of a query as a pandas data frame; raises UserError with DuckDB's first line."""

@@ -1,53 +1,87 @@
 """Loss and accuracy on the answers alone: the unembedding runs where an answer token is predicted, nowhere else.
 
-Knows a model's decoder and unembedding, and samples; knows nothing about training or files.
-Shapes: B samples, T tokens, N answer tokens, D width, V vocabulary.
+Knows a model's decoder and unembedding, and batches; knows nothing about training or files.
+Shapes: B rows, T tokens of a row, N answer tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.module import _IncompatibleKeys
 
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.data import Sample
-
-WIDTH_MULTIPLE = 8
+from mathinterp.tuning.layout import padded
+from mathinterp.tuning.lower_layers import InputCache
 
 
 class AnswerLoss(nn.Module):
-    """The summed cross-entropy of the answer tokens; the unembedding runs at their positions only."""
+    """A model as transformers' Trainer takes it: from a batch to the loss on its answer tokens.
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy):
+    Its state dict holds the trained parameters and nothing else, so checkpoints do not repeat the frozen base.
+    """
+
+    accepts_loss_kwargs = True  # the Trainer hands over the answer tokens of the whole step, all workers together
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, cache: InputCache | None = None) -> None:
         """``model`` owns the parameters (with an adapter or without); ``anatomy`` is that of its base."""
         super().__init__()
         self.model = model
         self._parts = anatomy  # not a module: its parts are registered through ``model``
+        self._cache = cache
 
-    def logits(self, input_ids_BT: torch.Tensor, before_N: torch.Tensor) -> torch.Tensor:
-        """N x V logits at the flat positions ``before_N`` of B x T. Padding is on the right, where no token looks."""
-        hidden_BTD = self._parts.decoder(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+    def logits(
+        self,
+        input_ids_BT: torch.Tensor,
+        before_N: torch.Tensor,
+        places: torch.Tensor | None = None,
+        samples: Sequence[int] | None = None,
+        **arguments: Any,
+    ) -> torch.Tensor:
+        """N x V logits at the flat positions ``before_N`` of B x T; ``arguments`` (mask, positions) go to the decoder.
+
+        With a cache, ``samples`` says which samples the batch holds, and ``places`` where.
+        """
+        lower: AbstractContextManager[None] = nullcontext()
+        if self._cache is not None:
+            assert samples is not None, "which samples these are"
+            assert places is not None, "where their tokens are"
+            lower = self._cache.standing_in(input_ids_BT, samples, places)
+        with lower:
+            hidden_BTD = self._parts.decoder(input_ids=input_ids_BT, use_cache=False, **arguments).last_hidden_state
         logits_NV = self._parts.unembedding(hidden_BTD.flatten(0, 1)[before_N])
         cap = self._parts.shape.logit_softcap
-        return logits_NV if cap is None else torch.tanh(logits_NV / cap) * cap
+        logits_NV = logits_NV if cap is None else torch.tanh(logits_NV / cap) * cap
+        return logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
 
-    def forward(self, input_ids_BT: torch.Tensor, before_N: torch.Tensor, gold_N: torch.Tensor) -> torch.Tensor:
-        """The sum over the answer tokens, in float32 or better."""
-        logits_NV = self.logits(input_ids_BT, before_N)
-        return cross_entropy(
-            logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float(), gold_N, reduction="sum"
-        )
+    def forward(
+        self, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int = 1, **batch: Any
+    ) -> dict[str, torch.Tensor]:
+        """``loss``: the cross-entropy of the answer tokens ``labels`` (N), summed, over ``num_items_in_batch``.
 
+        ``batch``: as ``logits`` takes it.
+        """
+        return {"loss": cross_entropy(self.logits(**batch), labels, reduction="sum") / num_items_in_batch}
 
-def collate(samples: Sequence[Sample], pad_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``input_ids_BT`` padded on the right, ``before_N`` (flat positions that predict the answers), ``gold_N``."""
-    width = -(-max(len(sample.input_ids) for sample in samples) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    rows = [[*sample.input_ids, *[pad_id] * (width - len(sample.input_ids))] for sample in samples]
-    before = [row * width + index - 1 for row, sample in enumerate(samples) for index in sample.answer]
-    gold = [sample.input_ids[index] for sample in samples for index in sample.answer]
-    return torch.tensor(rows), torch.tensor(before), torch.tensor(gold)
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """The trained parameters by name."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> _IncompatibleKeys:
+        """Overwrite the trained parameters; all of them must be there, and no other."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        assert trained.keys() == state_dict.keys(), "the checkpoint is of another run"
+        for name, parameter in trained.items():
+            parameter.copy_(state_dict[name])
+        return _IncompatibleKeys([], [])
 
 
 @dataclass(frozen=True)
@@ -70,27 +104,41 @@ def evaluate(
     device: torch.device,
     pad_id: int,
     micro_batch: int = 64,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Evaluation:
-    """Loss and accuracy on the answer tokens, the end token included, of the model as it is."""
+    """Loss and accuracy on the answer tokens, the end token included, of the model as it is.
+
+    With several workers each takes its share, and all get the whole figures.
+    """
     was_training = model.training
     model.eval()
     scorer = AnswerLoss(model, anatomy)
-    order = sorted(range(len(samples)), key=lambda index: len(samples[index].input_ids))
-    loss, right, exact, tokens = 0.0, 0, 0, 0
+    order = sorted(range(len(samples)), key=lambda index: len(samples[index].input_ids))[rank::world_size]
+    totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss, right tokens, right answers, tokens
     for first in range(0, len(order), micro_batch):
         piece = [samples[index] for index in order[first : first + micro_batch]]
-        input_ids_BT, before_N, gold_N = (array.to(device) for array in collate(piece, pad_id))
-        with autocast(device):
-            logits_NV = scorer.logits(input_ids_BT, before_N).float()
-        loss += cross_entropy(logits_NV, gold_N, reduction="sum").item()
-        right_N = (logits_NV.argmax(-1) == gold_N).cpu()
-        right += int(right_N.sum())
-        exact += sum(bool(part.all()) for part in right_N.split([len(sample.answer) for sample in piece]))
-        tokens += len(right_N)
+        batch = padded(piece, pad_id)
+        gold_N = batch["labels"].to(device)
+        with autocast(device, anatomy.dtype):
+            logits_NV = scorer.logits(batch["input_ids_BT"].to(device), batch["before_N"].to(device))
+        right_N = logits_NV.argmax(-1) == gold_N
+        exact = torch.stack([part.all() for part in right_N.split([len(sample.answer) for sample in piece])])
+        loss = cross_entropy(logits_NV, gold_N, reduction="sum")
+        totals[:3] += torch.stack([loss.double(), right_N.sum(), exact.sum()])
+        totals[3] += len(gold_N)
+    if world_size > 1:
+        torch.distributed.all_reduce(totals)
     model.train(was_training)
-    return Evaluation(len(samples), tokens, loss / tokens, right / tokens, exact / len(samples))
+    loss_sum, right, exact_matches, tokens = totals.tolist()
+    return Evaluation(len(samples), int(tokens), loss_sum / tokens, right / tokens, exact_matches / len(samples))
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU; a CPU computes in the weights' dtype."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+def computes_in_bfloat16(device: torch.device, dtype: torch.dtype) -> bool:
+    """Products run in bfloat16 on a GPU, unless the weights are float64; a CPU computes in the weights' dtype."""
+    return device.type == "cuda" and dtype != torch.float64
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """The context in which ``computes_in_bfloat16`` holds."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=computes_in_bfloat16(device, dtype))

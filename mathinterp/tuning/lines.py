@@ -1,4 +1,4 @@
-"""What worker 0 says while it trains, printed by the driver.
+"""What worker 0 says while it trains, printed by the driver, and why it would not train at all.
 
 Knows Ray; knows nothing about what is said. Ray's own forwarding would print every process's output twice over.
 """
@@ -17,6 +17,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._refusal: str | None = None
 
     def say(self, line: str) -> None:
         """Add a line."""
@@ -25,6 +26,14 @@ class Lines:
     def since(self, count: int) -> list[str]:
         """All lines but the first ``count``."""
         return self._lines[count:]
+
+    def refuse(self, why: str) -> None:
+        """Give up: what was asked for cannot be done, and trying again would not help."""
+        self._refusal = why
+
+    def refusal(self) -> str | None:
+        """Why, or None."""
+        return self._refusal
 
 
 def new_lines() -> Any:

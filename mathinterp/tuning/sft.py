@@ -1,38 +1,43 @@
-"""The fine-tuning loop: AdamW on the answers of a fixed data set, the same for heads, whole models and LoRA.
+"""Fine-tuning by transformers' Trainer: AdamW on the answers of a fixed data set, for heads, LoRA and whole models.
 
-Knows a model with some parameters that require a gradient, samples and a clock; knows nothing about Ray or files.
-Replay-safe: a step's batch depends on (seed, step) alone, so a resumed run sees what an undisturbed one sees, on any
-number of workers. Layers below the lowest trained one build no autograd graph: torch starts it at the first trained
-parameter.
+Knows a model with some parameters that require a gradient, samples and a clock; knows nothing about Ray or the store.
+The Trainer brings accumulation, clipping, checkpoints, resume, mixed precision and (through accelerate) several
+workers; ours are the batches, fixed by (seed, step), the loss on answer tokens alone, and what is reported. Layers
+below the lowest trained one build no autograd graph: torch starts it at the first trained parameter.
 """
 
 import contextlib
-import copy
 import math
 import resource
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.tuning.answers import AnswerLoss, autocast, collate
+from mathinterp.tuning.answers import AnswerLoss, computes_in_bfloat16
 from mathinterp.tuning.data import Sample
+from mathinterp.tuning.layout import Batch, packed, padded
+from mathinterp.tuning.lower_layers import InputCache
+from mathinterp.tuning.steps import Mixture, StepSampler
 
-State = dict[str, Any]
+COMPILE_FROM = 3e17  # operations: about ten minutes on an H100, a quarter of which compiled layers save
 Row = dict[str, float | int]
-Reporter = Callable[[list[Row], State | None], None]
+Reporter = Callable[[list[Row], Path | None], None]
 
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Everything that decides the weights, but for what trains and the data; and how often to look and to save."""
+    """Everything that decides the weights, but for what trains and the data; and how it is computed and watched."""
 
     steps: int
     batch_size: int  # samples a step, all workers together
@@ -43,15 +48,20 @@ class SftConfig:
     warmup_share: float = 0.03
     betas: tuple[float, float] = (0.9, 0.999)
     clip_norm: float = 1.0
+    mixture: Mixture = ()  # samples and weight of each source; empty: all samples alike
     log_every: int = 10
     checkpoint_every: int = 100
     recompute: bool = False  # activations in the backward pass: less memory, more time
+    pack: int = 0  # tokens of a row that holds several samples; 0: one sample a row
+    cache: bool = False  # keep the inputs of the lowest trained layer across epochs
+    compiled: bool | None = None  # layers through torch.compile; None: on GPUs, where there is work enough
 
     def parameters(self) -> dict[str, Any]:
-        """What decides the weights, as plain JSON; micro-batches change only the order of sums."""
-        names = ("steps", "batch_size", "learning_rate", "seed", "weight_decay", "warmup_share", "betas", "clip_norm")
+        """What decides the weights, as plain JSON; the way of computing changes only the order of sums."""
+        names = ("steps", "batch_size", "learning_rate", "seed", "weight_decay", "warmup_share", "clip_norm")
         values = {name: getattr(self, name) for name in names}
-        return {**values, "betas": list(self.betas), "schedule": "cosine", "optimizer": "AdamW"}
+        mixed = {"mixture": [list(part) for part in self.mixture]} if self.mixture else {}
+        return {**values, **mixed, "betas": list(self.betas), "schedule": "cosine", "optimizer": "AdamW"}
 
     @property
     def warmup_steps(self) -> int:
@@ -59,14 +69,12 @@ class SftConfig:
         return math.ceil(self.warmup_share * self.steps)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
-    """How far a run is; part of every checkpoint."""
+    """How far a run came."""
 
-    step: int = 0
-    seconds: float = 0.0  # spent in steps
-    loss: float = float("nan")  # mean over the answer tokens since the last row
-    rows: list[Row] = field(default_factory=list)  # since the last checkpoint
+    step: int
+    seconds: float  # spent in steps, those before a resume included
 
 
 def learning_rate_factor(step: int, warmup_steps: int, steps: int) -> float:
@@ -74,26 +82,6 @@ def learning_rate_factor(step: int, warmup_steps: int, steps: int) -> float:
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
-
-
-@lru_cache(maxsize=4)
-def _epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(count)
-
-
-def step_samples(count: int, batch_size: int, seed: int, step: int) -> list[int]:
-    """Which samples step ``step`` trains: epochs in their own random orders, one after the other."""
-    places = range(step * batch_size, (step + 1) * batch_size)
-    return [int(_epoch_order(count, seed, place // count)[place % count]) for place in places]
-
-
-def micro_batches(
-    samples: Sequence[Sample], chosen: Sequence[int], micro_batch: int, rank: int, world_size: int
-) -> list[list[Sample]]:
-    """This worker's share of a step, in pieces of samples of about the same length, so that little is padded."""
-    by_length = sorted(chosen, key=lambda index: len(samples[index].input_ids))
-    share = [samples[index] for index in by_length[rank::world_size]]
-    return [share[first : first + micro_batch] for first in range(0, len(share), micro_batch)]
 
 
 def train(
@@ -106,7 +94,7 @@ def train(
     pad_id: int,
     reporter: Reporter,
     on_row: Callable[[Row], None] = lambda row: None,
-    resume: State | None = None,
+    resume: Path | None = None,
     rank: int = 0,
     world_size: int = 1,
 ) -> Progress:
@@ -114,109 +102,176 @@ def train(
 
     The loss of a step is the mean over its answer tokens, whoever computes them. ``reporter`` is called on every worker
     at every checkpoint, the last step included, with the rows of ``tuning_runs`` since the last one and (rank 0 only)
-    a state that ``resume`` accepts; ``on_row`` with each row at once. With ``world_size`` above 1 the process group is
-    already up.
+    a folder that ``resume`` accepts, which it may move away; ``on_row`` with each row at once. With ``world_size``
+    above 1 the process group is already up.
 
-    Raises FloatingPointError, naming the step, if the loss is not finite.
+    Raises FloatingPointError, naming the step, if the loss is not finite; UserError for a cache or packing that the
+    model does not allow.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert trained, "nothing would train"
+    sampler = StepSampler(
+        [len(sample.input_ids) for sample in samples],
+        steps=config.steps, batch_size=config.batch_size, micro_batch=config.micro_batch, seed=config.seed,
+        mixture=config.mixture, rank=rank, world_size=world_size,
+    )  # fmt: skip
+    cache = InputCache(anatomy, model, samples, pad_id) if config.cache else None
+    compiled = worth_compiling(model, device, sampler, world_size) if config.compiled is None else config.compiled
+
+    def lay_out(chosen: list[int]) -> Batch:
+        piece = [samples[index] for index in chosen]
+        batch = packed(piece, config.pack, anatomy) if config.pack else padded(piece, pad_id)
+        return {**batch, "samples": chosen}
+
     optimizer = torch.optim.AdamW(
-        trained,
-        lr=config.learning_rate,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
+        trained, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay,
         fused=device.type == "cuda",
+    )  # fmt: skip
+    schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, config.warmup_steps, config.steps))
+    loader: DataLoader[int] = DataLoader(range(len(samples)), batch_sampler=sampler, collate_fn=lay_out)  # type: ignore[arg-type]
+    with contextlib.ExitStack() as during:
+        folder = during.enter_context(tempfile.TemporaryDirectory())
+        if config.recompute:
+            anatomy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            during.callback(anatomy.model.gradient_checkpointing_disable)
+        if compiled:
+            during.enter_context(compiled_layers(anatomy))
+        watch = _Watch(config, sampler, device, reporter, on_row, rank)
+        trainer = AnswerTrainer(
+            AnswerLoss(model, anatomy, cache), _arguments(config, sampler, folder, device, anatomy.dtype),
+            loader=loader, optimizers=(optimizer, schedule), callbacks=[watch],
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return Progress(trainer.state.global_step, watch.seconds)
+
+
+class AnswerTrainer(Trainer):
+    """transformers' Trainer on given batches: not shuffled, cut or shared out by it, since all that is in them."""
+
+    def __init__(self, model: AnswerLoss, arguments: TrainingArguments, *, loader: DataLoader, **rest: Any) -> None:
+        self._loader = loader
+        super().__init__(model, arguments, **rest)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """This worker's micro-batches of all steps."""
+        return self._loader
+
+
+def _arguments(
+    config: SftConfig, sampler: StepSampler, folder: str, device: torch.device, dtype: torch.dtype
+) -> TrainingArguments:
+    """What of the configuration is the Trainer's to do. The last step is always logged and saved (``_Watch``)."""
+    return TrainingArguments(
+        output_dir=folder,
+        max_steps=config.steps,
+        per_device_train_batch_size=config.micro_batch,
+        gradient_accumulation_steps=sampler.per_step,
+        max_grad_norm=config.clip_norm,
+        seed=config.seed,
+        bf16=computes_in_bfloat16(device, dtype),
+        use_cpu=device.type == "cpu",
+        logging_steps=config.log_every,
+        logging_nan_inf_filter=False,  # a loss that is not a number must show, and looking costs a wait for the device
+        save_steps=config.checkpoint_every,
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        ddp_backend=None if sampler.world_size == 1 else "gloo" if device.type == "cpu" else "nccl",
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
     )
-    progress = Progress() if resume is None else _restore(resume, model, optimizer)
-    model.train()
-    if config.recompute:
-        _recompute_activations(anatomy)
-    loss_sum = AnswerLoss(model, anatomy)
-    parallel = DistributedDataParallel(loss_sum) if world_size > 1 else None
-    meter = _Meter(config, progress, trained, device, world_size)
-    while progress.step < config.steps:
-        chosen = step_samples(len(samples), config.batch_size, config.seed, progress.step)
-        answer_tokens = sum(len(samples[index].answer) for index in chosen)
-        pieces = micro_batches(samples, chosen, config.micro_batch, rank, world_size)
-        torch.manual_seed(hash((config.seed, progress.step, rank)))  # for models with dropout
-        for number, piece in enumerate(pieces):
-            arrays = [array.to(device) for array in collate(piece, pad_id)]
-            wait = parallel is not None and number + 1 < len(pieces)
-            with parallel.no_sync() if parallel is not None and wait else contextlib.nullcontext(), autocast(device):
-                piece_loss = (parallel or loss_sum)(*arrays)
-                # DistributedDataParallel averages over the workers; the sum over all tokens is wanted.
-                (piece_loss * (world_size / answer_tokens)).backward()
-            meter.add(piece_loss.detach(), piece)
-        rate = config.learning_rate * learning_rate_factor(progress.step, config.warmup_steps, config.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        nn.utils.clip_grad_norm_(trained, config.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        progress.step += 1
-        last = progress.step == config.steps
-        at_checkpoint = progress.step % config.checkpoint_every == 0 or last
-        if progress.step % config.log_every == 0 or at_checkpoint:
-            on_row(meter.read(rate))
-        if at_checkpoint:
-            rows, progress.rows = progress.rows, []
-            reporter(rows, _state(model, optimizer, progress) if rank == 0 else None)
-            meter.restart()
-    return progress
 
 
-class _Meter:
-    """Loss, speed and memory between two readings. Other workers' losses are added; the rest is rank 0's times workers.
+class _Watch(TrainerCallback):
+    """Rows of ``tuning_runs`` as training goes on, and every checkpoint handed to the reporter.
 
-    Tokens are those of the samples, padding not counted.
+    Time counts between rows; a checkpoint being written does not count.
     """
 
     def __init__(
-        self, config: SftConfig, progress: Progress, trained: Sequence[nn.Parameter], device: torch.device, workers: int
-    ) -> None:
-        self.config, self.progress, self.device, self.workers = config, progress, device, workers
-        self.trained = sum(parameter.numel() for parameter in trained)
-        self.restart()
+        self, config: SftConfig, sampler: StepSampler, device: torch.device, reporter: Reporter,
+        on_row: Callable[[Row], None], rank: int,
+    ) -> None:  # fmt: skip
+        self.config, self.sampler, self.device, self.rank = config, sampler, device, rank
+        self.reporter, self.on_row = reporter, on_row
+        self.rows: list[Row] = []
+        self.seconds = 0.0
+        self._begin(0)
 
-    def restart(self) -> None:
-        """Begin an interval: what happened since the last reading (a checkpoint being written) does not count."""
-        self.loss = torch.zeros((), device=self.device, dtype=torch.float64)
-        self.answers = self.samples = self.tokens = 0
-        self.started = time.monotonic()
+    def _begin(self, step: int) -> None:
+        self.since, self.started = step, time.monotonic()
 
-    def add(self, loss: torch.Tensor, piece: Sequence[Sample]) -> None:
-        """Count a forward and backward pass."""
-        self.loss += loss
-        self.answers += sum(len(sample.answer) for sample in piece)
-        self.tokens += sum(len(sample.input_ids) for sample in piece)
-        self.samples += len(piece)
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Start the clock, where a resumed run stopped it."""
+        self.seconds = next((log["seconds"] for log in reversed(state.log_history) if "seconds" in log), 0.0)
+        self._begin(state.global_step)
 
-    def read(self, learning_rate: float) -> Row:
-        """Wait for the device, add a row to ``progress`` and begin the next interval."""
-        counts = torch.tensor([self.answers, self.samples, self.tokens], device=self.device, dtype=torch.float64)
-        totals = torch.cat([self.loss[None], counts])
-        if self.workers > 1:
-            torch.distributed.all_reduce(totals)
-        loss_sum, answers, samples, tokens = totals.tolist()
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """For models with dropout: what is drawn depends on the step alone."""
+        torch.manual_seed(hash((self.config.seed, state.global_step, self.rank)))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Before every checkpoint there is a row, and after the last step there are both."""
+        last = state.global_step == self.config.steps
+        control.should_save |= last
+        control.should_log |= control.should_save
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **found: Any) -> None:
+        """A row; raises FloatingPointError if the loss since the last one is not finite."""
+        logs = found["logs"]
+        if "loss" not in logs:  # the Trainer's closing summary
+            return
         seconds = time.monotonic() - self.started
-        progress = self.progress
-        progress.loss = loss_sum / answers
-        progress.seconds += seconds
-        if not math.isfinite(progress.loss):
-            raise FloatingPointError(f"the training loss is {progress.loss} at step {progress.step}")
+        steps = state.global_step - self.since
+        if not math.isfinite(logs["loss"]):
+            raise FloatingPointError(f"the training loss is {logs['loss']} at step {state.global_step}")
         row: Row = {
-            "step": progress.step,
-            "loss": progress.loss,
-            "lr": learning_rate,
-            "samples_per_second": samples / seconds,
-            "tokens_per_second": tokens / seconds,
+            "step": state.global_step,
+            "loss": logs["loss"],
+            "lr": logs["learning_rate"],
+            "samples_per_second": steps * self.config.batch_size / seconds,
+            "tokens_per_second": self.sampler.tokens(self.since, state.global_step) / seconds,
             "memory": _peak_memory(self.device),
-            "trained_parameters": self.trained,
+            "trained_parameters": sum(p.numel() for p in found["model"].parameters() if p.requires_grad),
         }
-        progress.rows.append(row)
-        self.restart()
-        return row
+        self.rows.append(row)
+        self.on_row(row)
+        self.seconds += seconds
+        state.log_history[-1]["seconds"] = self.seconds  # goes into the checkpoint
+        self._begin(state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Hand over the rows since the last checkpoint, and on rank 0 the checkpoint's folder."""
+        rows, self.rows = self.rows, []
+        assert args.output_dir is not None
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self.reporter(rows, folder if self.rank == 0 else None)
+        self._begin(state.global_step)
+
+
+def worth_compiling(model: nn.Module, device: torch.device, sampler: StepSampler, world_size: int) -> bool:
+    """Whether compiled layers, which take about a minute to make, save more than that: long runs on GPUs."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    operations = 4 * parameters * sampler.tokens(0, sampler.steps) / world_size  # forward, and backward to activations
+    return device.type == "cuda" and operations > COMPILE_FROM
+
+
+@contextlib.contextmanager
+def compiled_layers(anatomy: Anatomy, backend: str = "inductor") -> Iterator[None]:
+    """Inside the block every decoder layer is one program that torch.compile made; what they compute stays.
+
+    Layers alike share a program; layers with other adapters or ranks, and batches of another shape, have their own.
+    """
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for layer in anatomy.layers:
+        layer.compile(backend=backend)
+    try:
+        yield
+    finally:
+        for layer in anatomy.layers:
+            layer._compiled_call_impl = None  # what compile() has set; there is no public way back
 
 
 def _peak_memory(device: torch.device) -> int:
@@ -224,23 +279,3 @@ def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _recompute_activations(anatomy: Anatomy) -> None:
-    anatomy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> State:
-    trained = {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
-    optimizer_state = copy.deepcopy(optimizer.state_dict())  # it shares its tensors with the optimizer
-    return {"model": trained, "optimizer": optimizer_state, "progress": {**vars(progress), "rows": []}}
-
-
-def _restore(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert parameters.keys() == state["model"].keys(), "the checkpoint is of another run"
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(state["model"][name])
-    optimizer.load_state_dict(state["optimizer"])
-    return Progress(**state["progress"])

@@ -9,18 +9,15 @@ import json
 import math
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 import ray
 import ray.train
 import ray.train.torch
-import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -28,21 +25,14 @@ import mathinterp
 from mathinterp.cluster.ray_cluster import cluster_total, connection
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import ModelShape
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load
-from mathinterp.scans.tables import TUNING_RUNS
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
-from mathinterp.tuning.about import card, evaluation_line, row_line
-from mathinterp.tuning.answers import Evaluation, evaluate
-from mathinterp.tuning.batches import padding_id
-from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES, latest_state
-from mathinterp.tuning.checkpoints import report as report_checkpoint
+from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES
 from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.lines import new_lines, printing
-from mathinterp.tuning.sft import Row, SftConfig, State, train
-
-TABLE = "tuning_runs"
-ABOUT_FILE = "tuning.json"
+from mathinterp.tuning.sft import SftConfig
+from mathinterp.tuning.sft_workers import ABOUT_FILE, TABLE, worker_loop
 
 
 class TuningJob(Protocol):
@@ -77,6 +67,7 @@ class Tuning:
     config: SftConfig
     data_label: str
     store_url: str
+    tensorboard: str | None = None  # folder; each run gets one of its own in it
     run_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)  # for the footers of result files
 
@@ -100,6 +91,8 @@ def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
     if Path(tuning.model.name).expanduser().exists():
         tuning = replace(tuning, model=replace(tuning.model, name=str(Path(tuning.model.name).expanduser().resolve())))
     tuning = replace(tuning, store_url=Store(tuning.store_url).url)
+    if tuning.tensorboard is not None and "://" not in tuning.tensorboard:
+        tuning = replace(tuning, tensorboard=str(Path(tuning.tensorboard).expanduser().resolve()))
     identity: dict[str, Any] = {
         "scan": f"tune_{tuning.job.name}",
         "model": resolved.label,
@@ -165,7 +158,8 @@ def fit(
         storage: folder or URI for checkpoints, seen by all nodes; None: ``out`` with "-training" added.
         address: a running Ray cluster; None: that of RAY_ADDRESS, else a local Ray for this call.
     Raises:
-        UserError: ``out`` holds something else, a batch that does not divide, more workers than there are CPUs (GPUs).
+        UserError: ``out`` holds something else, a batch that does not divide, more workers than there are CPUs (GPUs),
+            or what a worker refused: a cache without layers below, a loss that is not finite.
         ray.train.TrainingFailedError: workers failed again and again.
     """
     found = earlier_result(out, tuning.run_id)
@@ -186,14 +180,11 @@ def fit(
                 failure_config=ray.train.FailureConfig(max_failures=MOST_FAILURES),
             ),
         )
-        try:
-            with redirect_stdout(sys.stderr), printing(lines):
-                result = trainer.fit()
-        except ray.train.TrainingFailedError as error:
-            for failure in getattr(error, "worker_failures", {}).values():
-                if isinstance(failure, UserError):
-                    raise failure from None
-            raise
+        with redirect_stdout(sys.stderr), printing(lines):
+            result = trainer.fit()
+        refusal = ray.get(lines.refusal.remote())
+        if refusal is not None:
+            raise UserError(refusal)
         assert result.checkpoint is not None
         with result.checkpoint.as_directory() as folder:
             _copy_folder(Path(folder) / EXPORT_FOLDER, out)
@@ -213,89 +204,9 @@ def scaling(tuning: Tuning, workers: int, gpu: bool | None) -> ray.train.Scaling
         raise UserError(f"{workers} workers on GPUs asked for, but the cluster has {gpus} GPUs")
     if workers > cpus:
         raise UserError(f"{workers} workers asked for, but the cluster has {cpus} CPUs")
-    each = {"CPU": 1, "GPU": 1} if use_gpu else {"CPU": cpus // workers}
+    smallest = min(int(node["Resources"]["CPU"]) for node in ray.nodes() if node["Resources"].get("CPU", 0) >= 1)
+    each = {"CPU": 1, "GPU": 1} if use_gpu else {"CPU": min(cpus // workers, smallest)}
     return ray.train.ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=each)
-
-
-def worker_loop(settings: dict[str, Any]) -> None:
-    """What every Ray Train worker runs: load, resume, train, and on worker 0 evaluate and export."""
-    tuning: Tuning = settings["tuning"]
-    config = tuning.config
-    context = ray.train.get_context()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
-    device = ray.train.torch.get_device()
-    assert isinstance(device, torch.device)
-    torch.manual_seed(config.seed)
-    loaded = load(tuning.model, device)
-    if loaded.fingerprint != tuning.model_fingerprint:
-        raise UserError(f"model '{tuning.model.name}' is another one on {ray.util.get_node_ip_address()}")
-    model = tuning.job.build(loaded)
-    pad_id = padding_id(loaded.tokenizer)
-    state = latest_state()
-    store = Store(tuning.store_url)
-
-    def say(line: str) -> None:
-        if rank == 0:
-            ray.get(settings["lines"].say.remote(line))
-
-    def look(when: str) -> Evaluation | None:
-        if rank != 0 or not tuning.held_out:
-            return None
-        found = evaluate(model, loaded.anatomy, tuning.held_out, device=device, pad_id=pad_id)
-        say(f"{when}: {evaluation_line(found)}")
-        return found
-
-    def report(rows: list[Row], new_state: State | None) -> None:
-        nonlocal state
-        state = new_state
-        step = int(rows[-1]["step"])
-        if rank == 0:
-            table = pa.Table.from_pylist(rows, TUNING_RUNS)
-            store.write_shard(tuning.run_id, TABLE, (step - 1) // config.checkpoint_every, table, tuning.metadata)
-        if step < config.steps:  # the last checkpoint comes with the export
-            with tempfile.TemporaryDirectory() as folder:
-                report_checkpoint({"step": step}, state, Path(folder))
-
-    before = look("before")
-    if state is not None:
-        say(f"going on after step {state['progress']['step']}")
-    progress = train(
-        model, loaded.anatomy, tuning.samples, config,
-        device=device, pad_id=pad_id, reporter=report, on_row=lambda row: say(row_line(row, config.steps)),
-        resume=state, rank=rank, world_size=world_size,
-    )  # fmt: skip
-    after = look("after")
-    with tempfile.TemporaryDirectory() as folder:
-        if rank == 0:
-            target = Path(folder) / EXPORT_FOLDER
-            tuning.job.export(model, loaded.tokenizer, target, tuning.model.label)
-            about = about_run(tuning, model, before, after, progress.seconds, device)
-            (target / ABOUT_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-            (target / "README.md").write_text(card(about), encoding="utf-8")
-        report_checkpoint({"step": progress.step}, state if rank == 0 else None, Path(folder))
-
-
-def about_run(
-    tuning: Tuning, model: nn.Module, before: Evaluation | None, after: Evaluation | None, seconds: float,
-    device: torch.device,
-) -> dict[str, Any]:  # fmt: skip
-    """The content of tuning.json: what was trained on what, and what came of it."""
-    return {
-        "run_id": tuning.run_id,
-        "method": tuning.job.name,
-        "base": tuning.model.label,
-        "base_fingerprint": tuning.model_fingerprint,
-        "dtype": tuning.model.dtype,
-        "data": tuning.data_label,
-        "samples": len(tuning.samples),
-        "parameters": tuning.metadata["parameters"],
-        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "before": None if before is None else asdict(before),
-        "after": None if after is None else asdict(after),
-        "seconds": round(seconds, 1),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "code_version": mathinterp.__version__,
-    }
 
 
 def _copy_folder(source: Path, target: Path) -> None:

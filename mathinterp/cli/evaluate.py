@@ -1,0 +1,121 @@
+"""``mathinterp evaluate``: accuracy on benchmarks and prompt sets, item by item, base and tuned models side by side."""
+
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mathinterp.cli.options import cluster_options, json_option, model_options, store_option
+from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.running import print_run, run_json
+
+if TYPE_CHECKING:
+    from mathinterp.cluster.run import RunSummary
+    from mathinterp.evaluation.jobs import Job
+    from mathinterp.models.catalog import ModelSpec
+
+ALL_TASKS = "gsm8k,svamp,addsub,singleeq,multiarith,mmlu,commonsense_qa"
+
+
+@click.command()
+@click.option(
+    "--tasks",
+    default=ALL_TASKS,
+    show_default=True,
+    help="Benchmarks (csqa is short for commonsense_qa), prompt sets such as two_digit, or prompt files.",
+)
+@click.option(
+    "--data-dir",
+    default=None,
+    metavar="FOLDER",
+    help="Local copies of the public files (svamp/SVAMP.json, ...): nothing is downloaded. Default: the hub.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=None, help="At most so many items a task, spread evenly.")
+@click.option(
+    "--fewshot",
+    type=click.IntRange(min=0),
+    default=None,
+    help="Worked examples before an item; default: GSM8K 8, word problems 8, MMLU 5, CommonsenseQA 7.",
+)
+@click.option(
+    "--examples",
+    default=None,
+    help="own (written here) or train (published training file); default own, for GSM8K train; MMLU has its dev.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of the draw of 'train' examples, and of a prompt set's operands.",
+)
+@model_options()
+@store_option()
+@cluster_options()
+@json_option()
+def evaluate(
+    tasks: str, data_dir: str | None, limit: int | None, fewshot: int | None, examples: str | None, seed: int,
+    model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str, as_json: bool, **cluster: Any,
+) -> None:  # fmt: skip
+    """Evaluate a model on benchmarks and prompt sets; every item's answer is kept.
+
+    Word problems are answered by greedy decoding (the number after "####", else after "answer is", else the last),
+    MMLU and CommonsenseQA by the likeliest letter, both through lm-evaluation-harness; prompt sets by greedy
+    decoding of the answer alone. Evaluate a base and its tuned models into one store: the table compares them item
+    by item. --data-dir holds gsm8k/test.jsonl and train.jsonl, svamp/SVAMP.json, addsub/AddSub.json,
+    singleeq/questions.json, multiarith/MultiArith.json, commonsense_qa/dev_rand_split.jsonl, mmlu/test and mmlu/dev.
+
+    \b
+    Examples:
+      mathinterp evaluate --tasks two_digit --limit 160
+      mathinterp evaluate --model smollm2 --tasks svamp,csqa --data-dir data --limit 32
+      mathinterp evaluate --model smollm2 --adapter tuned --tasks svamp,csqa --data-dir data --limit 32
+    """
+    from mathinterp.cluster.ray_cluster import connection
+    from mathinterp.evaluation.jobs import Settings, parse_tasks, prepare_jobs
+    from mathinterp.models.catalog import ModelSpec
+
+    spec = ModelSpec(model, adapter, dtype, trust_remote_code)
+    jobs = prepare_jobs(parse_tasks(tasks), spec, Settings(data_dir, limit, fewshot, examples, seed))
+    with ExitStack() as stack:
+        if len(jobs) > 1:
+            stack.enter_context(connection(cluster["address"]))  # once for all tasks
+        runs = [_run(job, spec, store, **cluster) for job in jobs]
+    _print(jobs, runs, as_json)
+    if not all(run.complete for run in runs):
+        sys.exit(1)
+
+
+def _run(job: "Job", spec: "ModelSpec", store: str, **cluster: Any) -> "RunSummary":
+    from mathinterp.cluster.dispatch import NoReplicaLeft
+    from mathinterp.cluster.run import run_scan
+
+    try:
+        return run_scan(job.scan, spec, job.prompts, store, prompts_label=job.label, **cluster)
+    except NoReplicaLeft as error:
+        raise click.ClickException(f"{error}; the same command goes on from here") from error
+
+
+def _print(jobs: "list[Job]", runs: "list[RunSummary]", as_json: bool) -> None:
+    from mathinterp.report.evaluation import summarize_evaluations
+    from mathinterp.store import Store
+
+    summary = summarize_evaluations(Store(runs[0].store), [run.run_id for run in runs])
+    if as_json:
+        print_json(
+            {
+                "runs": [{"task": job.task, **run_json(run)} for job, run in zip(jobs, runs, strict=True)],
+                "results": summary.results,
+                "table": summary.table,
+            }
+        )
+        return
+    print_table(
+        summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, exact McNemar p"
+    )
+    for line in summary.remarks:
+        console.print(line, highlight=False)
+    print_sql_hint(runs[0].store, summary.queries)
+    for run in runs:
+        print_run(run)

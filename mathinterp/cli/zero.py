@@ -1,0 +1,73 @@
+"""``mathinterp tune zero``: a model with heads or neurons knocked out for good, as a folder that anything can load."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mathinterp.cli.options import model_options, parse_heads, store_option
+from mathinterp.cli.output import console
+from mathinterp.errors import UserError
+
+
+@click.command()
+@click.option("--heads", default=None, help="layer.head, for example 17.22,14.19.")
+@click.option(
+    "--heads-from", default=None, metavar="RUN_ID", help="The first heads of a head scan, path scan, masking."
+)
+@click.option("--top", type=click.IntRange(min=1), default=32, show_default=True, help="So many heads of --heads-from.")
+@click.option("--neurons", default=None, help="layer.neuron, for example 12.345,13.7.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model.")
+@model_options()
+@store_option()
+def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | None, out: Path, store: str,
+         **options: Any) -> None:  # fmt: skip
+    """Write a model whose heads (o_proj columns) or neurons (down_proj columns) are zero; nothing else changes.
+
+    \b
+    Negative transfer of tuned heads: do generic sets suffer because of the heads that were tuned? Tune them, knock the
+    same heads out of the tuned and of the base model, and evaluate all four folders:
+      mathinterp tune precise --heads-from RUN_ID --data train.jsonl --out tuned
+      mathinterp tune merge tuned --out merged
+      mathinterp tune zero --adapter tuned --heads-from RUN_ID --out tuned-without
+      mathinterp tune zero --heads-from RUN_ID --out base-without
+      mathinterp evaluate --help
+    tuned-without and base-without are the same model to the last bit if the heads alone were tuned; what merged loses
+    against the base and tuned-without does not is what their new values did.
+    Transfer to a sibling: a ranking found on one model is taken by another of the same shape as it is:
+      mathinterp knockout --model SIBLING --rank-from RUN_ID
+      mathinterp tune precise --model SIBLING --heads-from RUN_ID --data train.jsonl --out sibling-tuned
+      mathinterp sql "SELECT * FROM head_transfer"
+
+    \b
+    Example:
+      mathinterp tune zero --heads 0.6,0.1 --out without
+    """
+    from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.report.knockout import ranking_from
+    from mathinterp.store import Store
+    from mathinterp.tuning.edit import check_free, export_edited
+
+    if heads is not None and heads_from is not None:
+        raise UserError("give the heads in one way: --heads or --heads-from")
+    chosen = parse_heads(heads) or ()
+    if heads_from is not None:
+        chosen = ranking_from(Store(store), heads_from)[:top]
+    units = _parse_neurons(neurons)
+    if not chosen and not units:
+        raise UserError("nothing to zero: give --heads 17.22,14.19, --heads-from RUN_ID or --neurons 12.345")
+    check_free(out)
+    names = ("model", "adapter", "dtype", "trust_remote_code")
+    resolved = resolve(ModelSpec(*(options[name] for name in names)))
+    export_edited(resolved, out, neurons=units, heads=chosen)
+    console.print(
+        f"{resolved.label} without {len(chosen)} heads and {len(units)} neurons ({resolved.dtype}) is in {out}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _parse_neurons(text: str | None) -> tuple[tuple[int, int], ...]:
+    try:
+        return parse_heads(text) or ()
+    except UserError:
+        raise UserError(f"--neurons '{text}' cannot be read; write layer.neuron, like 12.345,13.7") from None

@@ -1,0 +1,91 @@
+"""Greedy decoding of prompt sets: what the model really writes after a prompt, against the prompt's answer.
+
+Knows tokenized prompts and a model; needs no harness. Prompts of one length make a batch, so nothing is padded. Unlike
+teacher forcing, an answer counts only if the model also writes the separator itself and stops after the last digit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from mathinterp.evaluation.harness import Answer, plain_greedy
+from mathinterp.evaluation.numbers import starts_with_answer
+from mathinterp.prompts.prompt import TokenizedPrompt
+
+SPARE_TOKENS = 3  # beside one a character of the answer: the separator, a sign, and one to see that the number ends
+MOST_PROMPTS = {"cuda": 512, "cpu": 64}  # in one batch, by device
+
+
+class GreedyDecoder:
+    """A model that answers prompts by greedy decoding."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+        plain_greedy(model, tokenizer)
+        self.model, self.tokenizer = model, tokenizer
+        # A word-level tokenizer reads "4 7" and "47" alike, and its tokens must be put together without spaces.
+        self._spaceless = tokenizer("4 7")["input_ids"] == tokenizer("47")["input_ids"]
+
+    def answer(self, prompts: Sequence[TokenizedPrompt]) -> list[Answer]:
+        """The model's answers, in the prompts' order; raises torch.OutOfMemoryError if a single prompt does not fit."""
+        contexts = [self.context(prompt) for prompt in prompts]
+        new_tokens = max(len(prompt.prompt.answer) for prompt in prompts) + SPARE_TOKENS
+        by_length: dict[int, list[int]] = {}
+        for index, context in enumerate(contexts):
+            by_length.setdefault(len(context), []).append(index)
+        responses: dict[int, str] = {}
+        for members in by_length.values():
+            written = self._decode([contexts[index] for index in members], new_tokens)
+            responses |= dict(zip(members, written, strict=True))
+        answers = []
+        for index, prompt in enumerate(prompts):
+            right = starts_with_answer(responses[index], prompt.prompt.answer)
+            said = " ".join(responses[index].split())
+            answers.append(Answer(right, responses[index], said or None, prompt.prompt.answer, None, truncated=False))
+        return answers
+
+    def context(self, prompt: TokenizedPrompt) -> list[int]:
+        """The tokens of the text alone; where the tokenizer merges its end with the separator, all up to END."""
+        ids = self.tokenizer(prompt.prompt.text)["input_ids"]
+        if self.tokenizer.eos_token_id is not None and ids[-1:] == [self.tokenizer.eos_token_id]:
+            ids = ids[:-1]  # added by the tokenizer
+        joint = list(prompt.input_ids[: prompt.end + 1])
+        return ids if joint[: len(ids)] == ids else joint
+
+    @torch.inference_mode()
+    def _decode(self, contexts: Sequence[list[int]], new_tokens: int) -> list[str]:
+        """The text that follows each of the contexts, all of one length."""
+        generate: Any = self.model.generate
+        at_once = MOST_PROMPTS[self.model.device.type]
+        written: list[str] = []
+        while len(written) < len(contexts):
+            batch_BT = torch.tensor(contexts[len(written) : len(written) + at_once], device=self.model.device)
+            try:
+                found_BT = generate(
+                    input_ids=batch_BT,
+                    attention_mask=torch.ones_like(batch_BT),
+                    max_new_tokens=new_tokens,
+                    use_cache=True,
+                )
+            except torch.OutOfMemoryError:
+                if at_once == 1:
+                    raise
+                at_once = max(1, at_once // 2)
+                continue
+            written += [self.text(row) for row in found_BT[:, batch_BT.shape[1] :].tolist()]
+        return written
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What the tokens say, up to the end token."""
+        special = set(self.tokenizer.all_special_ids)
+        kept: list[int] = []
+        for token in ids:
+            if token in special:
+                break
+            kept.append(token)
+        if self._spaceless:
+            return "".join(self.tokenizer.convert_ids_to_tokens(kept))
+        text = self.tokenizer.decode(kept, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text

@@ -1,0 +1,108 @@
+"""From options to evaluation runs: which tasks, which items, what the model was made from.
+
+Knows names, files and models; loads no weights. One run a task, so that a task asked again is not computed again.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mathinterp.errors import UserError
+from mathinterp.evaluation.harness import require_harness
+from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
+from mathinterp.evaluation.scan import BenchmarkScan, Origin, PromptSetScan
+from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
+from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.sources import find_adapter, find_source
+from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
+from mathinterp.tuning.sft_ray import ABOUT_FILE
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of all tasks of a command; None: as the task file says."""
+
+    data_dir: str | None = None
+    limit: int | None = None
+    fewshot: int | None = None
+    examples: str | None = None  # own or train
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be: a scan, its prompts, and their name in tables."""
+
+    scan: BenchmarkScan | PromptSetScan
+    prompts: list[Prompt]
+    label: str
+
+    @property
+    def task(self) -> str:
+        """The task's name in the store."""
+        return self.scan.parameters()["task"]
+
+
+def parse_tasks(text: str) -> list[str]:
+    """ "svamp,csqa" -> names, each once; UserError for one that is neither a benchmark nor a prompt set nor a file."""
+    names = [ALIASES.get(name.strip().lower(), name.strip()) for name in text.split(",")]
+    for name in names:
+        kind, colon, _ = name.partition(":")
+        known = name in ORDER or name in PROMPT_SETS or (colon and kind in WORD_PROBLEMS) or Path(name).is_file()
+        if not known:
+            raise UserError(
+                f"task '{name}' is not known; the benchmarks are {', '.join(ORDER)}, and prompt sets (see 'mathinterp"
+                " prompts --list') or prompt files are taken too"
+            )
+    return list(dict.fromkeys(names))
+
+
+def prepare_jobs(names: Sequence[str], spec: ModelSpec, settings: Settings) -> list[Job]:
+    """Read everything that the tasks need; raises UserError before any work starts."""
+    if settings.examples is not None and settings.examples not in EXAMPLE_SOURCES:
+        raise UserError(f"--examples '{settings.examples}' is not known; take one of {', '.join(EXAMPLE_SOURCES)}")
+    if any(name in ORDER for name in names):
+        require_harness()
+    origin = origin_of(spec)
+    return [(_benchmark if name in ORDER else _prompt_set)(name, origin, settings) for name in names]
+
+
+def origin_of(spec: ModelSpec) -> Origin:
+    """The model without its adapter, or the one that a folder of ``mathinterp tune`` says it was trained from."""
+    folder = None
+    if spec.adapter is not None:
+        folder = find_adapter(spec.adapter)
+    elif (source := find_source(spec.name, spec.trust_remote_code)).kind == "folder":
+        folder = source.path
+    about = {}
+    if folder is not None and (folder / ABOUT_FILE).is_file():
+        about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    if spec.adapter is None and about:
+        return Origin(about["base_fingerprint"], about["method"])
+    base = resolve(ModelSpec(spec.name, None, spec.dtype, spec.trust_remote_code)).fingerprint
+    return Origin(base, about.get("method", "base" if spec.adapter is None else "adapter"))
+
+
+def _benchmark(name: str, origin: Origin, settings: Settings) -> Job:
+    task = task_file(name)
+    fewshot = task.fewshot if settings.fewshot is None else settings.fewshot
+    source = task.metadata["examples"] if settings.examples is None or task.by_subject else settings.examples
+    items = read_items(task, settings.data_dir)
+    examples = read_examples(task, settings.data_dir, source, fewshot, settings.seed)
+    refuse_leaks(task, items, examples)
+    chosen, prompts = chosen_items(task, items, settings.limit)
+    scan = BenchmarkScan(
+        task=task, items=tuple(chosen), examples=examples, fewshot=fewshot, source=source, seed=settings.seed,
+        limit=settings.limit, origin=origin,
+    )  # fmt: skip
+    return Job(scan, prompts, " ".join([name, scan.parameters()["setting"]]).strip())
+
+
+def _prompt_set(name: str, origin: Origin, settings: Settings) -> Job:
+    prompts = load_prompts(name, seed=settings.seed, limit=settings.limit)
+    label = name if name in PROMPT_SETS else Path(name.partition(":")[2] or name).name
+    items = digest([[prompt.prompt_id, prompt.text, prompt.separator, prompt.answer] for prompt in prompts])
+    seed = settings.seed if name in PROMPT_SETS else 0
+    scan = PromptSetScan(label=label, limit=settings.limit, seed=seed, items=items, origin=origin)
+    return Job(scan, prompts, " ".join([label, scan.parameters()["setting"]]).strip())

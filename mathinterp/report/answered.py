@@ -1,0 +1,18 @@
+"""How many prompts a scan read, from the run's notes: those that the model answers rightly, unless all were asked for.
+
+Knows the store's views; knows nothing about models or how rows were computed.
+"""
+
+from mathinterp.store import Store
+
+
+def kept_line(store: Store, run_id: str) -> str:
+    """One line for the reader of a finished attention scan or MLP probe; empty where the run has no notes yet."""
+    names = ("prompts", "answered_rightly", "prompts_kept")
+    columns = ", ".join(f"(notes ->> '{name}')::BIGINT AS {name}" for name in names)
+    counts = store.rows(f"SELECT {columns} FROM runs WHERE run_id = '{run_id}'")
+    if not counts or counts[0]["prompts"] is None:
+        return ""
+    given, right, kept = (counts[0][name] for name in names)
+    which = "the others are left out" if kept < given else "all are read"
+    return f"The model answers {right} of {given} prompts rightly (first token); {which}."

@@ -1,0 +1,25 @@
+-- evaluation_table: accuracies (%) in the form of paper B's table: a row per model and setting, the base first; beside each task
+-- its 95 % interval (_low, _high) and the exact McNemar p of the paired difference from the base (_p). two_digit is paper A's set
+-- by greedy decoding. Newest runs only. Other prompt sets, counts and differences: view evaluation_results.
+CREATE OR REPLACE VIEW evaluation_table AS
+SELECT method, model, setting, dtype,
+       100 * any_value(accuracy) FILTER (WHERE task = 'gsm8k') AS gsm8k, 100 * any_value(low) FILTER (WHERE task = 'gsm8k') AS gsm8k_low,
+       100 * any_value(high) FILTER (WHERE task = 'gsm8k') AS gsm8k_high, any_value(p_value) FILTER (WHERE task = 'gsm8k') AS gsm8k_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'svamp') AS svamp, 100 * any_value(low) FILTER (WHERE task = 'svamp') AS svamp_low,
+       100 * any_value(high) FILTER (WHERE task = 'svamp') AS svamp_high, any_value(p_value) FILTER (WHERE task = 'svamp') AS svamp_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'addsub') AS addsub, 100 * any_value(low) FILTER (WHERE task = 'addsub') AS addsub_low,
+       100 * any_value(high) FILTER (WHERE task = 'addsub') AS addsub_high, any_value(p_value) FILTER (WHERE task = 'addsub') AS addsub_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'singleeq') AS singleeq, 100 * any_value(low) FILTER (WHERE task = 'singleeq') AS singleeq_low,
+       100 * any_value(high) FILTER (WHERE task = 'singleeq') AS singleeq_high, any_value(p_value) FILTER (WHERE task = 'singleeq') AS singleeq_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'multiarith') AS multiarith, 100 * any_value(low) FILTER (WHERE task = 'multiarith') AS multiarith_low,
+       100 * any_value(high) FILTER (WHERE task = 'multiarith') AS multiarith_high, any_value(p_value) FILTER (WHERE task = 'multiarith') AS multiarith_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'mmlu') AS mmlu, 100 * any_value(low) FILTER (WHERE task = 'mmlu') AS mmlu_low,
+       100 * any_value(high) FILTER (WHERE task = 'mmlu') AS mmlu_high, any_value(p_value) FILTER (WHERE task = 'mmlu') AS mmlu_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa, 100 * any_value(low) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa_low,
+       100 * any_value(high) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa_high, any_value(p_value) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa_p,
+       100 * any_value(accuracy) FILTER (WHERE task = 'two_digit') AS two_digit, 100 * any_value(low) FILTER (WHERE task = 'two_digit') AS two_digit_low,
+       100 * any_value(high) FILTER (WHERE task = 'two_digit') AS two_digit_high, any_value(p_value) FILTER (WHERE task = 'two_digit') AS two_digit_p
+FROM evaluation_results
+WHERE newest
+GROUP BY method, model, setting, dtype, model_fingerprint, base_fingerprint
+ORDER BY base_fingerprint, setting, model_fingerprint <> base_fingerprint, model;

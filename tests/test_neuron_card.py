@@ -1,0 +1,205 @@
+"""A neuron's card: tokens against the lens itself, ranks and means by hand, the commands."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from mathinterp.cli.main import main
+from mathinterp.errors import UserError
+from mathinterp.forward.lens import Lens
+from mathinterp.forward.neuron_tokens import top_tokens, value_directions
+from mathinterp.forward.neurons import NeuronLens
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
+from mathinterp.prompts import load_prompts
+from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.report.maskkeep import neuron_run
+from mathinterp.report.neuron import NeuronCard, neuron_card, written_tokens
+from mathinterp.scans.base import Subject
+from mathinterp.scans.neurons import NeuronScan
+from mathinterp.store import Store, prompts_fingerprint
+from tests.test_forward import anatomy
+from tests.tiny import save_tiny
+
+assert anatomy  # the fixture: every tiny family in float64
+
+NEURONS = [(0, 3), (2, 39)]
+
+
+# ---- tokens ----
+
+
+def test_directions_are_those_of_the_importances_and_what_the_lens_gains(anatomy: Anatomy) -> None:
+    found_NV = value_directions(anatomy, NEURONS)
+    lens, neurons = Lens(anatomy), NeuronLens(anatomy)
+    torch.manual_seed(0)
+    stream_1D, scale = torch.randn(1, anatomy.shape.d_model, dtype=torch.float64), torch.tensor([1.75]).double()
+    for (layer, neuron), direction_V in zip(NEURONS, found_NV, strict=True):
+        torch.testing.assert_close(direction_V, neurons.directions(layer)[neuron], rtol=1e-11, atol=1e-12)
+        value_D = anatomy.value_vectors(layer)[neuron]
+        if (norm := anatomy.mlp_post_norm(layer)) is not None:
+            value_D = value_D * (1 + norm.weight)
+        gained = lens.logits(stream_1D - 2 * value_D, scale) - lens.logits(stream_1D, scale)
+        torch.testing.assert_close(-2 * direction_V / 1.75, gained[0], rtol=1e-9, atol=1e-10)
+
+
+def test_top_tokens_follow_the_sign_of_the_coefficient() -> None:
+    direction_V = torch.tensor([0.5, -3.0, 2.0, 0.0])
+    assert top_tokens(direction_V, 2.0, 2) == [(2, 4.0), (0, 1.0)]
+    assert top_tokens(direction_V, -1.0, 2) == [(1, 3.0), (3, 0.0)]
+    assert len(top_tokens(direction_V, 1.0, 10)) == 4
+
+
+# ---- the card, from a stored run of a tiny model ----
+
+
+@dataclass
+class Scanned:
+    folder: Path
+    loaded: LoadedModel
+    store: Store
+    run_id: str
+
+
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory: pytest.TempPathFactory) -> Scanned:
+    return stored_scan(tmp_path_factory.mktemp("card"))
+
+
+def stored_scan(root: Path) -> Scanned:
+    """A tiny model's folder, and a finished neuron scan of it on 12 prompts, made without Ray."""
+    folder = save_tiny(root / "m", "llama")
+    spec = ModelSpec(str(folder))
+    loaded, resolved = load(spec, "cpu"), resolve(spec)
+    prompts = tokenize_prompts(load_prompts("two_digit", limit=12), loaded.tokenizer)
+    scan = NeuronScan("head", ((0, 1),), top=20, layers=(1, 2))
+    state, shards = scan.prepare(Subject(loaded.anatomy, prompts)), scan.shards(loaded.anatomy.shape, prompts)
+    store = Store(root / "store")
+    run = store.open_run(
+        scan="neurons", model="tiny", model_fingerprint=resolved.fingerprint, prompts="two_digit limit=12",
+        prompts_fingerprint=prompts_fingerprint(prompts), dtype="float32", parameters=scan.parameters(),
+        code_version="0", shards=[shard.key for shard in shards],
+    )  # fmt: skip
+    store.write_prompts(prompts_fingerprint(prompts), prompts)
+    for shard in shards:
+        store.write_shard(run.run_id, shard.table, shard.index, scan.run(state, shard), {})
+    run.note(scan.notes(state))
+    run.finish()
+    return Scanned(folder, loaded, store, run.run_id)
+
+
+def card_of(scanned: Scanned, neuron: tuple[int, int]) -> NeuronCard:
+    run, loaded = neuron_run(scanned.store, scanned.run_id), scanned.loaded
+    return neuron_card(scanned.store, run, neuron, loaded.anatomy, loaded.tokenizer, 6)
+
+
+def test_card_has_the_neurons_means_ranks_prompts_and_tokens(scanned: Scanned) -> None:
+    summary = scanned.store.rows("SELECT * FROM neuron_summary ORDER BY change DESC, layer, neuron")
+    first = next(row for row in summary if row["operation"] == "mul")  # the neuron that ranks first for products
+    card = card_of(scanned, (first["layer"], first["neuron"]))
+    assert (card.neuron, card.against) == (f"{first['layer']}.{first['neuron']}", "head:0.1")
+    assert [row["operation"] for row in card.operations] == ["all", "add", "div", "mul", "sub"]
+    for row in card.operations:
+        same = [other for other in summary if other["operation"] == row["operation"]]
+        place = next(i for i, other in enumerate(same) if f"{other['layer']}.{other['neuron']}" == card.neuron)
+        assert (row["rank"], row["neurons"]) == (place + 1, 2 * 40)
+        for column in ("coefficient", "coefficient_std", "importance", "change", "change_std", "n"):
+            assert row[column] == same[place][column]
+        assert row["in_top"] == pytest.approx(100 * same[place]["in_top"])
+    mul = card.operations[3]
+    assert mul["rank"] == 1
+    assert f"ranks highest for mul: 1 of 80, among the first of {mul['in_top']:.0f} %" in card.verdict
+
+    ranks = [row["rank"] for row in card.prompts]
+    assert 1 <= len(ranks) <= 5
+    assert ranks == sorted(ranks)
+    texts = {prompt.prompt_id: prompt.text for prompt in load_prompts("two_digit", limit=12)}
+    assert all(texts[row["prompt_id"]] == row["text"] for row in card.prompts)
+
+    model = scanned.loaded
+    value_D = model.anatomy.value_vectors(first["layer"])[first["neuron"]]
+    logits = (model.model.lm_head.weight @ (model.anatomy.final_norm.weight * value_D)).numpy()
+    vocabulary = model.tokenizer.convert_ids_to_tokens(list(range(len(logits))))
+    order = np.argsort(-logits)
+    assert [text for text, _ in card.tokens["v"]] == [vocabulary[i] for i in order[:6]]
+    assert [text for text, _ in card.tokens["-v"]] == [vocabulary[i] for i in order[::-1][:6]]
+    sign = "v" if mul["coefficient"] > 0 else "-v"
+    assert [text for text, _ in card.tokens["c v, mul"]] == [text for text, _ in card.tokens[sign]]
+    values = [value for _, value in card.tokens["c v, mul"]]
+    assert values == pytest.approx([abs(mul["coefficient"]) * value for _, value in card.tokens[sign]], rel=1e-5)
+
+
+def test_tokens_beside_the_first_neurons_of_a_scan(scanned: Scanned) -> None:
+    loaded = scanned.loaded
+    rows = [
+        {"operation": "add", "neuron": "2.5", "coefficient": 1.5},
+        {"operation": "sub", "neuron": "2.5", "coefficient": -0.5},
+    ]
+    add, sub = written_tokens(rows, loaded.anatomy, loaded.tokenizer, 3)
+    tokens = card_of(scanned, (2, 5)).tokens
+    assert add["c v raises"] == sub["c v lowers"] == " ".join(repr(text) for text, _ in tokens["v"][:3])
+    assert add["c v lowers"] == sub["c v raises"] == " ".join(repr(text) for text, _ in tokens["-v"][:3])
+    assert (sub["operation"], sub["neuron"], sub["coefficient"]) == ("sub", "2.5", -0.5)
+
+
+def test_mistakes_of_the_card(scanned: Scanned) -> None:
+    with pytest.raises(UserError, match=r"neuron 1\.40 does not exist: each layer has neurons 0 to 39"):
+        card_of(scanned, (1, 40))
+    with pytest.raises(UserError, match="layer 3 does not exist"):
+        card_of(scanned, (3, 0))
+    with pytest.raises(UserError, match="did not look at layer 0"):
+        card_of(scanned, (0, 3))
+
+
+# ---- the commands ----
+
+
+def command(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, list(map(str, words)))
+
+
+def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
+    folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
+    result = command("neuron", "2.5", "--model", folder, "--store", store.url, "--tokens", "4", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    card = card_of(scanned, (2, 5))
+    assert (found["run_id"], found["neuron"], found["against"]) == (run_id, "2.5", "head:0.1")
+    assert found["operations"] == card.operations
+    assert [token["token"] for token in found["tokens"]["-v"]] == [text for text, _ in card.tokens["-v"][:4]]
+    shown = command("neuron", "2.5", "--model", folder, "--store", store.url, "--neurons-from", run_id)
+    assert shown.exit_code == 0, shown.output
+    assert card.verdict.split(".")[0] in shown.stdout
+
+
+def test_scan_neurons_shows_what_its_first_neurons_write(scanned: Scanned) -> None:
+    """The stored run is found again: nothing is computed, no Ray starts."""
+    folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
+    words = ["--model", folder, "--store", store.url, "--limit", "12", "--against", "head:0.1", "--keep", "topk:20"]
+    result = command("scan", "neurons", *words, "--layers", "1,2", "--tokens", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["run_id"], found["shards_done"]) == (run_id, 0)
+    assert [row["neuron"] for row in found["tokens"]] == [row["neuron"] for row in found["top"]]
+    layer, neuron = (int(part) for part in found["top"][0]["neuron"].split("."))
+    raised = card_of(scanned, (layer, neuron)).tokens["c v, all"][0][0]
+    assert found["tokens"][0]["c v raises"].startswith(repr(raised))
+
+
+def test_mistakes_are_one_line(scanned: Scanned, tmp_path: Path) -> None:
+    folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
+    for words, message in (
+        (["2", "--store", store.url], "neuron '2' cannot be read; write layer.neuron, like 28.3696"),
+        (["2.5", "--store", tmp_path], "has no finished neuron scan of bundled; run 'mathinterp scan neurons' first"),
+        (["2.5", "--store", store.url, "--neurons-from", run_id], "ranked the neurons of tiny, not of bundled"),
+        (["2.40", "--store", store.url, "--model", folder], "neuron 2.40 does not exist"),
+    ):
+        result = command("neuron", *words)
+        assert result.exit_code == 2, result.output
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert message in result.stderr
