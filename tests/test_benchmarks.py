@@ -186,8 +186,8 @@ def test_the_hub_gives_the_same_items(data: Path, monkeypatch: pytest.MonkeyPatc
     asked = []
     rows: dict[str, list[dict[str, Any]]] = {
         "openai/gsm8k": GSM8K,
-        "ChilledSwan/SVAMP": [{**row, "Answer": str(row["Answer"])} for row in SVAMP],
-        "ChilledSwan/MultiArith": [{"question": "What is left?", "final_ans": "2"}],
+        "ChilleD/SVAMP": [{**row, "Answer": str(row["Answer"])} for row in SVAMP],
+        "ChilleD/MultiArith": [{"question": "What is left?", "final_ans": "2"}],
         "tau/commonsense_qa": [
             {"id": f"id{i}", "question": f"Which {i}?", "answerKey": "ABCDE"[i % 5],
              "choices": {"label": list("ABCDE"), "text": [f"{letter}{i}" for letter in "abcde"]}}
@@ -206,15 +206,15 @@ def test_the_hub_gives_the_same_items(data: Path, monkeypatch: pytest.MonkeyPatc
         asked.append((path, name, split))
         if path == "tau/commonsense_qa" and split == "train":
             raise ConnectionError("no route\nto the hub")
-        return rows[path] if split != "test" or path != "ChilledSwan/SVAMP" else []
+        return rows[path] if split != "test" or path != "ChilleD/SVAMP" else []
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     for name in ("gsm8k", "svamp", "mmlu", "commonsense_qa"):
         assert read_items(task_file(name), None) == read_items(task_file(name), str(data)), name
-    assert ("ChilledSwan/SVAMP", None, "train") in asked
+    assert ("ChilleD/SVAMP", None, "train") in asked
     assert ("cais/mmlu", "all", "test") in asked
     (problem,) = read_items(
-        replace(task_file("multiarith"), metadata={"hub": {"path": "ChilledSwan/MultiArith", "splits": ["x"]}}), None
+        replace(task_file("multiarith"), metadata={"hub": {"path": "ChilleD/MultiArith", "splits": ["x"]}}), None
     )
     assert (problem["question"], problem["target"]) == ("What is left?", "2")
     with pytest.raises(UserError, match="AddSub on the hub is known; give --data-dir"):
