@@ -1,6 +1,7 @@
 # make demo: the whole head scan on the bundled model. make test: every check. Each sets itself up.
 PYTHON ?= python3.11
 VENV ?= .venv
+TEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -11,7 +12,8 @@ demo: $(STAMP)
 	$(BIN)/mathinterp sql --store demo-results "SELECT * FROM paper_a_table1 WHERE rank <= 5 ORDER BY rank"
 
 test: check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not alone" --numprocesses $(TEST_WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -m alone
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -428,6 +428,7 @@ def test_views_by_hand(tmp_path: Path) -> None:
     assert "adds no BOS" in summarize_attention(store, other.run_id).verdict
 
 
+@pytest.mark.ray
 def test_command_prints_heads_by_type_and_resumes(tmp_path: Path) -> None:
     folder, store = save_tiny(tmp_path / "llama", "llama"), tmp_path / "store"
     command = ["scan", "attention", "--model", folder, "--store", store, "--limit", "8", "--keep-all", "--replicas", 1]

@@ -372,6 +372,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.ray
 def test_command_tells_draws_and_resumes_a_sentences_chain(tmp_path: Path) -> None:
     words = [
         "--sentence",

@@ -91,6 +91,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
     assert_one_line(scan(tiny_folder, tmp_path / "s", "--prompts", file), "separator")
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -136,6 +137,7 @@ def test_sql_prints_one_json_array(tmp_path):
     assert json.loads(run("sql", "--json", "--store", tmp_path, "SELECT 1 AS n WHERE false").stdout) == []
 
 
+@pytest.mark.ray
 def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
     """One real run through Ray; then the same command again, and a half-written file beside the results."""
     store = tmp_path / "store"

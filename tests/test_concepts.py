@@ -589,6 +589,7 @@ def invoke(*words: object) -> Result:
     return CliRunner().invoke(main, ["scan", "concepts", *map(str, words)])
 
 
+@pytest.mark.ray
 def test_command_counts_zeroes_and_resumes(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", "llama")
     command = ["--model", folder, "--store", tmp_path / "store", "--replicas", 1, "--top", 6, "--levels", "1,3,6",

@@ -273,10 +273,12 @@ def test_errors_in_one_line():
     assert first_line(KeyError()) == "KeyError"
 
 
+@pytest.mark.alone
 def test_the_loop_alone_keeps_64_replicas_busy():
     assert simulated_busy(replicas=64, seconds=0.010, shards_each=100) > 0.9
 
 
+@pytest.mark.alone
 def test_real_actors_are_kept_busy():
     with connection(None):
         assert actors_busy(replicas=4, seconds=0.2, shards_each=10) > 0.9

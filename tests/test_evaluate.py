@@ -229,6 +229,7 @@ def test_many_changed_items_keep_an_exact_p(tmp_path: Path) -> None:
     assert (one["difference"], one["difference_low"], one["p_value"]) == (1, None, 1)
 
 
+@pytest.mark.ray
 def test_the_command_evaluates_compares_and_resumes(data: Path, tmp_path: Path) -> None:
     folder, store = save_tiny(tmp_path / "llama", "llama"), tmp_path / "store"
     options = ["--tasks", "svamp", "--data-dir", data, "--store", store, "--fewshot", "0", "--replicas", "1", "--json"]

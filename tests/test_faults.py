@@ -33,6 +33,8 @@ from mathinterp.store import Store
 from tests.moody import Moody
 from tests.toy_scan import ToyScan
 
+pytestmark = pytest.mark.ray
+
 MODEL = ModelSpec("random:llama-tiny")
 PROMPTS = [Prompt(f"p{a}", f"{a} plus 5 is", str(a + 5), operation="add") for a in (3, 14, 62)]
 LAYERS = 10

@@ -319,6 +319,7 @@ def save_reader(folder):
     return folder
 
 
+@pytest.mark.ray
 def test_the_command_from_neurons_to_an_exported_model(tmp_path, monkeypatch) -> None:
     """Ray once; then the same command again, and the exported model beside the zeroed one."""
     import mathinterp.prompts.gender as gender

@@ -9,6 +9,8 @@ from mathinterp.cluster.submit import submit
 from mathinterp.store import Store
 from tests.job_service import job_service
 
+pytestmark = pytest.mark.ray
+
 SCRIPT = "ray_jobs/head_scan.py"
 
 

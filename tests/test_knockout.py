@@ -522,6 +522,7 @@ def test_mistakes_on_the_command_line(tmp_path: Path, words: list[str], parts: l
         assert part in line
 
 
+@pytest.mark.ray
 def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", "llama")
     common = ["--model", folder, "--store", tmp_path / "s", "--limit", 16, "--ablation", "zero", "--replicas", 1]

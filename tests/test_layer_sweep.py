@@ -163,6 +163,7 @@ def test_enhanced_neurons_are_the_first_of_all_layers(anatomy: Anatomy, tmp_path
 # The command: the bundled model at a small size
 
 
+@pytest.mark.ray
 def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None:
     """Ray once: two layers, two rates; the trials' rows, the curve by hand, the same command again."""
     data = tmp_path / "data.jsonl"

@@ -459,6 +459,7 @@ def test_mistakes_are_one_line(filled: tuple[Store, str, str]) -> None:
         assert message in result.stderr
 
 
+@pytest.mark.ray
 def test_command_runs_once_and_refuses_other_prompts(tmp_path: Path) -> None:
     made = stored_scan(tmp_path)
     words = ["maskkeep", "--neurons-from", made.run_id, "--model", made.folder, "--store", made.store.url, "--json"]

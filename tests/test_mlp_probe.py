@@ -304,6 +304,7 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
     assert "add from layer 1, sub never" in summary.verdict
 
 
+@pytest.mark.ray
 def test_command_prints_the_curve(tmp_path: Path) -> None:
     folder, store = save_tiny(tmp_path / "llama", "llama"), tmp_path / "store"
     command = ["scan", "probe", "--model", folder, "--store", store, "--limit", "8", "--keep-all", "--replicas", "1"]

@@ -383,6 +383,7 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
         NeuronGraphScan(good, top=1)
 
 
+@pytest.mark.ray
 def test_command_makes_draws_and_resumes_a_graph(scanned: tuple[Path, str], tmp_path: Path) -> None:
     folder, source = scanned
     words = [

@@ -427,6 +427,7 @@ def test_keeping_more_than_the_disk_holds_is_refused_with_the_figure(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.ray
 def test_command_runs_resumes_and_says_what_changed(tmp_path: Path) -> None:
     words = [
         "--store",

@@ -516,6 +516,7 @@ def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[St
     assert summary.verdict.startswith(f"{sum(r['key'] for r in heads)} of {len(heads)} heads")
 
 
+@pytest.mark.ray
 def test_the_command_line_reports_key_heads(tmp_path: Path) -> None:
     words = ["scan", "paths", "--store", str(tmp_path / "store")]
     words += ["--limit", "16", "--layers", "2-4", "--replicas", "1"]

@@ -26,21 +26,6 @@ Head = tuple[int, int]  # layer, query head
 HEADS: list[Head] = [(layer, head) for layer in range(2) for head in range(6)]
 
 
-@pytest.fixture(autouse=True)
-def one_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections share a database while the views stay the same: making a hundred views takes a second."""
-    made: dict[str, Any] = {}
-    connect = Store.connect
-
-    def connected(store: Store) -> Any:
-        views = store.views_sql()
-        if views not in made:
-            made[views] = connect(store)
-        return made[views].cursor()
-
-    monkeypatch.setattr(Store, "connect", connected)
-
-
 # ---- rankings, by hand ----
 
 
@@ -209,6 +194,7 @@ def command(*words: object) -> Result:
     return CliRunner().invoke(main, ["pipeline", *map(str, words)])
 
 
+@pytest.mark.ray
 def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path: Path, without_ray: list[str]) -> None:
     words = ["--store", tmp_path, "--limit", "8", "--ks", "1,2", "--control-seeds", "1", "--top", "3"]
     first = command(*words)

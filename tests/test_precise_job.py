@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -13,6 +14,7 @@ from tests.test_sft_data import write
 from tests.tiny import save_tiny
 
 
+@pytest.mark.ray
 def test_the_precise_sft_job_leaves_rows_and_an_adapter(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     base = save_tiny(tmp_path / "base", "llama")

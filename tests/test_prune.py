@@ -138,6 +138,7 @@ def fit_here(tuning: Tuning, *, out: Path, **_: object) -> TuningResult:
     return TuningResult(tuning.run_id, out, about, trained_now=True)
 
 
+@pytest.mark.ray
 def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray once, the bundled model, two steps: exported models, the table by hand, the same command again."""
     monkeypatch.setattr(sft_ray, "fit", fit_here)

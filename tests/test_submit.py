@@ -15,6 +15,8 @@ from tests.job_service import job_service
 SCRIPT = """
 import os, sys
 import helper, mathinterp_marker
+
+pytestmark = pytest.mark.ray
 print("arguments", sys.argv[1:])
 print("gpus", os.environ.get("CUDA_VISIBLE_DEVICES"))
 print("where", helper.WHERE)

@@ -218,6 +218,7 @@ def test_held_out_prompts_are_held_out():
             assert cell.digits == 1 or is_held_out(operation, int(a), int(b))
 
 
+@pytest.mark.ray
 def test_ray_job_writes_a_model_and_the_same_command_resumes(tmp_path: Path):
     config = TrainingConfig(steps=6, learning_rate=1e-2, warmup_steps=2, log_every=3, checkpoint_every=3)
     settings = {"batch_size": 8, "workers": 1, "out": tmp_path / "model", "storage": None, "name": "tiny"}

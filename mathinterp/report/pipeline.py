@@ -13,6 +13,10 @@ from mathinterp.report.probe import summarize_probe
 from mathinterp.report.summary import summarize_ablation
 from mathinterp.store import Store
 
+VIEWS = (
+    *("path_effects", "head_effects", "head_operations", "ranking_agreement", "attention_by_type", "paper_b_figure5"),
+    *("knockout_bands", "knockout_halved", "paper_b_mlp_probe"),
+)  # that the answer reads
 CONTROLS = ("random", "random_layer")  # rankings of a knock-out that are drawn
 
 Head = tuple[int, int]  # layer, query head
@@ -79,7 +83,7 @@ def described_heads(store: Store, run_id: str, top: int) -> tuple[Head, ...]:
 
 def answer_pipeline(store: Store, runs: PipelineRuns) -> PipelineAnswer:
     """The answer of finished runs."""
-    connection = store.connect()
+    connection = store.connect(*VIEWS)
 
     def query(sql: str) -> list[Row]:
         return connection.sql(sql).to_arrow_table().to_pylist()
