@@ -215,6 +215,12 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     increase = ((neurons["tuned_coefficient"] - neurons["coefficient"]) * np.sign(neurons["coefficient"])).sum()
     found = connection.sql("SELECT increase FROM lora_sweep_coefficients WHERE layer = 2 AND k = 20").fetchall()
     assert found == [(pytest.approx(increase / neurons["coefficient"].abs().sum(), rel=1e-4),)]
+    own = neurons[neurons["importance"] >= 0]
+    grown = ((own["tuned_coefficient"] - own["coefficient"]) * np.sign(own["coefficient"])).sum()
+    parts = "SELECT opposing, increase_supporting FROM lora_sweep_coefficients WHERE layer = 2 AND k = 20"
+    opposing, supporting = connection.sql(parts).fetchall()[0]
+    assert opposing == pytest.approx(1 - len(own) / len(neurons))
+    assert supporting == pytest.approx(grown / own["coefficient"].abs().sum(), rel=1e-4)
     band = connection.sql("SELECT layers, top20 FROM paper_a_table10 WHERE band = '1-9'").fetchall()
     assert band == [(1, pytest.approx(100 * found[0][0]))]
 
