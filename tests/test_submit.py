@@ -15,8 +15,6 @@ from tests.job_service import job_service
 SCRIPT = """
 import os, sys
 import helper, mathinterp_marker
-
-pytestmark = pytest.mark.ray
 print("arguments", sys.argv[1:])
 print("gpus", os.environ.get("CUDA_VISIBLE_DEVICES"))
 print("where", helper.WHERE)
@@ -80,6 +78,7 @@ def address():
         yield running
 
 
+@pytest.mark.ray
 def test_log_and_exit_code_of_a_job(address, project):
     for code, expected in ((0, 0), (7, 1)):
         output, told = io.StringIO(), []

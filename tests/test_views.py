@@ -423,7 +423,7 @@ def test_dataframe(small):
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("SELECT * FROM head_effect", r"^SQL: Catalog Error: Table with name head_effect does not exist!$"),
+        ("SELECT * FROM head_effect", r"^SQL: .* head_effect does not exist! Did you mean head_effects .*\?$"),
         ("SELEC 1", r"^SQL: Parser Error: .*$"),
         ("SELECT 'x'::INT", r"^SQL: Conversion Error: .*$"),
     ],
