@@ -113,13 +113,13 @@ def test_mistakes(tmp_path: Path) -> None:
         sweep(tmp_path, layers=(3,)).shards(shape, PROMPTS)
     with pytest.raises(UserError, match="learning rates"):
         sweep(tmp_path, rates=(1e-3, 1e-3))
-    claim_folder(tmp_path / "out", sweep(tmp_path), "model")
-    claim_folder(tmp_path / "out", sweep(tmp_path), "model")
+    claim_folder(tmp_path / "out", sweep(tmp_path), "model", "float32")
+    claim_folder(tmp_path / "out", sweep(tmp_path), "model", "float32")
     with pytest.raises(UserError, match="holds another sweep"):
-        claim_folder(tmp_path / "out", sweep(tmp_path, rates=(1e-3,)), "model")
+        claim_folder(tmp_path / "out", sweep(tmp_path, rates=(1e-3,)), "model", "float32")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="something else"):
-        claim_folder(tmp_path, sweep(tmp_path), "model")
+        claim_folder(tmp_path, sweep(tmp_path), "model", "float32")
     with pytest.raises(UserError, match="is not there"), attached(Anatomy(tiny_model("llama")), tmp_path / "none"):
         pass
     with pytest.raises(UserError, match="--target 'word'"):

@@ -471,7 +471,8 @@ def test_command_runs_once_and_refuses_other_prompts(tmp_path: Path) -> None:
     assert [row["k"] for row in found["table"]] == [9, 4]
     again = json.loads(command(*words, "--ks", "4,9", "--limit", 8).stdout)
     assert (again["run_id"], again["shards_reused"], again["shards_done"]) == (found["run_id"], 6, 0)
-    assert again["table"] == found["table"]
+    for row, before in zip(again["table"], found["table"], strict=True):  # sums in SQL may differ in the last digit
+        assert row == pytest.approx(before)
     stored = made.store.rows(
         "SELECT layer, neuron FROM maskkeep_neurons WHERE ranking = 'top' ORDER BY prompt_id, place"
     )

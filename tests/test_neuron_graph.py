@@ -306,11 +306,11 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     assert agreement["first_order"] == pytest.approx(np.mean(expected))
     assert agreement["n"] == len(expected) > 1
     share = store.rows(
-        """SELECT share, first_order, coefficient FROM neuron_graph_edges e
+        """SELECT share, first_order, n.coefficient_size AS size FROM neuron_graph_edges e
            JOIN neuron_graph_nodes n ON e.graph = n.graph AND to_layer = n.layer AND to_neuron = n.neuron LIMIT 5"""
     )
     for row in share:
-        assert row["share"] == pytest.approx(row["first_order"] / abs(row["coefficient"]))
+        assert row["share"] == pytest.approx(row["first_order"] / row["size"])
     written = save(graph_figure(store, run.run_id, MADE[2].prompt.prompt_id), tmp_path / "drawn")
     svg = written[1].read_text()
     assert written[0].read_bytes()[:4] == b"\x89PNG"

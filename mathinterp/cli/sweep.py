@@ -110,7 +110,7 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
         options["rank"], options["alpha"], resolved.label,
     )  # fmt: skip
     scan.chosen(resolved.shape)
-    claim_folder(Path(folder), scan, resolved.fingerprint)
+    claim_folder(Path(folder), scan, resolved.fingerprint, resolved.dtype)
     with connection(options["address"]):
         swept = run_prompts(scan, spec, tests, options["test"], options)
         if not swept.complete:

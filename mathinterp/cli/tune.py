@@ -72,14 +72,15 @@ def precise(
         raise UserError("--top takes the first of a ranking (--heads-from, --heads-sql); with --heads leave it out")
     ranking = _ranking(heads, heads_from, heads_sql, options["store"])
     chosen = ranking if heads is not None or (heads_sql is not None and top is None) else ranking[: top or DEFAULT_TOP]
-    if len(chosen) < (top or 0):
-        raise UserError(f"--top {top}: the ranking has only {len(chosen)} heads")
+    wanted = top if heads_from is None else top or DEFAULT_TOP
+    if len(chosen) < (wanted or 0):
+        raise UserError(f"--top {wanted}: the ranking has only {len(chosen)} heads; give --top {len(chosen)}")
     if control is not None:
         chosen = _control(control, chosen, ranking, resolved.shape, control_seed)
     selection = Selection(
         chosen, _neurons(neurons, neurons_sql, options["store"]), parse_layers(mlps) or (), with_groups
     )
-    job = PreciseJob(selection)
+    job = PreciseJob(selection, None if control is None else f"{control} heads, seed {control_seed}")
     job.check(resolved.shape)
     if chosen:
         click.echo(f"heads that train: {_names(chosen)}", err=True)
@@ -143,13 +144,15 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     """
     from mathinterp.models.catalog import ModelSpec, load, resolve
     from mathinterp.tuning.controls import save_model
-    from mathinterp.tuning.sft_ray import check_base
+    from mathinterp.tuning.sft_ray import ABOUT_FILE, check_base
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out '{out}' exists already; give a new folder")
     check_base(adapter, resolve(ModelSpec(model)).fingerprint)
     loaded = load(ModelSpec(model, str(adapter), dtype), "cpu")
     save_model(loaded.model, loaded.tokenizer, out)
+    if (adapter / ABOUT_FILE).is_file():
+        (out / ABOUT_FILE).write_bytes((adapter / ABOUT_FILE).read_bytes())
     console.print(f"The merged model ({loaded.dtype}) is in {out}", highlight=False, soft_wrap=True)
 
 

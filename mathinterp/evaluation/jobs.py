@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.evaluation.harness import require_harness
@@ -16,6 +17,7 @@ from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, di
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.sources import find_adapter, find_source
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
+from mathinterp.tuning.edit import ABOUT_FILE as EDIT_FILE
 from mathinterp.tuning.sft_ray import ABOUT_FILE
 
 
@@ -75,13 +77,25 @@ def origin_of(spec: ModelSpec) -> Origin:
         folder = find_adapter(spec.adapter)
     elif (source := find_source(spec.name, spec.trust_remote_code)).kind == "folder":
         folder = source.path
-    about = {}
-    if folder is not None and (folder / ABOUT_FILE).is_file():
-        about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    about = _about(folder)
     if spec.adapter is None and about:
         return Origin(about["base_fingerprint"], about["method"])
     base = resolve(ModelSpec(spec.name, None, spec.dtype, spec.trust_remote_code)).fingerprint
+    if about and about["base_fingerprint"] != base:
+        return Origin(base, f"{about['method']} of another base")
     return Origin(base, about.get("method", "base" if spec.adapter is None else "adapter"))
+
+
+def _about(folder: Path | None) -> dict[str, Any]:
+    """What a folder of ``tune``, or one that was edited, zeroed or pruned, says of itself; else nothing."""
+    if folder is None:
+        return {}
+    if (folder / ABOUT_FILE).is_file():
+        return json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    if (folder / EDIT_FILE).is_file():
+        about = json.loads((folder / EDIT_FILE).read_text(encoding="utf-8"))
+        return {**about, "method": about.get("edit") or "edited"}
+    return {}
 
 
 def _benchmark(name: str, origin: Origin, settings: Settings) -> Job:

@@ -173,10 +173,12 @@ class NeuronGraphScan(Scan):
             values_ND = state.graph.values(nodes.neurons)
             tokens = state.tokens.of(values_ND * signs_N1.to(values_ND.dtype))
             for i, (layer, neuron) in enumerate(nodes.neurons):
-                values = {"coefficient": float(mean_N[i]), "importance": nodes.importance[i], "change": nodes.change[i]}
+                size = float(coefficient_PN[:, i].double().abs().mean())
+                own = {"coefficient": float(mean_N[i]), "coefficient_size": size}
+                found = {"importance": nodes.importance[i], "change": nodes.change[i]}
                 place = {"layer": layer, "neuron": neuron, "rank": i + 1, "root": i == nodes.root}
                 read = {"n": len(coefficient_PN), "tokens": json.dumps(tokens[i], ensure_ascii=False)}
-                rows.append({**same, **place, **values, **read})
+                rows.append({**same, **place, **own, **found, **read})
         return rows
 
     def _edge_rows(self, state: GraphState, graphs: Sequence[RankedNodes]) -> list[Row]:

@@ -269,6 +269,7 @@ NEURON_GRAPH_NODES = pa.schema(
         pa.field("importance", pa.float32()),  # nats, in the neuron scan
         pa.field("change", pa.float32()),  # of importance, in the neuron scan; null if nothing was compared
         pa.field("coefficient", pa.float32()),  # mean over the graph's prompts
+        pa.field("coefficient_size", pa.float32()),  # mean of its absolute value
         pa.field("n", pa.int32()),  # prompts of the graph
         pa.field("tokens", pa.string()),  # JSON list: first tokens of the value times the sign of the coefficient
     ]

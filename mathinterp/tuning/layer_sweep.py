@@ -197,10 +197,10 @@ def adapter_folder(folder: str, layer: int, rate: float) -> Path:
     return Path(folder) / f"layer-{layer:02d}-lr-{rate:g}"
 
 
-def claim_folder(folder: Path, scan: LayerSweep, model_fingerprint: str) -> None:
+def claim_folder(folder: Path, scan: LayerSweep, model_fingerprint: str, dtype: str) -> None:
     """Make the folder the sweep's own, or find that it is; raises UserError if it holds anything else."""
     about = folder / ABOUT_FILE
-    identity = {**scan.parameters(), "model_fingerprint": model_fingerprint}
+    identity = {**scan.parameters(), "model_fingerprint": model_fingerprint, "dtype": dtype}
     if about.is_file():
         if json.loads(about.read_text(encoding="utf-8")) != identity:
             raise UserError(f"--out '{folder}' holds another sweep (other settings, data or model); give a new folder")

@@ -185,6 +185,7 @@ class PreciseJob:
     """Precise fine-tuning as a job: what trains, and what it leaves behind."""
 
     selection: Selection
+    control: str | None = None  # how the heads were drawn, for people; the heads themselves decide the weights
     name: str = field(default="precise", init=False)
 
     def parameters(self) -> dict[str, Any]:

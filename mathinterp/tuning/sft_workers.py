@@ -150,7 +150,8 @@ def about_run(
     """The content of tuning.json: what was trained on what, and what came of it."""
     return {
         "run_id": tuning.run_id,
-        "method": tuning.job.name,
+        "command": tuning.job.name,
+        "method": getattr(tuning.job, "control", None) or tuning.job.name,
         "base": tuning.model.label,
         "base_fingerprint": tuning.model_fingerprint,
         "dtype": tuning.model.dtype,

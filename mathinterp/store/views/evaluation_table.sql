@@ -1,6 +1,6 @@
 -- evaluation_table: accuracies (%) in the form of paper B's table: a row per model and setting, the base first; beside each task
--- its 95 % interval (_low, _high) and the exact McNemar p of the paired difference from the base (_p). two_digit is paper A's set
--- by greedy decoding. Newest runs only. Other prompt sets, counts and differences: view evaluation_results.
+-- its 95 % interval (_low, _high) and the exact McNemar p of the paired difference from the base (_p). signed_two_digit_test is paper A's
+-- test set by greedy decoding, whose pairs are in no training set. Newest runs only. Other prompt sets, counts and differences: view evaluation_results.
 CREATE OR REPLACE VIEW evaluation_table AS
 SELECT method, model, setting, dtype,
        100 * any_value(accuracy) FILTER (WHERE task = 'gsm8k') AS gsm8k, 100 * any_value(low) FILTER (WHERE task = 'gsm8k') AS gsm8k_low,
@@ -17,8 +17,8 @@ SELECT method, model, setting, dtype,
        100 * any_value(high) FILTER (WHERE task = 'mmlu') AS mmlu_high, any_value(p_value) FILTER (WHERE task = 'mmlu') AS mmlu_p,
        100 * any_value(accuracy) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa, 100 * any_value(low) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa_low,
        100 * any_value(high) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa_high, any_value(p_value) FILTER (WHERE task = 'commonsense_qa') AS commonsense_qa_p,
-       100 * any_value(accuracy) FILTER (WHERE task = 'two_digit') AS two_digit, 100 * any_value(low) FILTER (WHERE task = 'two_digit') AS two_digit_low,
-       100 * any_value(high) FILTER (WHERE task = 'two_digit') AS two_digit_high, any_value(p_value) FILTER (WHERE task = 'two_digit') AS two_digit_p
+       100 * any_value(accuracy) FILTER (WHERE task = 'signed_two_digit_test') AS signed_two_digit_test, 100 * any_value(low) FILTER (WHERE task = 'signed_two_digit_test') AS signed_two_digit_test_low,
+       100 * any_value(high) FILTER (WHERE task = 'signed_two_digit_test') AS signed_two_digit_test_high, any_value(p_value) FILTER (WHERE task = 'signed_two_digit_test') AS signed_two_digit_test_p
 FROM evaluation_results
 WHERE newest
 GROUP BY method, model, setting, dtype, model_fingerprint, base_fingerprint

@@ -4,5 +4,5 @@ CREATE OR REPLACE VIEW maskkeep_runs AS
 SELECT r.run_id, r.parameters ->> 'neurons_from' AS neurons_from,
        CASE WHEN r.model_fingerprint = n.model_fingerprint THEN 'intervened' ELSE 'original' END AS other_side
 FROM run_records AS r
-LEFT JOIN run_records AS n ON n.run_id = r.parameters ->> 'neurons_from'
+LEFT JOIN run_records AS n ON n.run_id = (r.parameters ->> 'neurons_from')
 WHERE r.scan = 'maskkeep';

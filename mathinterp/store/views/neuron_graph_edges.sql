@@ -7,7 +7,7 @@ CREATE OR REPLACE VIEW neuron_graph_edges AS
 SELECT edges.run_id, edges.graph, edges.operation, place, edges.layer, edges.neuron, to_layer, to_neuron,
        edges.layer || '_' || edges.neuron AS lower_name, to_layer || '_' || to_neuron AS upper_name,
        inner_product, signed_product, signed_product_std, first_order, first_order_std,
-       CASE WHEN upper_node.coefficient <> 0 THEN first_order / abs(upper_node.coefficient) END AS share, edges.n
+       first_order / nullif(upper_node.coefficient_size, 0) AS share, edges.n
 FROM ${neuron_graph_edges} AS edges
 JOIN ${neuron_graph_nodes} AS upper_node
     ON upper_node.run_id = edges.run_id AND upper_node.graph = edges.graph
