@@ -122,7 +122,7 @@ def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]
     held_out = [s for name in options["held_out"] for s in _samples(name, resolved, options, "held out")]
     trained = {tuple(sample.input_ids) for sample in samples}
     if both := sum(tuple(sample.input_ids) in trained for sample in held_out):
-        raise UserError(f"{both} of {len(held_out)} held-out samples are trained on too; give other --held-out data")
+        click.echo(f"warning: {both} of {len(held_out)} held-out samples are trained on too", err=True)
     steps = _steps(options, len(samples))
     config = SftConfig(
         steps=steps, batch_size=options["batch"], learning_rate=options["lr"], micro_batch=options["micro_batch"],
