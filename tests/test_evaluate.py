@@ -122,6 +122,19 @@ def test_what_a_model_was_made_from(tmp_path: Path) -> None:
     tuned = save_tiny(tmp_path / "tuned", "llama", seed=1)
     (tuned / "tuning.json").write_text(json.dumps({"base_fingerprint": own, "method": "full"}), encoding="utf-8")
     assert origin_of(ModelSpec(str(tuned))) == Origin(own, "full")
+    edited = save_tiny(tmp_path / "edited", "llama", seed=2)
+    (edited / "edit.json").write_text(json.dumps({"base_fingerprint": own, "edit": "prune"}), encoding="utf-8")
+    assert origin_of(ModelSpec(str(edited))) == Origin(own, "prune")
+    (edited / "edit.json").write_text(json.dumps({"base_fingerprint": own}), encoding="utf-8")
+    assert origin_of(ModelSpec(str(edited))) == Origin(own, "edited")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    about = {"base_fingerprint": own, "method": "precise"}
+    (tmp_path / "adapter" / "tuning.json").write_text(json.dumps(about), encoding="utf-8")
+    adapter = str(tmp_path / "adapter")
+    assert origin_of(ModelSpec(str(base), adapter)) == Origin(own, "precise")
+    other = resolve(ModelSpec(str(tuned))).fingerprint
+    assert origin_of(ModelSpec(str(tuned), adapter)) == Origin(other, "precise of another base")
     smol = origin_of(ModelSpec("bundled"))
     assert smol == Origin(resolve(ModelSpec("bundled")).fingerprint, "base")
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.store import Store
 from mathinterp.tuning import precise
+from mathinterp.tuning.controls import FullJob
 from mathinterp.tuning.data import encode_examples, read_examples
 from mathinterp.tuning.precise import PreciseJob, Selection
 from mathinterp.tuning.sft import SftConfig, train
@@ -129,6 +131,13 @@ def test_a_missing_tensorboard_is_named(tmp_path, tiny_folder, monkeypatch):
     assert_one_line(cli(*command, "--out", tmp_path / "out", "--tensorboard", tmp_path), "pip install tensorboard")
 
 
+def test_controls_are_not_called_what_they_control():
+    assert PRECISE.method == "precise"
+    assert replace(PRECISE, control="random heads, seed 3").method == "random heads, seed 3"
+    assert (FullJob().method, FullJob((1, 2)).method) == ("full", "layers 1, 2")
+    assert replace(PRECISE, control="bottom").parameters() == PRECISE.parameters()
+
+
 @pytest.mark.ray
 def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the workers know FragileJob
@@ -136,7 +145,7 @@ def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, ti
     monkeypatch.chdir(tmp_path)  # relative paths hold although Ray Train's workers run elsewhere
     shutil.copytree(tiny_folder, "base")
     marker = tmp_path / "marker"
-    monkeypatch.setattr(precise, "PreciseJob", lambda selection: FragileJob(selection, marker=str(marker)))
+    monkeypatch.setattr(precise, "PreciseJob", lambda *chosen: FragileJob(*chosen, marker=str(marker)))
     write(Path("few.jsonl"), *({"prompt": f"{i} plus 1 is", "response": str(i + 1)} for i in range(8)))
     has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     words = (
@@ -149,10 +158,13 @@ def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, ti
     assert result.exit_code == 0, (result.output, result.exception)
     assert marker.exists()
     assert "data, few.jsonl: 8 samples of" in result.stderr
+    assert "warning: 8 of 8 held-out samples are trained on too" in result.stderr
     assert "the cache takes up to 0.00 GiB" in result.stderr
     assert "going on after step 4" in result.stderr
     told = json.loads(result.stdout)
     assert told["trained_now"]
+    assert (told["command"], told["method"]) == ("precise", "precise")
+    assert "Made by `mathinterp tune precise`" in Path("out/README.md").read_text()
     assert told["trained_parameters"] == 2 * 3 * 8 * 32
     assert told["after"]["loss"] < told["before"]["loss"]
     again = cli(*words)

@@ -43,7 +43,12 @@ def tune() -> None:
 @click.option(
     "--top", type=click.IntRange(min=1), default=None, help=f"So many heads of the ranking; default {DEFAULT_TOP}."
 )
-@click.option("--control", default=None, help="Train others instead: random, random_layer (as many a layer) or bottom.")
+@click.option(
+    "--control",
+    default=None,
+    help="Train others instead: random, random_layer (as many a layer), or bottom: the ranking's last, which "
+    "under signed effects are those that help when they are out.",
+)
 @click.option("--control-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random heads.")
 @click.option("--with-groups", is_flag=True, help="Grouped-query models: train the heads' k and v groups too.")
 @click.option("--mlps", default=None, help="Also all MLP neurons of these layers, for example 12-14.")
@@ -80,7 +85,8 @@ def precise(
     selection = Selection(
         chosen, _neurons(neurons, neurons_sql, options["store"]), parse_layers(mlps) or (), with_groups
     )
-    job = PreciseJob(selection, None if control is None else f"{control} heads, seed {control_seed}")
+    drawn = control if control in (None, "bottom") else f"{control} heads, seed {control_seed}"
+    job = PreciseJob(selection, drawn)
     job.check(resolved.shape)
     if chosen:
         click.echo(f"heads that train: {_names(chosen)}", err=True)

@@ -24,7 +24,7 @@ Settings:
 
 {settings}
 
-Made by `mathinterp tune {about["method"]}`, run {about["run_id"]}.
+Made by `mathinterp tune {about["command"]}`, run {about["run_id"]}.
 """
 
 

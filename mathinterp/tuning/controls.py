@@ -56,6 +56,11 @@ class FullJob:
     layers: tuple[int, ...] | None = None
     name: str = field(default="full", init=False)
 
+    @property
+    def method(self) -> str:
+        """ "full", or the layers that train whole."""
+        return self.name if self.layers is None else "layers " + ", ".join(map(str, self.layers))
+
     def parameters(self) -> dict[str, Any]:
         """What decides the weights, as plain JSON."""
         return {"layers": None if self.layers is None else list(self.layers)}
@@ -90,6 +95,11 @@ class LoraJob:
     targets: str = "all"  # one of TARGETS
     layers: tuple[int, ...] | None = None
     name: str = field(default="lora", init=False)
+
+    @property
+    def method(self) -> str:
+        """ "lora"."""
+        return self.name
 
     def parameters(self) -> dict[str, Any]:
         """What decides the weights, as plain JSON."""

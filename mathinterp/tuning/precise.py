@@ -188,6 +188,11 @@ class PreciseJob:
     control: str | None = None  # how the heads were drawn, for people; the heads themselves decide the weights
     name: str = field(default="precise", init=False)
 
+    @property
+    def method(self) -> str:
+        """ "precise", or the control: "random heads, seed 0"."""
+        return self.control or self.name
+
     def parameters(self) -> dict[str, Any]:
         """What decides the weights, as plain JSON."""
         return {

@@ -42,6 +42,10 @@ class TuningJob(Protocol):
     def name(self) -> str:
         """As in ``mathinterp tune precise``."""
 
+    @property
+    def method(self) -> str:
+        """What tables of evaluations call its models: the name, or how it differs from what the name says."""
+
     def parameters(self) -> dict[str, Any]:
         """What decides the weights, as plain JSON."""
 

@@ -151,7 +151,7 @@ def about_run(
     return {
         "run_id": tuning.run_id,
         "command": tuning.job.name,
-        "method": getattr(tuning.job, "control", None) or tuning.job.name,
+        "method": tuning.job.method,
         "base": tuning.model.label,
         "base_fingerprint": tuning.model_fingerprint,
         "dtype": tuning.model.dtype,
