@@ -129,6 +129,7 @@ def test_what_a_model_was_made_from(tmp_path: Path) -> None:
     assert origin_of(ModelSpec(str(edited))) == Origin(own, "edited")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "adapter" / "adapter_model.safetensors").touch()
     about = {"base_fingerprint": own, "method": "precise"}
     (tmp_path / "adapter" / "tuning.json").write_text(json.dumps(about), encoding="utf-8")
     adapter = str(tmp_path / "adapter")

@@ -18,7 +18,8 @@ from mathinterp.cluster.replica import check_rows
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.report.maskkeep import neuron_run, neurons_from, summarize_maskkeep
+from mathinterp.report.maskkeep import neurons_from, summarize_maskkeep
+from mathinterp.report.neuron_runs import neuron_run
 from mathinterp.scans.base import Subject
 from mathinterp.scans.maskkeep import MaskKeepScan, RankedNeurons, first_deep_layer, random_neurons
 from mathinterp.scans.neurons import NeuronScan

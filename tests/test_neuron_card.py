@@ -18,8 +18,8 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.report.maskkeep import neuron_run
 from mathinterp.report.neuron import NeuronCard, neuron_card, written_tokens
+from mathinterp.report.neuron_runs import neuron_run
 from mathinterp.scans.base import Subject
 from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store, prompts_fingerprint

@@ -23,6 +23,7 @@ from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.report.figures import save
 from mathinterp.report.graph import graph_figure, nodes_from, summarize_graph
+from mathinterp.report.neuron_runs import check_model, neuron_run
 from mathinterp.scans.base import Subject
 from mathinterp.scans.neuron_graph import NeuronGraphScan
 from mathinterp.scans.neuron_nodes import NeuronNodes, RankedNodes
@@ -364,19 +365,20 @@ def test_mistakes_are_one_line(scanned: tuple[Path, str]) -> None:
 def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -> None:
     folder, run = scanned
     store, prompts, weights = Store(folder), load_prompts("two_digit", limit=8), resolve(ModelSpec()).fingerprint
-    good = nodes_from(store, run, "prompt", 20, (10,), weights, prompts[:3])
+    good = nodes_from(store, neuron_run(store, run), "prompt", 20, (10,), weights, prompts[:3])
     assert [len(nodes.neurons) for nodes in good.graphs] == [20] * 3
     assert {nodes.graph for nodes in good.graphs} == {prompt.prompt_id for prompt in prompts[:3]}
     others = load_prompts("two_digit", limit=8, seed=1)
     for arguments, message in (
         (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with --keep topk:50 first"),
         (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons a prompt, not 21"),
-        (("prompt", 10, None, weights, others), "is not in run"),
+        (("prompt", 10, None, weights, others), "without prompt"),
         (("layer", 10, None, weights, prompts), "--by 'layer' is not known"),
-        (("prompt", 10, None, "other", prompts), "with other weights"),
     ):
         with pytest.raises(UserError, match=message):
-            nodes_from(store, run, *arguments)
+            nodes_from(store, neuron_run(store, run), *arguments)
+    with pytest.raises(UserError, match=f"run {run} ranked the neurons of bundled, not of another"):
+        check_model(neuron_run(store, run), "other", "another")
     with pytest.raises(UserError, match="--measure 'best' is not known"):
         NeuronGraphScan(good, measure="best")
     with pytest.raises(UserError, match="has no edges"):

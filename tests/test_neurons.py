@@ -269,6 +269,13 @@ def test_rows_are_the_direct_form_under_both_conditions(name: str, target: str) 
                 assert row["correct"] == (row["predicted_id"] == MADE[p].scored[0].token_id)
 
 
+def test_what_neurons_are_ranked_by(tmp_path: Path) -> None:
+    keys = ("('difference', -2.0, 4.0)", "('abs', -2.0, 4.0)", "('ratio', -2.0, -4.0)", "('ratio', 1.0, 0.0)",
+            "('difference', NULL, 3.0)", "('abs', NULL, -3.0)")  # fmt: skip
+    (row,) = Store(tmp_path).rows("SELECT " + ", ".join(f"neuron_rank_key{key} AS k{i}" for i, key in enumerate(keys)))
+    assert [float(value) for value in row.values()] == [-2, 2, -0.5, 0, 3, 3]
+
+
 @pytest.mark.parametrize("rank", ["difference", "abs", "ratio"])
 def test_first_of_all_layers_together_from_the_first_of_each(tmp_path: Path, rank: str) -> None:
     model = scan_of("llama")

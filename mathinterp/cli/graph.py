@@ -54,13 +54,17 @@ def graph(source: str, by: str, top: int, measure: str, edges: str, ks: str, see
     from mathinterp.prompts import load_prompts
     from mathinterp.report.figures import save
     from mathinterp.report.graph import graph_figure, graph_name, nodes_from, summarize_graph
+    from mathinterp.report.neuron_runs import check_model, neuron_run
     from mathinterp.scans.neuron_graph import NeuronGraphScan
     from mathinterp.store import Store
 
     spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
     prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
     chosen_ks, (strongest, above) = _parse_ks(ks), _parse_edges(edges)
-    nodes = nodes_from(Store(options["store"]), source, by, top, chosen_ks, resolve(spec).fingerprint, prompts)
+    store, resolved = Store(options["store"]), resolve(spec)
+    ranked = neuron_run(store, source)
+    check_model(ranked, resolved.fingerprint, resolved.label)
+    nodes = nodes_from(store, ranked, by, top, chosen_ks, resolved.fingerprint, prompts)
     chosen = NeuronGraphScan(
         nodes, by, top, measure, strongest, above, DEFAULT_KS if chosen_ks is None else chosen_ks, seeds
     )

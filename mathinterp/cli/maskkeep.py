@@ -56,7 +56,8 @@ def maskkeep(
     """
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts import load_prompts
-    from mathinterp.report.maskkeep import CASES, SCORINGS, check_model, neuron_run, neurons_from, summarize_maskkeep
+    from mathinterp.report.maskkeep import CASES, SCORINGS, neurons_from, summarize_maskkeep
+    from mathinterp.report.neuron_runs import check_model, neuron_run
     from mathinterp.scans.maskkeep import MaskKeepScan
     from mathinterp.store import Store
 

@@ -40,8 +40,8 @@ def neuron(neuron: str, source: str | None, tokens: int, store: str, as_json: bo
       mathinterp neuron 28.3696 --model MODEL --neurons-from RUN_ID --json
     """
     from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.report.maskkeep import check_model, neuron_run
     from mathinterp.report.neuron import neuron_card, only_run
+    from mathinterp.report.neuron_runs import check_model, neuron_run
     from mathinterp.store import Store
 
     chosen, results = _parse(neuron), Store(store)

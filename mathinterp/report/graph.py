@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.prompt import Prompt
+from mathinterp.report.neuron_runs import check_prompts
 from mathinterp.scans.neuron_nodes import BY, NeuronNodes, RankedNodes
 from mathinterp.store import Store
 
@@ -29,7 +30,7 @@ MEASURE_COLUMN = {"sum": "inner_product", "signed": "signed_product", "first_ord
 
 def nodes_from(
     store: Store,
-    run_id: str,
+    run: dict[str, Any],
     by: str,
     top: int,
     ks: tuple[int, ...] | None,
@@ -39,22 +40,22 @@ def nodes_from(
     """The first neurons of each prompt, or of each operation and all, of a finished neuron scan.
 
     Args:
+        run: from ``neuron_runs.neuron_run``.
         top, ks: as many neurons are needed as the largest of them; ks None: up to MOST of those that there are.
         fingerprint: of the model that the graph is made of: the scan's own, or the one it was compared with.
         prompts: those that the graph is made on. By prompt, each must be one of the scan's.
     Raises:
-        UserError: no such run, not finished, not a neuron scan, of another model, with other prompts, or with fewer
-            neurons a prompt than asked for.
+        UserError: a prompt that the run had not, or fewer neurons a prompt than asked for.
     """
     if by not in BY:
         raise UserError(f"--by '{by}' is not known; take one of {', '.join(BY)}")
-    run = _neuron_run(store, run_id, fingerprint)
+    run_id = run["run_id"]
+    importance = "importance" if fingerprint == run["model_fingerprint"] else "intervened_importance AS importance"
     needed = max(top, *(ks or (0,)))
     most = max(needed, MOST) if ks is None else needed
     if by == "operation":
-        change = "change" if run["against"] else "importance"
-        source = f"""SELECT operation AS graph, layer, neuron, importance, change,
-                            row_number() OVER (PARTITION BY operation ORDER BY {change} DESC, layer, neuron) AS rank
+        source = f"""SELECT operation AS graph, layer, neuron, {importance}, change,
+                            row_number() OVER (PARTITION BY operation ORDER BY ranked_by DESC, layer, neuron) AS rank
                      FROM neuron_summary WHERE run_id = '{run_id}' AND operation IS NOT NULL"""
         wanted = {"all", *(prompt.operation for prompt in prompts if prompt.operation is not None)}
     else:
@@ -63,8 +64,8 @@ def nodes_from(
                 f"run {run_id} keeps {run['top']} neurons a prompt, not {needed}; scan with --keep topk:{needed}"
                 " first, or give smaller --top and --ks"
             )
-        _require_prompts(store, run, prompts)
-        source = f"""SELECT prompt_id AS graph, layer, neuron, importance, change, rank
+        check_prompts(store, run, prompts)
+        source = f"""SELECT prompt_id AS graph, layer, neuron, {importance}, change, rank
                      FROM neuron_changes WHERE run_id = '{run_id}'"""
         wanted = {prompt.prompt_id for prompt in prompts}
     rows = store.dataframe(f"SELECT * FROM ({source}) WHERE rank <= {most} ORDER BY graph, rank")
@@ -73,40 +74,6 @@ def nodes_from(
     if missing:
         raise UserError(f"run {run_id} has no neurons for {', '.join(sorted(missing)[:5])}; take the prompts it has")
     return NeuronNodes(run_id, tuple(graphs))
-
-
-def _neuron_run(store: Store, run_id: str, fingerprint: str) -> dict[str, Any]:
-    runs = {row["run_id"]: row for row in store.rows("SELECT run_id, scan, status, shards, shards_done FROM runs")}
-    if run_id not in runs:
-        raise UserError(
-            f"no run '{run_id}' in {store.url}; see: mathinterp sql \"SELECT run_id, scan, prompts, status FROM runs\""
-        )
-    if runs[run_id]["scan"] != "neurons":
-        raise UserError(f"run {run_id} is a scan of {runs[run_id]['scan']}; a graph needs one of 'scan neurons'")
-    if runs[run_id]["status"] != "finished":
-        raise UserError(f"run {run_id} is not finished; finish it with the same command first")
-    run = store.rows(
-        f"""SELECT run_id, model, model_fingerprint, prompts, prompts_fingerprint, against, top, keeps_all
-            FROM runs JOIN neuron_runs USING (run_id) WHERE run_id = '{run_id}'"""
-    )[0]
-    if fingerprint not in (run["model_fingerprint"], str(run["against"]).partition(":")[2]):
-        raise UserError(
-            f"run {run_id} is of model '{run['model']}' with other weights; give the same --model and --adapter"
-        )
-    return run
-
-
-def _require_prompts(store: Store, run: dict[str, Any], prompts: Sequence[Prompt]) -> None:
-    stored = store.dataframe(
-        f"SELECT prompt_id, text, answer FROM prompts WHERE prompts_fingerprint = '{run['prompts_fingerprint']}'"
-    )
-    known = dict(zip(stored["prompt_id"], zip(stored["text"], stored["answer"], strict=True), strict=True))
-    for prompt in prompts:
-        if known.get(prompt.prompt_id) != (prompt.text, prompt.answer):
-            raise UserError(
-                f"prompt '{prompt.prompt_id}' ({prompt.text!r}) is not in run {run['run_id']}, which has prompts"
-                f" '{run['prompts']}'; give the same --prompts and --seed, or --by operation"
-            )
 
 
 def _ranked(graph: str, rows: pd.DataFrame) -> RankedNodes:

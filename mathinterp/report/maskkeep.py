@@ -11,6 +11,7 @@ import numpy as np
 
 from mathinterp.errors import UserError
 from mathinterp.prompts import Prompt
+from mathinterp.report.neuron_runs import check_prompts
 from mathinterp.scans.maskkeep import RankedNeurons
 from mathinterp.store import Store
 from mathinterp.store.query import arrow
@@ -34,38 +35,6 @@ class MaskKeepSummary:
     queries: list[str]
 
 
-def neuron_run(store: Store, run_id: str) -> dict[str, Any]:
-    """The record of a finished neuron scan; raises UserError if there is none of this id."""
-    runs = {
-        row["run_id"]: row
-        for row in store.rows(
-            "SELECT *, parameters ->> 'against' AS against, notes ->> 'against' AS against_label FROM runs"
-        )
-    }
-    if run_id not in runs:
-        raise UserError(
-            f"no run '{run_id}' in {store.url}; see: mathinterp sql \"SELECT run_id, scan, model, prompts FROM runs\""
-        )
-    run = runs[run_id]
-    if run["scan"] != "neurons":
-        raise UserError(f"run {run_id} is a scan of {run['scan']}; take one of neurons (mathinterp scan neurons)")
-    if run["status"] != "finished":
-        raise UserError(
-            f"run {run_id} has {run['shards_done']} of {run['shards']} shards: a ranking of some neurons would mislead;"
-            " finish it with the same command"
-        )
-    return run
-
-
-def check_model(run: dict[str, Any], fingerprint: str, label: str) -> None:
-    """Raise UserError unless a model is the neuron scan's, or the one that it was compared with."""
-    other = (run["against"] or "").partition(":")[2]
-    if fingerprint not in (run["model_fingerprint"], other):
-        raise UserError(
-            f"run {run['run_id']} ranked the neurons of {run['model']}, not of {label}; give its --model and --adapter"
-        )
-
-
 def neurons_from(store: Store, run: dict[str, Any], prompts: Sequence[Prompt], count: int) -> RankedNeurons:
     """Each prompt's first ``count`` neurons of a neuron scan, all layers together, ties by (layer, neuron).
 
@@ -73,12 +42,8 @@ def neurons_from(store: Store, run: dict[str, Any], prompts: Sequence[Prompt], c
         run: from ``neuron_run``.
     Raises UserError if the run ranks fewer neurons or did not see one of the prompts.
     """
-    connection, run_id = store.connect("prompts", "neuron_changes"), run["run_id"]
-    known = arrow(
-        connection,
-        f"SELECT prompt_id, text, answer FROM prompts WHERE prompts_fingerprint = '{run['prompts_fingerprint']}'",
-    )
-    _check_prompts({row["prompt_id"]: (row["text"], row["answer"]) for row in known.to_pylist()}, run, prompts)
+    connection, run_id = store.connect("neuron_changes"), run["run_id"]
+    check_prompts(store, run, prompts)
     rows = arrow(
         connection,
         f"SELECT prompt_id, layer, neuron FROM neuron_changes WHERE run_id = '{run_id}' AND rank <= {count}"
@@ -94,15 +59,6 @@ def neurons_from(store: Store, run: dict[str, Any], prompts: Sequence[Prompt], c
     row_of = {str(prompt_id): row for row, prompt_id in enumerate(prompt_ids)}
     wanted = [row_of[prompt.prompt_id] for prompt in prompts]
     return RankedNeurons(run_id, tuple(prompt.prompt_id for prompt in prompts), layers[wanted], neurons[wanted])
-
-
-def _check_prompts(known: dict[str, tuple[str, str]], run: dict[str, Any], prompts: Sequence[Prompt]) -> None:
-    for prompt in prompts:
-        if known.get(prompt.prompt_id) != (prompt.text, prompt.answer):
-            raise UserError(
-                f"run {run['run_id']} ranked neurons on {run['prompts']}, without prompt '{prompt.prompt_id}'"
-                f" ({prompt.text!r}); give its --prompts, --limit and --seed, or a smaller --limit"
-            )
 
 
 def summarize_maskkeep(store: Store, run_id: str, cases: str = "correct", scoring: str = "token") -> MaskKeepSummary:

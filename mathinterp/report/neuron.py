@@ -11,7 +11,7 @@ from mathinterp.errors import UserError
 from mathinterp.forward.neuron_ablation import Neuron
 from mathinterp.forward.neuron_tokens import top_tokens, value_directions
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.maskkeep import neuron_run
+from mathinterp.report.neuron_runs import neuron_run
 from mathinterp.store import Store
 from mathinterp.store.query import arrow, json_rows
 
@@ -27,8 +27,8 @@ class NeuronCard:
     """What is known of one neuron.
 
     operations: one row an operation, 'all' first: mean and spread (standard deviation over prompts) of coefficient,
-        importance and change; rank among all neurons of the run by mean change (mean importance where nothing was
-        compared); in_top: % of prompts that have it among their first.
+        importance and change; rank among all neurons of the run by what it ranks by, of the means; in_top: % of prompts
+        that have it among their first.
     prompts: the prompts that rank it highest.
     against: what the scan compared the model with, for people; None if nothing.
     tokens: "v" and "-v", and one entry "c v, OPERATION" for each operation's mean coefficient c.
@@ -81,7 +81,7 @@ def neuron_card(
     operations = rows(
         f"""SELECT * EXCLUDE (run_id, layer, neuron) FROM (
                 SELECT run_id, layer, neuron, coalesce(operation, 'none') AS operation, n,
-                       row_number() OVER (ranked ORDER BY coalesce(change, importance) DESC, layer, neuron) AS rank,
+                       row_number() OVER (ranked ORDER BY ranked_by DESC, layer, neuron) AS rank,
                        count(*) OVER ranked AS neurons, 100 * in_top AS in_top,
                        coefficient, coefficient_std, intervened_coefficient, importance, importance_std,
                        intervened_importance, change, change_std

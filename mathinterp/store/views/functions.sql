@@ -1,4 +1,4 @@
--- functions: what the views below need and DuckDB has not: the complementary error function, for p-values.
+-- functions: what several views below need: the complementary error function, for p-values, and what neurons are ranked by.
 -- Rational approximations of W. J. Cody (Math. Comp. 23, 1969), relative error below 1e-12 up to erfc(26) = 1e-295.
 CREATE OR REPLACE MACRO erfc_near_zero(z) AS  -- 1 - erf(x) for x <= 0.46875; z = x
     1 - z * ((((0.185777706184603153 * z*z + 3.16112374387056560) * z*z + 113.864154151050156) * z*z
@@ -20,3 +20,9 @@ CREATE OR REPLACE MACRO erfc_tail(z, y) AS  -- z >= 4; y = 1 / (z * z)
              + 0.527905102951428412) * y + 0.0605183413124413191) * y + 2.33520497626869185e-3));
 CREATE OR REPLACE MACRO erfc(x) AS  -- x >= 0, DOUBLE
     CASE WHEN x <= 0.46875 THEN erfc_near_zero(x) WHEN x <= 4 THEN erfc_middle(x) ELSE erfc_tail(x, 1 / (x * x)) END;
+-- What a neuron scan ranks neurons by, largest first: the change of importance (importance where nothing was compared), its
+-- size, or its part of the importance in the original.
+CREATE OR REPLACE MACRO neuron_rank_key(ranking, change, importance) AS
+    CASE ranking WHEN 'abs' THEN abs(coalesce(change, importance))
+                 WHEN 'ratio' THEN CASE WHEN importance = 0 THEN 0 ELSE coalesce(change, importance) / abs(importance) END
+                 ELSE coalesce(change, importance) END;

@@ -8,10 +8,7 @@ SELECT run_id, prompt_id, operation, layer, neuron, rank, rank <= top AS in_top,
 FROM (
     SELECT *, row_number() OVER (PARTITION BY run_id, prompt_id ORDER BY ranked_by DESC, layer, neuron) AS rank
     FROM (
-        SELECT *, CASE ranking WHEN 'abs' THEN abs(coalesce(change, importance))
-                               WHEN 'ratio' THEN
-                                   CASE WHEN importance = 0 THEN 0 ELSE coalesce(change, importance) / abs(importance) END
-                               ELSE coalesce(change, importance) END AS ranked_by
+        SELECT *, neuron_rank_key(ranking, change, importance) AS ranked_by
         FROM (
             SELECT stored.run_id, prompt_id, operation, layer, unit AS neuron, importance, intervened_importance,
                    (intervened_importance - importance) * change_sign AS change,

@@ -1,7 +1,8 @@
 -- neuron_summary: every neuron over all prompts of an operation, also where no row of a prompt was kept. Means and spreads
 -- (standard deviation over prompts, divided by n) of importance (nats), coefficient and their changes, signed as in
 -- neuron_changes. in_top: part of the prompts in which the neuron is among the first `top` of all layers together.
--- Operation 'all' weighs operations equally: means of means, and the spread of that mixture.
+-- Operation 'all' weighs operations equally: means of means, and the spread of that mixture. ranked_by: the run's measure
+-- (see neuron_changes) of the mean change and importance.
 CREATE OR REPLACE VIEW neuron_summary AS
 SELECT means.run_id, layer, unit AS neuron, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
        sum(n)::BIGINT AS n,
@@ -14,7 +15,8 @@ SELECT means.run_id, layer, unit AS neuron, CASE WHEN grouping(operation) = 1 TH
        avg(intervened_coefficient) AS intervened_coefficient,
        sqrt(avg(intervened_coefficient_std ** 2) + var_pop(intervened_coefficient)) AS intervened_coefficient_std,
        avg(coefficient_change) AS coefficient_change,
-       sqrt(avg(coefficient_change_std ** 2) + var_pop(coefficient_change)) AS coefficient_change_std
+       sqrt(avg(coefficient_change_std ** 2) + var_pop(coefficient_change)) AS coefficient_change_std,
+       neuron_rank_key(any_value(runs.ranking), avg(change), avg(importance)) AS ranked_by
 FROM (SELECT * FROM ${neuron_scan} WHERE node = 'neuron' AND prompt_id IS NULL) AS means
 LEFT JOIN (
     SELECT run_id AS run, layer AS at_layer, neuron, operation AS counted, count(*) AS times
@@ -22,4 +24,5 @@ LEFT JOIN (
     WHERE in_top
     GROUP BY ALL
 ) AS tops ON run = means.run_id AND at_layer = layer AND neuron = unit AND counted IS NOT DISTINCT FROM operation
+JOIN neuron_runs AS runs ON runs.run_id = means.run_id
 GROUP BY GROUPING SETS ((means.run_id, layer, unit, operation), (means.run_id, layer, unit));
