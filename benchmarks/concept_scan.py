@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import click
 import torch
 
-from mathinterp.forward.concepts import ConceptReader, concept_hits, neuron_values, top_ids, value_output_matrix
-from mathinterp.forward.lens import norm_parts
+from mathinterp.forward.concepts import ConceptReader, concept_hits, top_ids, value_output_matrix
+from mathinterp.forward.lens import norm_parts, written_values
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
@@ -93,7 +93,7 @@ def time_ordinary(
     concept_V = vocabulary.concept_V.to(device)
 
     def one_pair(layer: int, attention_layer: int) -> torch.Tensor:
-        values_KD = neuron_values(anatomy, layer).to(anatomy.dtype)
+        values_KD = written_values(anatomy, layer).to(anatomy.dtype)
         parts = [
             moved(anatomy, rows, attention_layer, anatomy.dtype).topk(top).indices for rows in values_KD.split(4096)
         ]
@@ -110,7 +110,7 @@ def time_reading(anatomy: Anatomy, vocabulary: Vocabulary, pairs: Sequence[Pair]
     reader = ConceptReader(anatomy, vocabulary.concept_V, top)
 
     def one_pair(layer: int, attention_layer: int) -> None:
-        found = reader.read(neuron_values(anatomy, layer) @ value_output_matrix(anatomy, attention_layer))
+        found = reader.read(written_values(anatomy, layer) @ value_output_matrix(anatomy, attention_layer))
         concept_hits(found.ids_RT, vocabulary.concept_V, distinct=True)
 
     one_pair(*pairs[0])
@@ -125,7 +125,7 @@ def time_published(
 ) -> float:
     """Seconds a neuron and attention layer."""
     layer, attention_layer = pairs[0]
-    values_KD = neuron_values(anatomy, layer)[:count].to(anatomy.dtype)
+    values_KD = written_values(anatomy, layer)[:count].to(anatomy.dtype)
     start = synchronize(device)
     for row in range(count):
         logits_V = moved(anatomy, values_KD[row : row + 1], attention_layer, anatomy.dtype)[0]
@@ -143,7 +143,7 @@ def agreement(
     reader, concept_V = ConceptReader(anatomy, vocabulary.concept_V, top), vocabulary.concept_V
     same, seen = {"ours": 0, "ordinary": 0}, 0
     for (layer, attention_layer), ordinary_K in zip(pairs, ordinary, strict=True):
-        values_KD = neuron_values(anatomy, layer)[:rows]
+        values_KD = written_values(anatomy, layer)[:rows]
         exact_NV = moved(anatomy, values_KD, attention_layer, torch.float64)
         exact_N = concept_hits(top_ids(exact_NV, top).cpu(), concept_V, distinct=True)
         found = reader.read(values_KD @ value_output_matrix(anatomy, attention_layer))

@@ -22,18 +22,19 @@ from mathinterp.forward.concepts import (
     NO_CONCEPT,
     ConceptReader,
     concept_hits,
-    neuron_values,
     top_ids,
     value_output_matrix,
 )
 from mathinterp.forward.layers import recorded
+from mathinterp.forward.lens import written_values
 from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.report.concepts import kept_neurons, summarize_concepts
 from mathinterp.scans.base import Subject
 from mathinterp.scans.concept_words import ConceptList, read_concepts, token_texts
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet, has_control, random_neurons
+from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.scans.concepts import ConceptScan, default_top, match_vocabulary
+from mathinterp.scans.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.store import Store
 from mathinterp.store.schema import TABLES
 from tests.prompt_tokenizers import gpt2_like, llama_like
@@ -122,7 +123,7 @@ def test_vectors_and_hits_against_one_neuron_at_a_time(anatomy: Anatomy, monkeyp
     monkeypatch.setattr(concepts, "top_ids", lambda rows, top: looked_at.append(len(rows)) or closer_look(rows, top))
     seen = 0
     for layer, attention_layer in ((0, 1), (0, 2), (1, 2), (2, 0)):
-        vectors_KD = neuron_values(anatomy, layer) @ value_output_matrix(anatomy, attention_layer)
+        vectors_KD = written_values(anatomy, layer) @ value_output_matrix(anatomy, attention_layer)
         found = reader.read(vectors_KD)
         ids = dict(zip(found.rows_R.tolist(), found.ids_RT.tolist(), strict=True))
         counts = dict(zip(found.rows_R.tolist(), concept_hits(found.ids_RT, concept_V, True).tolist(), strict=True))
@@ -154,7 +155,7 @@ def test_a_bf16_model_reads_as_its_weights_in_float64(family: str, device: str) 
     concept_V = torch.full((VOCABULARY,), NO_CONCEPT)
     concept_V[::7] = torch.arange(len(concept_V[::7]))
     found = [
-        ConceptReader(part, concept_V, 9).read(neuron_values(part, 0) @ value_output_matrix(part, 1))
+        ConceptReader(part, concept_V, 9).read(written_values(part, 0) @ value_output_matrix(part, 1))
         for part in (Anatomy(model.to(device)), Anatomy(exact))
     ]
     assert torch.equal(found[0].rows_R, found[1].rows_R)
@@ -190,7 +191,7 @@ def test_out_of_memory_halves_the_block_and_nan_is_named(monkeypatch: pytest.Mon
     anatomy = Anatomy(tiny_model("llama"))
     concept_V = torch.arange(VOCABULARY)
     reader = ConceptReader(anatomy, concept_V, 5)
-    vectors = neuron_values(anatomy, 0)
+    vectors = written_values(anatomy, 0)
     expected = reader.read(vectors)
     read, sizes = reader._read_block, []
 
@@ -397,15 +398,16 @@ def test_a_crowded_top_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_random_neurons_match_each_layer_and_leave_out_the_set() -> None:
+    shape = Anatomy(tiny_model("llama")).shape
     neurons = [(0, n) for n in range(15)] + [(2, 3), (2, 39)]
-    drawn = random_neurons(neurons, 40, seed=0)
+    drawn = layer_matched_neurons(shape, neurons, seed=0)
     assert Counter(layer for layer, _ in drawn) == {0: 15, 2: 2}
     assert len(set(drawn)) == 17
     assert not set(drawn) & set(neurons)
-    assert drawn == random_neurons(neurons, 40, seed=0)
-    assert drawn != random_neurons(neurons, 40, seed=1)
-    assert has_control(neurons, 40)
-    assert not has_control([(0, n) for n in range(21)], 40)
+    assert drawn == layer_matched_neurons(shape, neurons, seed=0)
+    assert drawn != layer_matched_neurons(shape, neurons, seed=1)
+    assert has_control(shape, neurons)
+    assert not has_control(shape, [(0, n) for n in range(21)])
 
 
 def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
@@ -425,8 +427,8 @@ def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
     assert baseline["logprob"].to_pylist() == pytest.approx(engine.baseline().logprob_EA[0].tolist())
     for kind, seed, neurons in (
         ("concepts", 0, few.neurons),
-        ("random", 0, random_neurons(few.neurons, 40, 0)),
-        ("random", 1, random_neurons(few.neurons, 40, 1)),
+        ("random", 0, layer_matched_neurons(anatomy.shape, few.neurons, 0)),
+        ("random", 1, layer_matched_neurons(anatomy.shape, few.neurons, 1)),
     ):
         rows = [r for r in table.to_pylist() if (r["neurons"], r["seed"]) == (kind, seed)]
         scores = engine.run_masks([neuron_mask(anatomy, neurons)])

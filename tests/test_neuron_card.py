@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.forward.lens import Lens
-from mathinterp.forward.neuron_tokens import top_tokens, value_directions
 from mathinterp.forward.neurons import NeuronLens
+from mathinterp.forward.top_tokens import top_tokens, value_directions
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts

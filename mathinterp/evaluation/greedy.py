@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.evaluation.harness import Answer, plain_greedy
 from mathinterp.evaluation.numbers import starts_with_answer
+from mathinterp.forward.batching import in_batches
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 SPARE_TOKENS = 3  # beside one a character of the answer: the separator, a sign, and one to see that the number ends
@@ -57,23 +58,15 @@ class GreedyDecoder:
     def _decode(self, contexts: Sequence[list[int]], new_tokens: int) -> list[str]:
         """The text that follows each of the contexts, all of one length."""
         generate: Any = self.model.generate
-        at_once = MOST_PROMPTS[self.model.device.type]
         written: list[str] = []
-        while len(written) < len(contexts):
-            batch_BT = torch.tensor(contexts[len(written) : len(written) + at_once], device=self.model.device)
-            try:
-                found_BT = generate(
-                    input_ids=batch_BT,
-                    attention_mask=torch.ones_like(batch_BT),
-                    max_new_tokens=new_tokens,
-                    use_cache=True,
-                )
-            except torch.OutOfMemoryError:
-                if at_once == 1:
-                    raise
-                at_once = max(1, at_once // 2)
-                continue
-            written += [self.text(row) for row in found_BT[:, batch_BT.shape[1] :].tolist()]
+
+        def run(start: int, stop: int) -> None:
+            batch_BT = torch.tensor(contexts[start:stop], device=self.model.device)
+            ones_BT = torch.ones_like(batch_BT)
+            found_BT = generate(input_ids=batch_BT, attention_mask=ones_BT, max_new_tokens=new_tokens, use_cache=True)
+            written.extend(self.text(row) for row in found_BT[:, batch_BT.shape[1] :].tolist())
+
+        in_batches(len(contexts), MOST_PROMPTS[self.model.device.type], run)
         return written
 
     def text(self, ids: Sequence[int]) -> str:

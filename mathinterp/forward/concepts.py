@@ -15,11 +15,11 @@ Shape legend: K neuron, D model width, H query head, G key/value group, Z featur
 vocabulary, X group of tokens, N vectors, R rows that are looked at closely, T top tokens.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from mathinterp.forward.batching import in_batches
 from mathinterp.forward.lens import Lens, norm_parts, wide_dtype
 from mathinterp.models.anatomy import Anatomy
 
@@ -27,14 +27,6 @@ NO_CONCEPT = -1
 CPU_LOGITS = 2**24  # held at once: 64 MiB
 GPU_LOGITS = 2**28
 GROUP = 32  # tokens whose maximum stands for them
-
-
-@torch.inference_mode()
-def neuron_values(anatomy: Anatomy, layer: int) -> torch.Tensor:
-    """What each neuron of ``layer`` writes into the residual stream at coefficient 1, up to a positive scale: K D."""
-    values_KD = anatomy.value_vectors(layer).detach().to(wide_dtype(anatomy.dtype))
-    post = anatomy.mlp_post_norm(layer)
-    return values_KD if post is None else values_KD * norm_parts(anatomy, post).gain_D
 
 
 @torch.inference_mode()
@@ -97,23 +89,14 @@ class ConceptReader:
         finite_N = vectors_ND.isfinite().all(dim=1)
         if not finite_N.all():
             raise FloatingPointError(f"vector {int(finite_N.long().argmin())} is NaN or infinite")
-        parts = list(self._blocks(vectors_ND, every))
-        return FirstTokens(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def _blocks(self, vectors_ND: torch.Tensor, every: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows and their top ids, block by block; where memory runs out the blocks are halved."""
-        start = 0
-        while start < len(vectors_ND):
-            try:
-                rows_R, ids_RT = self._read_block(vectors_ND[start : start + self._at_once], every)
-            except torch.cuda.OutOfMemoryError:
-                if self._at_once == 1:
-                    raise
-                self._at_once //= 2
-                torch.cuda.empty_cache()
-                continue
-            yield rows_R.cpu() + start, ids_RT.cpu()
-            start += self._at_once
+        def run(start: int, stop: int) -> None:
+            rows_R, ids_RT = self._read_block(vectors_ND[start:stop], every)
+            parts.append((rows_R.cpu() + start, ids_RT.cpu()))
+
+        self._at_once = in_batches(len(vectors_ND), self._at_once, run)
+        return FirstTokens(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _read_block(self, vectors_ND: torch.Tensor, every: bool) -> tuple[torch.Tensor, torch.Tensor]:
         logits_NV = self.lens.directions(vectors_ND)

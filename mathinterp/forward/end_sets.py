@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mathinterp.forward.batching import in_batches
 from mathinterp.forward.edits import Replacement
 from mathinterp.forward.hooks import edited_input
 from mathinterp.forward.knockout import NO_HEADS, HeadSet, check_sets, edited_columns, labels_of
@@ -117,17 +118,13 @@ class EndHeadSets:
     def _run_group(
         self, board: ScoreBoard, sets: Sequence[HeadSet], values: Mapping[int, torch.Tensor], group: _OneLength
     ) -> None:
-        rows, start = len(group.prompts_G), 0
-        while start < len(sets):
-            stop = min(start + max(1, self.max_rows // rows), len(sets))
-            try:
-                self._score(board, start, sets[start:stop], values, group)
-                start = stop
-            except torch.cuda.OutOfMemoryError:
-                if stop - start == 1:
-                    raise
-                self.max_rows = (stop - start) // 2 * rows
-                torch.cuda.empty_cache()
+        def run(start: int, stop: int) -> None:
+            self._score(board, start, sets[start:stop], values, group)
+
+        rows = len(group.prompts_G)
+        at_once = max(1, self.max_rows // rows)
+        if (fitting := in_batches(len(sets), at_once, run)) < at_once:
+            self.max_rows = fitting * rows
 
     def _score(
         self,

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from mathinterp.forward.batching import in_batches
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.engine import Engine
 from mathinterp.forward.hooks import Edit as HookEdit
@@ -153,18 +154,13 @@ class PackedHeadSets:
         group: Group,
         calls: RecordedCalls,
     ) -> None:
+        def run(start: int, stop: int) -> None:
+            self._score(board, start, sets[start:stop], placed, group, calls)
+
         rows = len(group.packs) * self.engine.forest.pack_size
-        start = 0
-        while start < len(sets):
-            stop = min(start + max(1, self.max_tokens // rows), len(sets))
-            try:
-                self._score(board, start, sets[start:stop], placed, group, calls)
-                start = stop
-            except torch.cuda.OutOfMemoryError:
-                if stop - start == 1:
-                    raise
-                self.max_tokens = (stop - start) // 2 * rows
-                torch.cuda.empty_cache()
+        at_once = max(1, self.max_tokens // rows)
+        if (fitting := in_batches(len(sets), at_once, run)) < at_once:
+            self.max_tokens = fitting * rows
 
     def _score(
         self,

@@ -6,6 +6,7 @@ z's own mean is subtracted first, and the norm's bias is among the constants. A 
 Shape legend: N vectors, D model width, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,18 @@ def norm_parts(anatomy: Anatomy, norm: nn.Module) -> NormParts:
         centred=isinstance(norm, nn.LayerNorm),
         eps=eps,
     )
+
+
+@torch.no_grad()
+def written_values(anatomy: Anatomy, layer: int, neurons: Sequence[int] | None = None) -> torch.Tensor:
+    """What each neuron writes into the residual stream at coefficient 1, but for positive scales: K D, wide dtype.
+
+    The value vectors, times the weight of the norm behind the MLP where the family has one. ``neurons``: those alone.
+    """
+    values_KD = anatomy.value_vectors(layer)
+    chosen_KD = (values_KD if neurons is None else values_KD[list(neurons)]).detach().to(wide_dtype(anatomy.dtype))
+    post = anatomy.mlp_post_norm(layer)
+    return chosen_KD if post is None else chosen_KD * norm_parts(anatomy, post).gain_D
 
 
 class Lens:

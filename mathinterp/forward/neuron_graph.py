@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from mathinterp.forward.lens import NormParts, norm_parts, wide_dtype
+from mathinterp.forward.lens import NormParts, norm_parts, wide_dtype, written_values
 from mathinterp.forward.neuron_ablation import Neuron
 from mathinterp.forward.neurons import EndActivations
 from mathinterp.models.anatomy import Anatomy, Projection
@@ -76,12 +76,7 @@ class NeuronGraph:
     @torch.no_grad()
     def values(self, neurons: Sequence[Neuron]) -> torch.Tensor:
         """v of each neuron, times the weight of the norm behind the MLP where there is one: N D."""
-
-        def of_layer(layer: int, numbers: list[int]) -> torch.Tensor:
-            values_ND, post = self.anatomy.value_vectors(layer)[numbers].to(self.wide), self.post_norms[layer]
-            return values_ND if post is None else values_ND * post.gain_D
-
-        return _by_layer(neurons, of_layer)
+        return _by_layer(neurons, lambda layer, numbers: written_values(self.anatomy, layer, numbers))
 
     @torch.no_grad()
     def coefficients(self, neurons: Sequence[Neuron], activations: EndActivations, prompt: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ import torch
 
 from mathinterp.forward.head_reads import GOALS, Head, HeadReader, HeadReads, end_adder, target_logodds
 from mathinterp.forward.hooks import Edit, edited_input
+from mathinterp.forward.lens import written_values
 from mathinterp.forward.neuron_ablation import Neuron
 from mathinterp.forward.pairs import Batch, batches_of
 
@@ -113,15 +114,10 @@ class NeuronShares:
             else written_ND * (post.get_parameter("weight") + self.anatomy.family.norm_offset)
         )
 
-    def values(self, layer: int) -> torch.Tensor:
-        """Value vectors of a layer, times the weight of the norm behind the MLP where there is one: K D."""
-        values_KD, post = self.anatomy.value_vectors(layer).detach().to(self.wide), self.reader.post_norms[layer]
-        return values_KD if post is None else values_KD * post.gain_D
-
     def _read(self, neurons: Sequence[Neuron], head: Head) -> torch.Tensor:
         """W_V (g v) of each neuron: N d."""
         norm = self.reader.norms[head[0]]
-        values_ND = torch.stack([self.values(layer)[neuron] for layer, neuron in neurons])
+        values_ND = torch.cat([written_values(self.anatomy, layer, [neuron]) for layer, neuron in neurons])
         return (norm.centre(values_ND) * norm.gain_D) @ self._value_weight(head).T
 
     def _value_weight(self, head: Head) -> torch.Tensor:
@@ -168,7 +164,7 @@ class _Collected:
         return take
 
     def _take(self, layer: int, coefficients_BTK: torch.Tensor) -> None:
-        values_KD = self.shares.values(layer)
+        values_KD = written_values(self.shares.anatomy, layer)
         moved_BT = self.moved_BT * (self.head_layers > layer)[:, None]  # zero where the head does not come after
         if (post_scale_BT := self.reads.post_scale_BT[layer]) is not None:
             moved_BT = moved_BT / post_scale_BT

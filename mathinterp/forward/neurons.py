@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mathinterp.forward.hooks import Edit, edited_input, edited_output
-from mathinterp.forward.lens import Lens, NormParts, norm_parts
+from mathinterp.forward.lens import Lens, NormParts, norm_parts, written_values
 from mathinterp.forward.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases, neuron_increases
 from mathinterp.forward.neuron_ablation import NeuronMask, zeroed_neurons
 from mathinterp.forward.pairs import Batch, batches_of
@@ -186,9 +186,7 @@ class NeuronLens:
     @torch.inference_mode()
     def directions(self, layer: int) -> torch.Tensor:
         """(W_U g) of every value vector of the layer, before all scales: K V. Once a layer, for all prompts."""
-        values_KD = self.anatomy.value_vectors(layer).detach().to(self.lens.wide)
-        post = self._post_norm(self.anatomy.mlp_post_norm(layer))
-        return self.lens.directions(values_KD if post is None else values_KD * post.gain_D)
+        return self.lens.directions(written_values(self.anatomy, layer))
 
     @torch.inference_mode()
     def layer(

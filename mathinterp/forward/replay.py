@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mathinterp.forward.batching import in_batches
 from mathinterp.forward.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output
 from mathinterp.forward.layers import Call, RecordedCalls, call_attention, call_layer, joined, record
@@ -236,20 +237,14 @@ class PackedEngine:
         group: Group,
         calls: RecordedCalls,
     ) -> None:
-        at_once = max(1, self.max_tokens // (len(group.packs) * self.forest.pack_size))
-        start = 0
-        while start < len(edits):
-            stop = min(start + at_once, len(edits))
-            try:
-                hidden = self._replay(layer, edits[start:stop], values, group, calls)
-                self._score_group(board, start, stop - start, group, hidden)
-                start = stop
-            except torch.cuda.OutOfMemoryError:
-                if stop - start == 1:
-                    raise
-                at_once = max(1, (stop - start) // 2)
-                self.max_tokens = at_once * len(group.packs) * self.forest.pack_size
-                torch.cuda.empty_cache()
+        def run(start: int, stop: int) -> None:
+            hidden = self._replay(layer, edits[start:stop], values, group, calls)
+            self._score_group(board, start, stop - start, group, hidden)
+
+        rows = len(group.packs) * self.forest.pack_size
+        at_once = max(1, self.max_tokens // rows)
+        if (fitting := in_batches(len(edits), at_once, run)) < at_once:
+            self.max_tokens = fitting * rows
 
     @torch.inference_mode()
     def _replay(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.forward.neuron_ablation import Neuron
-from mathinterp.forward.neuron_tokens import top_tokens, value_directions
+from mathinterp.forward.top_tokens import top_tokens, value_directions
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.report.neuron_runs import neuron_run
 from mathinterp.store import Store

@@ -6,12 +6,10 @@ the same batches.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from mathinterp.errors import UserError
@@ -21,6 +19,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
 from mathinterp.scans.ablation import SCORINGS, AblationState, score_rows
 from mathinterp.scans.base import Scan, Shard, Subject
+from mathinterp.scans.neuron_controls import has_control, layer_matched_neurons
 
 KEPT, RANDOM = "concepts", "random"
 
@@ -36,26 +35,6 @@ class NeuronSet:
     def fingerprint(self) -> str:
         """16 hex digits of the neurons."""
         return hashlib.sha256(repr(sorted(self.neurons)).encode()).hexdigest()[:16]
-
-
-def random_neurons(neurons: Sequence[Neuron], n_neurons: int, seed: int) -> list[Neuron]:
-    """As many others of each layer as ``neurons`` has there, ``n_neurons`` a layer to draw from.
-
-    Raises AssertionError where a layer has too few others; see ``has_control``.
-    """
-    drawn: list[Neuron] = []
-    for layer, count in sorted(Counter(layer for layer, _ in neurons).items()):
-        taken = [neuron for at, neuron in neurons if at == layer]
-        others = np.setdiff1d(np.arange(n_neurons), taken)
-        assert len(others) >= count, f"layer {layer} has {len(others)} others for {count} neurons"
-        generator = np.random.default_rng([seed, layer])
-        drawn += [(layer, int(neuron)) for neuron in np.sort(generator.choice(others, count, replace=False))]
-    return drawn
-
-
-def has_control(neurons: Iterable[Neuron], n_neurons: int) -> bool:
-    """Whether every layer has at least as many other neurons as the set has there."""
-    return all(2 * count <= n_neurons for count in Counter(layer for layer, _ in neurons).values())
 
 
 def check_zeroing(seeds: int, scoring: str) -> None:
@@ -107,7 +86,7 @@ class ConceptZeroing(Scan):
             for layer, neuron in group.neurons:
                 shape.check_layer(layer)
                 assert 0 <= neuron < shape.n_neurons
-            passes = 1 + (self.seeds if has_control(group.neurons, shape.n_neurons) else 0)
+            passes = 1 + (self.seeds if has_control(shape, group.neurons) else 0)
             pieces.append(Shard("concept_zeroing", index, {"passes": passes}, cost=float(passes)))
         return pieces
 
@@ -128,7 +107,7 @@ class ConceptZeroing(Scan):
             return score_rows(state, engine.run_masks([{}]), tables.BASELINE, {})
         group = self.sets[shard.index]
         seeds = range(shard.work["passes"] - 1)
-        members = [group.neurons, *(random_neurons(group.neurons, shape.n_neurons, seed) for seed in seeds)]
+        members = [group.neurons, *(layer_matched_neurons(shape, group.neurons, seed) for seed in seeds)]
         scores = engine.run_masks([neuron_mask(state.anatomy, neurons) for neurons in members])
         ids: dict[str, Any] = {
             "neurons": [KEPT] + [RANDOM] * len(seeds),

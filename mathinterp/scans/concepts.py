@@ -23,10 +23,9 @@ from mathinterp.forward.concepts import (
     ConceptReader,
     FirstTokens,
     concept_hits,
-    neuron_values,
     value_output_matrix,
 )
-from mathinterp.forward.lens import wide_dtype
+from mathinterp.forward.lens import wide_dtype, written_values
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
@@ -217,7 +216,7 @@ class ConceptScan(Scan):
         through = None if attention_layer is None else value_output_matrix(state.anatomy, attention_layer)
         parts = []
         for layer in shard.work["layers"]:
-            vectors_KD = _random_directions(state.anatomy) if layer is None else neuron_values(state.anatomy, layer)
+            vectors_KD = _random_directions(state.anatomy) if layer is None else written_values(state.anatomy, layer)
             if through is not None:
                 vectors_KD = vectors_KD @ through
             for sign in SIGNS[self.sign]:

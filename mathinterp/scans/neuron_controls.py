@@ -3,14 +3,14 @@
 Knows numbers of layers and neurons, and seeds; knows nothing about models.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from mathinterp.errors import UserError
+from mathinterp.forward.neuron_ablation import Neuron
 from mathinterp.models.anatomy import ModelShape
-
-Neuron = tuple[int, int]  # layer, neuron
 
 
 def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -> list[Neuron]:
@@ -30,3 +30,8 @@ def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -
             )
         drawn += [(layer, int(neuron)) for neuron in np.sort(rng.choice(others, len(own), replace=False))]
     return drawn
+
+
+def has_control(shape: ModelShape, key: Iterable[Neuron]) -> bool:
+    """Whether every layer has at least as many other neurons as ``key`` has there."""
+    return all(2 * count <= shape.n_neurons for count in Counter(layer for layer, _ in key).values())
