@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from mathinterp.cli.main import main
 from mathinterp.cluster.replica import check_rows
 from mathinterp.errors import UserError
-from mathinterp.forward.head_reads import HeadReader
+from mathinterp.forward.head_reads import HeadReader, target_logodds
 from mathinterp.forward.hooks import caught_input, edited_output, zeroed_columns
 from mathinterp.forward.neuron_shares import NeuronShares
 from mathinterp.forward.pairs import batches_of
@@ -84,9 +84,12 @@ def test_weights_times_values_are_what_the_heads_add(anatomy: Anatomy) -> None:
     batch, targets, sequences = one_batch(anatomy)
     reads = HeadReader(anatomy).read(batch, targets, DEEP)
     shape = anatomy.shape
+    with torch.no_grad(), caught_input(anatomy.final_norm) as final:
+        batch.forward(anatomy)
+        logodds_B = target_logodds(anatomy, batch.at_end(final[0]), targets)
     for row, ids in enumerate(sequences):
         logodds, _, inputs = run(anatomy, ids)
-        assert float(reads.logodds_B[row]) == pytest.approx(float(logodds[targets[row]]), rel=1e-9)
+        assert float(logodds_B[row]) == pytest.approx(float(logodds[targets[row]]), rel=1e-9)
         for layer in range(shape.n_layers):
             for head in range(shape.n_heads):
                 group = head // (shape.n_heads // shape.n_groups)
@@ -206,14 +209,15 @@ def rows_of(scan: ChainScan, model: Anatomy, prompts: list[TokenizedPrompt]) -> 
     return pa.concat_tables(parts).to_pandas(types_mapper=WHOLE.get)
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj"])
-def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str) -> None:
-    model, scan = Anatomy(tiny_model(name)), ChainScan(n_heads=2, top=4)
+@pytest.mark.parametrize(("name", "target"), [("llama", "predicted"), ("gptj", "gold")])
+def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, target: str) -> None:
+    model, scan = Anatomy(tiny_model(name)), ChainScan(n_heads=2, top=4, target=target)
     rows = rows_of(scan, model, MADE)
     for prompt in (MADE[0], MADE[7]):
         own = rows[rows["prompt_id"] == prompt.prompt.prompt_id]
-        ids, token = torch.tensor([prompt.input_ids[: prompt.end + 1]]), prompt.scored[0].token_id
+        ids = torch.tensor([prompt.input_ids[: prompt.end + 1]])
         before = model.model(ids).logits[0, -1].softmax(-1)
+        token = prompt.scored[0].token_id if target == "gold" else int(before.argmax())
         after = {}
         for layer in range(3):
             for head in range(4):
@@ -236,11 +240,11 @@ def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str) -> 
     assert set(limited[limited["stage"] == "deep_neuron"]["via_layer"]) == {2}
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_deep_neurons_are_the_neuron_scans_first(name: str) -> None:
+@pytest.mark.parametrize(("name", "target"), [("llama", "gold"), ("gemma2", "predicted")])
+def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None:
     model = Anatomy(tiny_model(name))
-    rows = rows_of(ChainScan(heads=HEADS_GIVEN, top=6), model, MADE)
-    neurons = NeuronScan("head", HEADS_GIVEN[:1], target="gold", keep_all=True)
+    rows = rows_of(ChainScan(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
+    neurons = NeuronScan("head", HEADS_GIVEN[:1], target=target, keep_all=True)
     state = neurons.prepare(Subject(model, MADE))
     tables = [neurons.run(state, shard) for shard in neurons.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     whole = pa.concat_tables(tables)

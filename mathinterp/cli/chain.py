@@ -39,13 +39,15 @@ if TYPE_CHECKING:
 )
 @click.option("--n-heads", default=3, show_default=True, help="Arithmetic heads of a prompt, without --heads.")
 @click.option("--top", default=10, show_default=True, help="Neurons and reads kept of a prompt's stage.")
+@click.option("--target", default="predicted", show_default=True, help="The token explained: predicted or gold.")
 @click.option("--operation", default="all", show_default=True, help="Which one to show, of several prompts.")
 @click.option("--out", default=None, metavar="FOLDER", help="Also draw the chain there, as PNG and SVG.")
 @store_option()
 @cluster_options()
 @json_option()
 def chain(sentence: str | None, answer: str | None, separator: str | None, heads: str | None, layers: str | None,
-          n_heads: int, top: int, operation: str, out: str | None, as_json: bool, **options: Any) -> None:  # fmt: skip
+          n_heads: int, top: int, target: str, operation: str, out: str | None, as_json: bool,
+          **options: Any) -> None:  # fmt: skip
     """The four stages of an answer, of one sentence or of a set (paper A, section 4.4), as a table and a drawing.
 
     \b
@@ -70,7 +72,7 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
     require_one(heads, layers)
     if sentence is None and (answer is not None or separator is not None):
         raise UserError("--answer and --separator belong to --sentence; a prompt file has fields of those names")
-    chosen = ChainScan(parse_ranking(heads) if heads else None, parse_layers(layers), n_heads, top)
+    chosen = ChainScan(parse_ranking(heads) if heads else None, parse_layers(layers), n_heads, top, target)
     if sentence is None:
         run = run_chosen(chosen, **options)
     else:

@@ -11,7 +11,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_STORE = "results"
 
 
-def _apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """A decorator that adds ``options``, in this order."""
+
     def decorate(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
@@ -31,7 +33,7 @@ def _known_engine(context: click.Context, parameter: click.Parameter, value: str
 
 def model_options() -> Callable[[Command], Command]:
     """--model, --adapter, --dtype, --trust-remote-code."""
-    return _apply(
+    return apply(
         [
             click.option(
                 "--model", default="bundled", show_default=True,
@@ -49,7 +51,7 @@ def model_options() -> Callable[[Command], Command]:
 
 def prompt_options() -> Callable[[Command], Command]:
     """--prompts, --limit, --seed."""
-    return _apply(
+    return apply(
         [
             click.option(
                 "--prompts", "prompt_name", default="two_digit", show_default=True,
@@ -73,7 +75,7 @@ def store_option() -> Callable[[Command], Command]:
 
 def cluster_options() -> Callable[[Command], Command]:
     """--address, --replicas, --gpus-per-replica."""
-    return _apply(
+    return apply(
         [
             click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
             click.option("--replicas", type=int, default=None, help="Default: one a GPU, else one a CPU core."),
@@ -84,7 +86,7 @@ def cluster_options() -> Callable[[Command], Command]:
 
 def ablation_options() -> Callable[[Command], Command]:
     """--ablation, --positions, --scoring, --layers, --engine."""
-    return _apply(
+    return apply(
         [
             click.option(
                 "--ablation", default="zero", show_default=True,

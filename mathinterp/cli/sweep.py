@@ -11,6 +11,7 @@ import click
 
 from mathinterp.cli.options import (
     Command,
+    apply,
     cluster_options,
     json_option,
     model_options,
@@ -61,12 +62,7 @@ def lora_options() -> Callable[[Command], Command]:
         json_option(),
     ]  # fmt: skip
 
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)  # type: ignore[assignment, operator]
-        return command
-
-    return decorate
+    return apply(options)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import Command, json_option, model_options, store_option
+from mathinterp.cli.options import Command, apply, json_option, model_options, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint
 from mathinterp.errors import UserError
 
@@ -57,12 +57,7 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
         json_option(),
     ]  # fmt: skip
 
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)  # type: ignore[assignment, operator]
-        return command
-
-    return decorate
+    return apply(options)
 
 
 def resolve_base(options: dict[str, Any]) -> "ResolvedModel":

@@ -34,7 +34,6 @@ GOALS = ("answer", "deep")
 class HeadReads:
     """One batch: what END attends to, what stands there, and what it is worth; lists have one tensor a layer."""
 
-    logodds_B: torch.Tensor  # of w, nats
     weights_BHT: list[torch.Tensor]  # END's attention
     values_BTC: list[torch.Tensor]  # W_V N(x) + b_V of every token
     scale_BT: list[torch.Tensor]  # of the norm that attention reads through
@@ -79,7 +78,6 @@ class HeadReader:
             gradient_BZ = {name: self._gradients(goal, added_BZ) for name, goal in goals.items()}
         weights_BLHT = end_attention(self.anatomy, batch, list(self.layers))
         return HeadReads(
-            logodds_B.detach(),
             list(weights_BLHT.unbind(1)),
             seen.values_BTC,
             seen.scale_BT,

@@ -79,7 +79,10 @@ class NeuronShares:
         head: Head,
         shares: Sequence[NeuronShare],
     ) -> list[float]:
-        """The log-odds of w on prompt ``row`` less those with each share, by itself, taken off at END; nats."""
+        """The log-odds of w on prompt ``row`` less those with each share, by itself, taken off at END; nats.
+
+        Both from passes of the same batch shape.
+        """
         if not shares:
             return []
         layer, number = head
@@ -96,10 +99,13 @@ class NeuronShares:
 
             cut = end_adder(part, -share_Nd[part.rows], self.anatomy.head_slice(number))
             projection = self.anatomy.output_projection(layer)
-            with edited_input(projection, cut), edited_input(self.anatomy.final_norm, keep):
+            with edited_input(self.anatomy.final_norm, keep):
                 part.forward(self.anatomy)
-            logodds_N = target_logodds(self.anatomy, kept[0], target_B[row].expand(len(part.rows)))
-            found += (reads.logodds_B[row] - logodds_N).tolist()
+                with edited_input(projection, cut):
+                    part.forward(self.anatomy)
+            same_N = target_B[row].expand(len(part.rows))
+            whole_N, cut_N = (target_logodds(self.anatomy, hidden_ND, same_N) for hidden_ND in kept)
+            found += (whole_N - cut_N).tolist()
         return found
 
     @torch.no_grad()

@@ -22,8 +22,10 @@ from mathinterp.forward.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, incre
 from mathinterp.forward.neuron_ablation import NeuronMask, zeroed_neurons
 from mathinterp.forward.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 Head = tuple[int, int]
+TARGETS = ("predicted", "gold")
 
 
 @dataclass
@@ -182,6 +184,21 @@ class NeuronLens:
         logits = self.lens.logits(activations.final_PD, self.lens.norm.scale(activations.final_PD))
         cap = self.anatomy.shape.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def targets(
+        self, prompts: Sequence[TokenizedPrompt], target: str, original: EndActivations | None = None
+    ) -> torch.Tensor:
+        """The token w of each prompt: the one "predicted" at END, or "gold", the first scored answer token: P.
+
+        Args:
+            original: the original run's activations, where they are there already.
+        """
+        assert target in TARGETS
+        if target == "gold":
+            return torch.tensor([prompt.scored[0].token_id for prompt in prompts], device=self.anatomy.device)
+        if original is None:
+            original = end_activations(self.anatomy, [prompt.input_ids[: prompt.end + 1] for prompt in prompts])
+        return self.logits(original).argmax(dim=-1)
 
     @torch.inference_mode()
     def directions(self, layer: int) -> torch.Tensor:

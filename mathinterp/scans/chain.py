@@ -1,6 +1,7 @@
 """The chain from shallow neurons to the prediction, prompt by prompt (paper A, section 4.4).
 
-w is the first scored answer token; probabilities are those of w at END. Five stages, each a kind of row:
+w is the token that the original model predicts at END, or the first scored answer token (gold); probabilities are those
+of w at END. What is compared comes from passes of one batch shape. Five stages, each a kind of row:
 
 - head: every head zeroed alone, at every position, and what that costs w. The first by fall of the probability are the
   prompt's arithmetic heads (or heads given); the very first is zeroed for deep_neuron and prediction.
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from mathinterp.errors import UserError
 from mathinterp.forward.head_reads import HeadReader
-from mathinterp.forward.neurons import NeuronLens
+from mathinterp.forward.neurons import TARGETS, NeuronLens
 from mathinterp.forward.top_tokens import TopTokens
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -55,17 +56,21 @@ class ChainScan(Scan):
     layers: layers whose heads may be arithmetic heads; None = all.
     n_heads: arithmetic heads of a prompt, where ``heads`` is None.
     top: rows of a prompt: deep neurons; reads; shallow neurons of each arithmetic head.
+    target: the token w, "predicted" or "gold".
     """
 
     heads: tuple[Head, ...] | None = None
     layers: tuple[int, ...] | None = None
     n_heads: int = 3
     top: int = 10
+    target: str = "predicted"
 
     name: ClassVar[str] = "chain"
     schemas: ClassVar[dict[str, pa.Schema]] = {"chain_scan": tables.CHAIN_SCAN}
 
     def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise UserError(f"--target '{self.target}' is not known; take one of {', '.join(TARGETS)}")
         if self.heads is not None and self.layers is not None:
             raise UserError("give --heads or --layers, not both: heads that are named need no layers")
         if self.n_heads < 1 or self.top < 1 or self.heads == () or self.layers == ():
@@ -78,6 +83,7 @@ class ChainScan(Scan):
             "layers": None if self.layers is None else sorted(set(self.layers)),
             "n_heads": self.n_heads if self.heads is None else len(self.heads),
             "top": self.top,
+            "target": self.target,
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
@@ -109,11 +115,12 @@ class ChainScan(Scan):
         """All stages of the shard's prompts."""
         block = slice(*shard.work["prompts"])
         prompts, typed = state.prompts[block], state.typed[block]
-        falls = head_falls(state.anatomy, prompts)
+        target_P = state.lens.targets(prompts, self.target)
+        falls = head_falls(state.anatomy, prompts, target_P)
         arithmetic = [self._arithmetic(falls, row) for row in range(len(prompts))]
-        comparison = Comparison.of(state.lens, state.tokens, prompts, [heads[0] for heads in arithmetic])
+        comparison = Comparison.of(state.lens, state.tokens, prompts, [heads[0] for heads in arithmetic], target_P)
         deep = comparison.deep_neurons(self.top)
-        reads = Reading(state.reader, state.tokens, prompts, typed, arithmetic, self.top).rows(deep)
+        reads = Reading(state.reader, state.tokens, prompts, typed, arithmetic, self.top, target_P).rows(deep)
         predicted = comparison.prediction(state.tokens.tokenizer)
         rows = []
         for row, prompt in enumerate(prompts):

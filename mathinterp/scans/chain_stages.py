@@ -61,10 +61,13 @@ class HeadFalls:
         return found
 
 
-def head_falls(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> HeadFalls:
+def head_falls(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], target_P: torch.Tensor) -> HeadFalls:
     """Every head of the model zeroed alone, at every position, and w scored."""
     shape = anatomy.shape
-    first = [replace(prompt, scored=prompt.scored[:1]) for prompt in prompts]
+    first = [
+        replace(prompt, scored=(replace(prompt.scored[0], token_id=target),))
+        for prompt, target in zip(prompts, target_P.tolist(), strict=True)
+    ]
     at_once = most_at_once(shape.n_heads)
     engine = build_engine(anatomy, first, edits_per_batch=at_once, edits_in_all=shape.n_layers * shape.n_heads)
     order = np.argsort(engine.answers.prompt_A)
@@ -96,21 +99,26 @@ class Comparison:
 
     @staticmethod
     def of(
-        lens: NeuronLens, tokens: TopTokens, prompts: Sequence[TokenizedPrompt], heads: Sequence[Head]
+        lens: NeuronLens,
+        tokens: TopTokens,
+        prompts: Sequence[TokenizedPrompt],
+        heads: Sequence[Head],
+        target_P: torch.Tensor,
     ) -> "Comparison":
-        """The passes; prompts with the same head share them."""
+        """The passes; prompts with the same head share them, original and zeroed in the same batches."""
         anatomy = lens.anatomy
-        sentences = [prompt.input_ids[: prompt.end + 1] for prompt in prompts]
         places: list[int] = []
-        parts = []
+        originals, zeroed = [], []
         for head in sorted(set(heads)):
             own = [place for place, other in enumerate(heads) if other == head]
-            parts.append(end_activations(anatomy, [sentences[place] for place in own], [head]))
+            sentences = [prompts[place].input_ids[: prompts[place].end + 1] for place in own]
+            originals.append(end_activations(anatomy, sentences))
+            zeroed.append(end_activations(anatomy, sentences, [head]))
             places += own
-        target_P = torch.tensor([prompt.scored[0].token_id for prompt in prompts], device=anatomy.device)
+        order = torch.tensor(places).argsort()
         return Comparison(
-            lens, NeuronGraph(anatomy), tokens, prompts, heads, end_activations(anatomy, sentences),
-            _joined(parts, torch.tensor(places).argsort()), target_P,
+            lens, NeuronGraph(anatomy), tokens, prompts, heads, _joined(originals, order), _joined(zeroed, order),
+            target_P,
         )  # fmt: skip
 
     def deep_neurons(self, top: int) -> list[list[Row]]:
@@ -200,6 +208,7 @@ class Reading:
     typed: Sequence[TypedTokens]
     arithmetic: Sequence[Sequence[Head]]
     top: int
+    target_P: torch.Tensor
 
     def rows(self, deep: Sequence[Sequence[Row]]) -> list[list[Row]]:
         """Stages attention and shallow_neuron of each prompt, given its deep neurons."""
@@ -208,7 +217,7 @@ class Reading:
         found: list[list[Row]] = [[] for _ in self.prompts]
         for batch in batches_of(sentences, anatomy.device, READ_TOKENS[anatomy.device.type]):
             members = batch.rows.tolist()
-            target_B = torch.tensor([self.prompts[i].scored[0].token_id for i in members], device=anatomy.device)
+            target_B = self.target_P[batch.rows]
             neurons = [[(row["layer"], row["unit"]) for row in deep[i]] for i in members]
             reads = self.reader.read(batch, target_B, neurons)
             from_neurons: list[dict[Head, list[float]]] = [{} for _ in members]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from mathinterp.errors import UserError
-from mathinterp.forward.neurons import EndActivations, FrozenScales, Head, NeuronLens, end_activations
+from mathinterp.forward.neurons import TARGETS, EndActivations, FrozenScales, Head, NeuronLens, end_activations
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.models.catalog import DTYPES, ModelSpec, load
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -24,7 +24,6 @@ from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.scans.neuron_rows import Sides, block_rows, change_of, prompt_rows, summaries
 
 AGAINST = ("head", "adapter", "model", "input")
-TARGETS = ("predicted", "gold")
 RANKINGS = ("difference", "abs", "ratio")
 
 
@@ -144,10 +143,7 @@ class NeuronScan(Scan):
         lens = NeuronLens(anatomy)
         sequences = [prompt.input_ids[: prompt.end + 1] for prompt in prompts]
         original = end_activations(anatomy, sequences)
-        if self.target == "gold":
-            target_P = torch.tensor([prompt.scored[0].token_id for prompt in prompts], device=anatomy.device)
-        else:
-            target_P = lens.logits(original).argmax(dim=-1)
+        target_P = lens.targets(prompts, self.target, original)
         intervened, other_lens = None, lens
         if self.against == "head":
             intervened = end_activations(anatomy, sequences, self.heads)

@@ -1,6 +1,7 @@
 -- evaluation_table: accuracies (%) in the form of paper B's table: a row per model and setting, the base first; beside each task
--- its 95 % interval (_low, _high) and the exact McNemar p of the paired difference from the base (_p). signed_two_digit_test is paper A's
--- test set by greedy decoding, whose pairs are in no training set. Newest runs only. Other prompt sets, counts and differences: view evaluation_results.
+-- its 95 % interval (_low, _high) and the exact McNemar p of the paired difference from the base (_p).
+-- signed_two_digit_test is paper A's test set by greedy decoding; signed_two_digit_train has none of its operand pairs.
+-- Newest runs only. Other prompt sets, counts and differences: view evaluation_results.
 CREATE OR REPLACE VIEW evaluation_table AS
 SELECT method, model, setting, dtype,
        100 * any_value(accuracy) FILTER (WHERE task = 'gsm8k') AS gsm8k, 100 * any_value(low) FILTER (WHERE task = 'gsm8k') AS gsm8k_low,

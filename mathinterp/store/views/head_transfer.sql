@@ -4,6 +4,15 @@
 -- ten are the same (equal scores: tie_break, then the lower layer and head); chance_10: what unrelated orders would share.
 -- same_prompts: both had the same prompts, tokens included. Each pair is there in both directions.
 CREATE OR REPLACE VIEW head_transfer AS
+WITH placed AS (
+    SELECT h.*, r.model, r.model_fingerprint, r.prompts_fingerprint, count(*) OVER here AS total,
+           rank() OVER (here ORDER BY score)
+               + (count(*) OVER (PARTITION BY run_id, method, operation, score) - 1) / 2 AS rank,
+           row_number() OVER (here ORDER BY score DESC NULLS LAST, tie_break DESC NULLS LAST, layer, head) AS place
+    FROM head_rankings AS h
+    JOIN run_records AS r USING (run_id)
+    WINDOW here AS (PARTITION BY run_id, method, operation)
+)
 SELECT run_id, other_run_id, any_value(model) AS model, any_value(other_model) AS other_model, method, operation,
        count(*) AS heads,
        CASE WHEN count(score) = count(*) AND count(other_score) = count(*) AND min(score) < max(score)
@@ -14,24 +23,8 @@ FROM (
     SELECT a.run_id, b.run_id AS other_run_id, a.model, b.model AS other_model, method, operation, a.score,
            b.score AS other_score, a.rank, b.rank AS other_rank, a.place, b.place AS other_place,
            a.prompts_fingerprint = b.prompts_fingerprint AS same_prompts
-    FROM (
-        SELECT h.*, r.model, r.model_fingerprint, r.prompts_fingerprint, count(*) OVER here AS total,
-               rank() OVER (here ORDER BY score)
-                   + (count(*) OVER (PARTITION BY run_id, method, operation, score) - 1) / 2 AS rank,
-               row_number() OVER (here ORDER BY score DESC NULLS LAST, tie_break DESC NULLS LAST, layer, head) AS place
-        FROM head_rankings AS h
-        JOIN run_records AS r USING (run_id)
-        WINDOW here AS (PARTITION BY run_id, method, operation)
-    ) AS a
-    JOIN (
-        SELECT h.*, r.model, r.model_fingerprint, r.prompts_fingerprint, count(*) OVER here AS total,
-               rank() OVER (here ORDER BY score)
-                   + (count(*) OVER (PARTITION BY run_id, method, operation, score) - 1) / 2 AS rank,
-               row_number() OVER (here ORDER BY score DESC NULLS LAST, tie_break DESC NULLS LAST, layer, head) AS place
-        FROM head_rankings AS h
-        JOIN run_records AS r USING (run_id)
-        WINDOW here AS (PARTITION BY run_id, method, operation)
-    ) AS b USING (method, operation, layer, head)
+    FROM placed AS a
+    JOIN placed AS b USING (method, operation, layer, head)
     WHERE a.run_id <> b.run_id AND a.model_fingerprint <> b.model_fingerprint AND a.total = b.total
 )
 GROUP BY run_id, other_run_id, method, operation;
