@@ -14,10 +14,12 @@ from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.evaluation.task_files import Document
+from mathinterp.prompts.json_lines import json_lines, read_text
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.word_problems import FORM, WORD_PROBLEMS, Record, read_word_problems
 from mathinterp.tuning.data import CALCULATOR_NOTE
 
+WHAT = "items"
 LETTERS = "ABCDE"
 MMLU_HEADER = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
 
@@ -73,7 +75,7 @@ def mmlu_folder(folder: Path) -> list[Document]:
         raise UserError(f"'{folder}' has no files *_{folder.name}.csv; give MMLU's folder as it is published")
     documents = []
     for file in files:
-        rows = list(csv.reader(io.StringIO(read_text(file), newline="")))
+        rows = list(csv.reader(io.StringIO(read_text(file, WHAT), newline="")))
         rows = rows[1:] if rows and rows[0] == MMLU_HEADER else rows
         subject = file.name.removesuffix(f"_{folder.name}.csv")
         documents += [mmlu_row(subject, i, row, f"{file}, record {i}") for i, row in enumerate(rows, start=1)]
@@ -94,33 +96,14 @@ def mmlu_row(subject: str, number: int, row: Sequence[Any], where: str) -> Docum
     }  # fmt: skip
 
 
-def json_lines(path: Path) -> list[tuple[dict[str, Any], str]]:
+def records(path: Path) -> list[tuple[dict[str, Any], str]]:
     """The objects of a JSON-lines file, each with its place for messages."""
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: broken JSON ({error.msg} at column {error.colno})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: not a JSON object; give the file as it is published")
-        rows.append((row, where))
+    rows = [
+        (row, f"{path}, line {number}") for number, row in json_lines(path, WHAT, "; give the file as it is published")
+    ]
     if not rows:
         raise UserError(f"{path} is empty; give the file as it is published")
     return rows
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 file."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from error
 
 
 def text_of(row: dict[str, Any], field: str, where: str) -> str:

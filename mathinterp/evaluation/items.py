@@ -13,9 +13,9 @@ from typing import Any
 from mathinterp.errors import UserError
 from mathinterp.evaluation.formats import (
     commonsense_row,
-    json_lines,
     mmlu_folder,
     mmlu_row,
+    records,
     text_of,
     word_problem_file,
     word_problem_row,
@@ -115,9 +115,9 @@ def _from_files(task: TaskFile, folder: Path, place: str, worked: bool) -> list[
     if task.by_subject:
         return mmlu_folder(path)
     if task.multiple_choice:
-        return [commonsense_row(row, where) for row, where in json_lines(path)]
+        return [commonsense_row(row, where) for row, where in records(path)]
     if worked:
-        return [worked_problem(row, where, number) for number, (row, where) in enumerate(json_lines(path), start=1)]
+        return [worked_problem(row, where, number) for number, (row, where) in enumerate(records(path), start=1)]
     return word_problem_file(task.name, path)
 
 

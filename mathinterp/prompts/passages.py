@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
+from mathinterp.prompts.json_lines import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,13 +26,7 @@ def read_passages(path: Path | None) -> list[str]:
     """
     if path is None:
         return [json.loads(line)["text"] for line in BUNDLED_TEXT.read_text(encoding="utf-8").splitlines()]
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read text from {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8; save the file as UTF-8") from error
-    blocks = text.replace("\r\n", "\n").split("\n\n")
+    blocks = read_text(path, "text").replace("\r\n", "\n").split("\n\n")
     passages = [" ".join(block.split()) for block in blocks if block.strip()]
     if not passages:
         raise UserError(f"{path} holds no text")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.prompts.json_lines import json_lines, read_text
 from mathinterp.prompts.prompt import Prompt
 
 FORM = "Question: {problem} Answer:"
@@ -30,6 +31,7 @@ TYPES = {
 STEPS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 FINAL_ANSWER = "####"
+WHAT = "word problems"
 
 
 def read_word_problems(name: str, path: str | Path) -> list[Prompt]:
@@ -86,7 +88,7 @@ class Record:
 
 
 def _json_array(path: Path, fields: tuple[str, ...]) -> list[Record]:
-    text = _read(path)
+    text = read_text(path, WHAT)
     try:
         rows = json.loads(text, parse_float=Decimal)
     except json.JSONDecodeError as error:
@@ -97,26 +99,8 @@ def _json_array(path: Path, fields: tuple[str, ...]) -> list[Record]:
 
 
 def _json_lines(path: Path, fields: tuple[str, ...]) -> list[Record]:
-    records = []
-    for number, line in enumerate(_read(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line, parse_float=Decimal)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: broken JSON ({error.msg} at column {error.colno})") from error
-        records.append(_record(row, number, where, fields))
-    return records
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot read word problems from {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from error
+    rows = json_lines(path, WHAT, f" with the fields {', '.join(fields)}", parse_float=Decimal)
+    return [_record(row, number, f"{path}, line {number}", fields) for number, row in rows]
 
 
 def _record(row: object, number: int, where: str, fields: tuple[str, ...]) -> Record:

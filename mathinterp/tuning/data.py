@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, load_prompts
+from mathinterp.prompts.json_lines import json_lines
 
 CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 SEPARATOR = " "
@@ -84,7 +85,7 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
         raise UserError(
             f"--data '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
         )
-    records = _records(path)
+    records = json_lines(path, "samples", '; write {"prompt": ..., "response": ...}')
     if not records:
         raise UserError(f"{name} holds no training data; write one JSON object with prompt and response a line")
     form = _form(records[0][1], f"{path}, line {records[0][0]}")
@@ -134,26 +135,6 @@ def data_fingerprint(samples: Sequence[Sample]) -> str:
     for sample in samples:
         digest.update(json.dumps([sample.input_ids, sample.answer]).encode() + b"\n")
     return digest.hexdigest()[:16]
-
-
-def _records(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Line number, from 1, and object of every line that is not blank."""
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8; save the file as UTF-8") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: broken JSON ({error.msg} at column {error.colno})") from error
-        if not isinstance(record, dict):
-            raise UserError(f'{path}, line {number}: not a JSON object; write {{"prompt": ..., "response": ...}}')
-        records.append((number, record))
-    return records
 
 
 def _form(record: dict[str, Any], where: str) -> str:
