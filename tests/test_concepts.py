@@ -1,21 +1,12 @@
-"""Neurons through attention to the vocabulary: against the model's own modules and against sorting, in float64."""
+"""Neurons through attention to the vocabulary: against the model's own modules and sorting in float64; the scan."""
 
 import json
-import math
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
-from mathinterp.cli.main import main
-from mathinterp.cluster.ray_cluster import connection
 from mathinterp.errors import UserError
 from mathinterp.forward import concepts
 from mathinterp.forward.concepts import (
@@ -27,20 +18,12 @@ from mathinterp.forward.concepts import (
 )
 from mathinterp.forward.layers import recorded
 from mathinterp.forward.lens import written_values
-from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.concepts import kept_neurons, summarize_concepts
 from mathinterp.scans.base import Subject
-from mathinterp.scans.concept_words import ConceptList, read_concepts, token_texts
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.scans.concept_words import ConceptList, read_concepts
 from mathinterp.scans.concepts import ConceptScan, default_top, match_vocabulary
-from mathinterp.scans.neuron_controls import has_control, layer_matched_neurons
-from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
-from tests.prompt_tokenizers import gpt2_like, llama_like
-from tests.small_store import FINGERPRINT, open_run, prompt
-from tests.test_forward import PROMPTS, anatomy
-from tests.tiny import VOCABULARY, save_tiny, tiny_model, tiny_tokenizer
+from tests.test_forward import anatomy
+from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
 assert anatomy  # the fixture: every tiny family in float64
 
@@ -213,77 +196,6 @@ def test_out_of_memory_halves_the_block_and_nan_is_named(monkeypatch: pytest.Mon
         reader.read(broken)
 
 
-# ---- concepts and tokens ----
-
-
-def test_the_default_concepts_are_those_of_the_paper() -> None:
-    found = read_concepts()
-    names = set(found.names)
-    assert {*"0123456789", "zero", "twenty", "ninety", "hundred", "thousand", "first", "II", "XX", "²", "plus"} <= names
-    assert "I" not in names
-    assert found.label == "default"
-    assert found.numbers(["times", "equals", "equal", "−", "-", "zwei", "三", "I", "teapots", ""]) == [
-        found.names.index("times"), found.names.index("equal"), found.names.index("equal"), found.names.index("-"),
-        found.names.index("-"), found.names.index("zwei"), found.names.index("三"), None, None, None,
-    ]  # fmt: skip
-
-
-def test_small_letters_are_found_in_any_case_and_capitals_as_written() -> None:
-    listed = ConceptList("test", (("two", "twice"), ("II",), ("V", "five")))
-    texts = ["two", " Two", "TWICE", "▁two", "II", "ii", "Ii", "v", "V", "FIVE", None]
-    assert listed.numbers(texts) == [0, 0, 0, 0, 1, None, None, None, 2, 2, None]
-
-
-def test_tokens_of_three_tokenizers() -> None:
-    listed = ConceptList("test", (("two",), ("2",), ("plus",)))
-    tokenizer = llama_like(["two plus 2"])
-    vocabulary = len(tokenizer) + 3  # rows of the unembedding without a token
-    texts = token_texts(tokenizer, vocabulary)
-    assert texts[tokenizer.convert_tokens_to_ids("<0x32>")] is None  # the byte of "2" is no word
-    assert texts[tokenizer.bos_token_id] is None
-    assert texts[-3:] == [None] * 3
-    found = match_vocabulary(listed, tokenizer, vocabulary)
-    spelled = {tokenizer.convert_ids_to_tokens(i): int(n) for i, n in enumerate(found.concept_V[:-3]) if n >= 0}
-    assert spelled == {"▁two": 0, "2": 1, "▁plus": 2}
-    assert (found.tokens, found.concepts) == (3, 3)
-    assert found.shown[-1] == f'"<{vocabulary - 1}>"'
-
-    bytes_level = gpt2_like(["two plus two plus 2"] * 20)
-    found = match_vocabulary(listed, bytes_level, len(bytes_level))
-    spelled = {bytes_level.convert_ids_to_tokens(i): int(n) for i, n in enumerate(found.concept_V) if n >= 0}
-    assert {"two": 0, "Ġtwo": 0, "Ġplus": 2, "2": 1}.items() <= spelled.items()
-    with pytest.raises(UserError, match="none of the 1 concepts of 'test' is a token of the model"):
-        match_vocabulary(ConceptList("test", (("teapot",),)), tiny_tokenizer(), VOCABULARY)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "is not JSON: .* in line 1, column 2"),
-        ('["two"]', "must be a JSON object of categories, not a list"),
-        ('{"a": "two"}', "category 'a' must be a list of concepts, not a text"),
-        ('{"a": [2]}', "category 'a': 2 is neither a spelling nor a list of spellings"),
-        ('{"a": [[]]}', r"\[\] is neither a spelling"),
-        ('{"a": [["two", null]]}', "null] is neither a spelling"),
-        ('{"a": [" two"]}', "' two' is empty or has white space around it"),
-        ('{"a": [""]}', "'' is empty"),
-        ('{"a": ["two"], "b": [["deux", "two"]]}', "'two' stands in category 'a' and again in 'b'"),
-        ('{"a": ["two"], "a": ["three"]}', "category 'a' is there twice"),
-        ('{"a": []}', "has no concepts"),
-        (b"\xff", "is not UTF-8 text"),
-        (None, "cannot be read"),
-    ],
-)
-def test_broken_concept_files(content: str | bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=message) as raised:
-        read_concepts(path)
-    assert str(path) in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 # ---- the scan ----
 
 NUMBERS = ConceptList("numbers", (*((digit,) for digit in "0123456789"), ("two", "twelve"), ("three",), ("plus", "+")))
@@ -392,244 +304,3 @@ def test_a_crowded_top_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
     ConceptScan(top=21).shards(shape, ())
     assert "the first 21 of 160 tokens" in caplog.text
-
-
-# ---- zeroing ----
-
-
-def test_random_neurons_match_each_layer_and_leave_out_the_set() -> None:
-    shape = Anatomy(tiny_model("llama")).shape
-    neurons = [(0, n) for n in range(15)] + [(2, 3), (2, 39)]
-    drawn = layer_matched_neurons(shape, neurons, seed=0)
-    assert Counter(layer for layer, _ in drawn) == {0: 15, 2: 2}
-    assert len(set(drawn)) == 17
-    assert not set(drawn) & set(neurons)
-    assert drawn == layer_matched_neurons(shape, neurons, seed=0)
-    assert drawn != layer_matched_neurons(shape, neurons, seed=1)
-    assert has_control(shape, neurons)
-    assert not has_control(shape, [(0, n) for n in range(21)])
-
-
-def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
-    half, few = NeuronSet(0, tuple((0, n) for n in range(21))), NeuronSet(1, ((0, 3), (1, 7)))
-    scan = ConceptZeroing((half, few), "source", seeds=2)
-    state = scan.prepare(Subject(anatomy, PROMPTS[:6]))
-    shards = scan.shards(anatomy.shape, PROMPTS[:6])
-    assert [(s.key, s.work.get("passes")) for s in shards] == [
-        ("baseline/00000", None), ("concept_zeroing/00000", 1), ("concept_zeroing/00001", 3),
-    ]  # fmt: skip
-    assert [scan.evaluations(shard, PROMPTS[:6]) for shard in shards] == [6, 6, 18]
-    baseline = scan.run(state, shards[0])
-    assert scan.run(state, shards[1]).column("zeroed").unique().to_pylist() == [21]
-    table = scan.run(state, shards[2])
-    assert table.schema == scan.schemas["concept_zeroing"]
-    engine = NeuronSets(anatomy, PROMPTS[:6])
-    assert baseline["logprob"].to_pylist() == pytest.approx(engine.baseline().logprob_EA[0].tolist())
-    for kind, seed, neurons in (
-        ("concepts", 0, few.neurons),
-        ("random", 0, layer_matched_neurons(anatomy.shape, few.neurons, 0)),
-        ("random", 1, layer_matched_neurons(anatomy.shape, few.neurons, 1)),
-    ):
-        rows = [r for r in table.to_pylist() if (r["neurons"], r["seed"]) == (kind, seed)]
-        scores = engine.run_masks([neuron_mask(anatomy, neurons)])
-        assert [r["logprob"] for r in rows] == pytest.approx(scores.logprob_EA[0].tolist(), rel=1e-6)
-        assert {(r["level"], r["zeroed"]) for r in rows} == {(1, 2)}
-    assert scan.parameters()["sets"] != ConceptZeroing((half, NeuronSet(1, ((0, 3),))), "source").parameters()["sets"]
-    with pytest.raises(UserError, match="--scoring 'all' is not known"):
-        ConceptZeroing((few,), "source", scoring="all")
-
-
-# ---- views ----
-
-
-def queries(store: Store) -> Callable[[str], list[dict[str, Any]]]:
-    """Queries on one connection: building all views takes longest."""
-    connection = store.connect()
-    return lambda sql: connection.sql(sql).to_arrow_table().to_pylist()
-
-
-def concept_row(layer: int | None, neuron: int, attention: int | None, hits: int, sign: int = 1) -> dict[str, Any]:
-    names = json.dumps([f"c{n}" for n in range(hits)]) if hits else None
-    tokens = json.dumps([f"\nt{layer}.{neuron}.{attention}.{sign}"]) if hits or attention is None else None
-    return {"layer": layer, "neuron": neuron, "attention_layer": attention, "sign": sign, "hits": hits,
-            "concepts": names, "tokens": tokens}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def concept_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
-    """Three neurons of layer 0, one of layer 1, one random direction; attention layers 1 and 2, both signs."""
-    store = Store(tmp_path_factory.mktemp("concepts"))
-    hits = {  # (layer, neuron, attention): hits of plus, of minus
-        (0, 0, None): (0, 0), (0, 0, 1): (1, 3), (0, 0, 2): (3, 3),
-        (0, 1, None): (2, 1), (0, 1, 1): (0, 0), (0, 1, 2): (0, 0),
-        (0, 2, None): (1, 0), (0, 2, 1): (2, 0), (0, 2, 2): (2, 1),
-        (1, 0, None): (0, 4), (1, 0, 2): (0, 1),
-        (None, 0, None): (0, 0), (None, 0, 1): (1, 0), (None, 0, 2): (4, 4),
-    }  # fmt: skip
-    rows = [
-        concept_row(*key, count, sign) for key, pair in hits.items() for count, sign in zip(pair, (1, -1), strict=True)
-    ]
-    run = open_run(store, ["concept_scan/00000"], scan="concepts", parameters={"count": "distinct"})
-    schema = TABLES["concept_scan"].schema
-    store.write_shard(run.run_id, "concept_scan", 0, pa.Table.from_pylist(rows, schema), {})
-    run.note({"concept_tokens": 7, "concepts_in_vocabulary": 6, "expected_hits": 0.25})
-    run.finish()
-    return store, run.run_id
-
-
-def test_best_attention_layer_levels_and_chance(concept_store: tuple[Store, str]) -> None:
-    ask = queries(concept_store[0])
-    rows = ask("SELECT * FROM concept_neurons ORDER BY layer, neuron")
-    assert list(rows[0])[:7] == ["run_id", "layer", "neuron", "attention_layer", "hits", "concepts", "tokens"]
-    found = [tuple(r[c] for c in ("layer", "neuron", "attention_layer", "sign", "hits", "direct_hits")) for r in rows]
-    assert found == [
-        (0, 0, 2, 1, 3, 0),  # plus before minus, though a lower layer has as many with minus
-        (0, 1, None, None, 0, 2),
-        (0, 2, 1, 1, 2, 1),  # the lower of two layers
-        (1, 0, 2, -1, 1, 4),  # and the direct reading of the same sign
-    ]
-    levels = ask("SELECT layer, level, kept, direct, total, share FROM concept_levels ORDER BY layer, level")
-    over_all = [(r["level"], r["kept"], r["direct"], r["total"]) for r in levels if r["layer"] is None]
-    assert over_all == [(0, 3, 3, 4), (1, 2, 2, 4), (2, 1, 1, 4), (3, 0, 1, 4), (4, 0, 0, 4)]
-    assert [(r["kept"], r["share"]) for r in levels if r["layer"] == 1][:2] == [(1, 1.0), (0, 0.0)]
-    shares = {
-        (r["attention_layer"], r["level"]): (r["neurons"], r["random"], r["pairs"])
-        for r in ask("SELECT * FROM concept_chance")
-    }
-    assert shares[1, 0] == (3 / 6, 1 / 2, 6)
-    assert shares[2, 0] == (5 / 8, 1.0, 8)
-    assert shares[2, 2] == (2 / 8, 1.0, 8)
-    assert shares[None, 0] == (4 / 8, 0.0, 8)
-    pairs = ask("SELECT * FROM concept_layers WHERE layer = 0 ORDER BY attention_layer NULLS FIRST")
-    assert [(r["attention_layer"], r["n"], r["with_hits"], r["most_hits"], r["best_of"]) for r in pairs] == [
-        (None, 6, 3, 2, 0), (1, 6, 3, 3, 1), (2, 6, 4, 3, 1),
-    ]  # fmt: skip
-
-
-def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
-    store, run_id = concept_store
-    assert kept_neurons(store, run_id, [0, 1, 2, 3]) == {0: ((0, 0), (0, 2), (1, 0)), 1: ((0, 0), (0, 2)), 2: ((0, 0),)}
-    table = store.rows("SELECT level, neurons, total, share, expected_hits FROM paper_a_table7 ORDER BY level")
-    assert [tuple(row.values()) for row in table] == [
-        (0, 3, 4, 75, 0.25), (1, 2, 4, 50, 0.25), (2, 1, 4, 25, 0.25), (3, 0, 4, 0, 0.25),
-    ]  # fmt: skip
-    summary = summarize_concepts(store, run_id, [1, 9], 2)
-    shown, examples = summary.levels, summary.examples
-    assert [row["neurons"] for row in shown] == [2, 0]
-    assert shown[0]["one layer (%)"] == pytest.approx(100 * (2 / 6 * 6 + 3 / 8 * 8) / 14)
-    assert shown[0]["random (%)"] == pytest.approx(100 * (0 * 6 + 1 * 8) / 14)
-    assert [(r["neuron"], r["attention"], r["hits"], r["concepts"]) for r in examples] == [
-        ("0_0", 2, 3, "c0 c1 c2"), ("0_2", 1, 2, "c0 c1"),
-    ]  # fmt: skip
-    assert examples[0]["tokens through attention"] == "\\nt0.0.2.1"
-    assert examples[0]["tokens read directly"] == "\\nt0.0.None.1"
-    assert summary.chance == {"concepts": 6, "tokens": 7, "expected_hits": 0.25}
-
-
-def relative_drop(units: dict[str, list[tuple[int, int, int]]], weights: dict[str, np.ndarray]) -> float:
-    """(original - zeroed) / original of mean accuracies over operations; units are (n, baseline hits, hits)."""
-    sums = {name: (np.array(rows) * weights[name][:, None]).sum(0) for name, rows in units.items()}
-    original = sum(before / n for n, before, _ in sums.values())
-    return float((original - sum(after / n for n, _, after in sums.values())) / original)
-
-
-def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
-    """The interval is that of the infinitesimal jackknife: each prompt's weight moved a little, numerically."""
-    rng, store = np.random.default_rng(0), Store(tmp_path)
-    items, baseline, zeroed = [], [], []
-    units: dict[str, list[tuple[int, int, int]]] = {"add": [], "sub": []}
-    for operation, count in (("add", 9), ("sub", 14)):
-        for number in range(count):
-            tokens = int(rng.integers(1, 4))
-            name = f"{operation}{number}"
-            items.append(prompt(name, operation, ["memorize"] * tokens))
-            before, after = rng.random(tokens) < 0.8, rng.random(tokens) < 0.5
-            units[operation].append((tokens, int(before.sum()), int(after.sum())))
-            for position in range(tokens):
-                row = {"prompt_id": name, "position": position, "logit": 0.0, "predicted_id": 1}
-                baseline.append({**row, "correct": bool(before[position]), "logprob": -1.0})
-                cut = {**row, "correct": bool(after[position]), "logprob": -1.5, "level": 2, "zeroed": 5}
-                zeroed.append({**cut, "neurons": "concepts", "seed": 0})
-                zeroed += [
-                    {**cut, "neurons": "random", "seed": seed, "correct": bool(before[position])} for seed in (0, 1)
-                ]
-    run = open_run(store, ["baseline/00000", "concept_zeroing/00000"], scan="concept_zeroing")
-    store.write_prompts(FINGERPRINT, items)
-    for table, rows in (("baseline", baseline), ("concept_zeroing", zeroed)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
-    run.finish()
-    ask = queries(store)
-    effects = ask("SELECT * FROM concept_zeroing_effects WHERE neurons = 'concepts'")
-    assert {row["operation"] for row in effects} == {"add", "sub", "all"}
-    for row in effects:
-        chosen = units if row["operation"] == "all" else {row["operation"]: units[row["operation"]]}
-        even = {name: np.ones(len(rows)) for name, rows in chosen.items()}
-        assert row["relative_drop"] == pytest.approx(relative_drop(chosen, even))
-        variance = 0.0
-        for name, rows in chosen.items():
-            moved = []
-            for number in range(len(rows)):
-                heavy = {other: weights.copy() for other, weights in even.items()}
-                heavy[name][number] += 1e-6
-                moved.append((relative_drop(chosen, heavy) - relative_drop(chosen, even)) / 1e-6)
-            variance += len(rows) / (len(rows) - 1) * float(np.square(moved).sum())
-        assert row["relative_drop"] - row["low"] == pytest.approx(1.959963984540054 * math.sqrt(variance), rel=1e-4)
-        assert row["high"] == pytest.approx(min(1, 2 * row["relative_drop"] - row["low"]))
-        assert row["logprob_change"] == pytest.approx(-0.5)
-    table = {row["operation"]: row for row in ask("SELECT * FROM paper_a_table8")}
-    assert (table["all"]["level"], table["all"]["neurons"], table["all"]["random_sets"]) == (2, 5, 2)
-    assert (table["all"]["random"], table["add"]["random_most"]) == (0, 0)
-    assert table["sub"]["decrease"] == pytest.approx(
-        100 * next(r for r in effects if r["operation"] == "sub")["relative_drop"]
-    )
-
-
-# ---- the command ----
-
-
-def invoke(*words: object) -> Result:
-    return CliRunner().invoke(main, ["scan", "concepts", *map(str, words)])
-
-
-@pytest.mark.ray
-def test_command_counts_zeroes_and_resumes(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "llama", "llama")
-    command = ["--model", folder, "--store", tmp_path / "store", "--replicas", 1, "--top", 6, "--levels", "1,3,6",
-               "--limit", 4, "--control-seeds", 1, "--json"]  # fmt: skip
-    with connection(None):  # one Ray for both runs
-        first = invoke(*command)
-    assert first.exit_code == 0, first.output
-    printed = json.loads(first.stdout)
-    assert [row["of"] for row in printed["levels"]] == [40] * 3
-    assert printed["levels"][0]["neurons"] > printed["levels"][1]["neurons"] > 0
-    assert {row["hits more than"] for row in printed["zeroing"]["decreases"]} == {1, 3}  # none has more than 6
-    store = Store(tmp_path / "store")
-    assert len(store.rows("SELECT * FROM concept_neurons")) == 40
-    shown = invoke(*command[:-1])
-    assert shown.exit_code == 0, shown.output
-    assert "0 rows in" in shown.stdout  # nothing is computed again
-    assert "nothing left to compute; 3 of 3 shards were there already" in shown.stdout
-    assert "tokens spell" in shown.stdout
-    assert "All of them at zero" in shown.stdout
-
-
-def test_mistakes_in_the_command_are_one_line(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"a": [1]}')
-    other = tmp_path / "other.json"
-    other.write_text('{"a": ["unfindable"]}')
-    for words, part in (
-        (["--concepts", broken], "neither a spelling"),
-        (["--concepts", tmp_path / "none.json"], "cannot be read"),
-        (["--concepts", other], "none of the 1 concepts"),
-        (["--levels", "a"], "--levels 'a' cannot be read"),
-        (["--top", "500"], "hold every concept"),
-        (["--top", "0"], "first 0 tokens"),
-        (["--layers", "9"], "layer 9 does not exist"),
-        (["--control-seeds", "-1"], "-1 random draws"),
-        (["--scoring", "x"], "--scoring 'x'"),
-    ):
-        result = invoke("--store", tmp_path / "s", *words)
-        assert result.exit_code == 2, result.output
-        assert part in result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1
