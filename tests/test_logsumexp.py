@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mathinterp.forward.logsumexp import Base, increases, neuron_increases_torch, slow_increases
+from mathinterp.forward.neuron_increases import SMALL, moments_needed, neuron_increases, reach, small_increases
 
 
 def case(
@@ -55,6 +56,50 @@ def test_sure_and_hopeless_tokens_lose_nothing() -> None:
     np.testing.assert_allclose(found, exact, rtol=2e-6)
 
 
+def sure(dtype: torch.dtype, size: float) -> tuple[Base, torch.Tensor, torch.Tensor]:
+    """A case whose targets have probabilities from 1e-8 to 1 - 1e-8."""
+    base, amounts, directions = case(torch.float64, size=size)
+    raised = base.logits_BV.scatter_add(1, base.target_B[:, None], torch.linspace(-10, 40, 5).double()[:, None])
+    return Base.of(raised.to(dtype), base.target_B), amounts.to(dtype), directions.to(dtype)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.03, 0.3, 3.0])
+def test_moments_are_the_direct_form(size: float) -> None:
+    base, amounts, directions = case(torch.float64, size=size)
+    expected = slow_increases(base, amounts, directions)
+    np.testing.assert_allclose(neuron_increases(base, amounts, directions), expected, rtol=1e-9, atol=1e-13)
+    small_K = reach(amounts, directions) <= SMALL
+    assert bool(small_K.all()) == (size <= 0.03) and bool(small_K.any()) == (size <= 0.3), "no way was left out"
+    if small_K.any():
+        alone = small_increases(base, amounts[:, small_K], directions[small_K])
+        np.testing.assert_allclose(alone, expected[:, small_K], rtol=1e-9, atol=1e-13)
+
+
+def test_moments_in_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, amounts, directions = sure(torch.float64, 0.1)
+    whole = small_increases(base, amounts, directions)
+    monkeypatch.setattr("mathinterp.forward.neuron_increases.CPU_ELEMENTS", 300)  # three neurons of 77 tokens
+    np.testing.assert_allclose(small_increases(base, amounts, directions), whole, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.03, 0.3])
+def test_moments_keep_five_digits_in_float32(size: float) -> None:
+    base, amounts, directions = sure(torch.float32, size)
+    wide = Base.of(base.logits_BV.double(), base.target_B)
+    exact = neuron_increases_torch(wide, amounts.double(), directions.double())
+    found = neuron_increases(base, amounts, directions).double()
+    for row, exact_row in zip(found, exact, strict=True):  # prompts' importances differ by powers of ten
+        assert (row - exact_row).norm() / exact_row.norm() < 1e-5
+
+
+def test_what_moments_leave_out_is_rounding() -> None:
+    """One moment fewer would show; and a neuron out of reach of the moments is not given to them."""
+    base, amounts, directions = sure(torch.float64, 0.1)
+    needed = moments_needed(reach(amounts, directions))
+    assert needed.min() >= 2 and needed.max() > needed.min()
+    assert moments_needed(torch.tensor([0.0, 1e-7, 0.067, 1.0], dtype=torch.float32)).tolist() == [1, 1, 4, 9]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("size", [1e-6, 0.3, 30.0])
@@ -65,5 +110,6 @@ def test_kernel_is_the_torch_way(size: float) -> None:
     exact = slow_increases(*case(torch.float64, size=size, **sizes))
     base, amounts, directions = case(torch.float32, size=size, **sizes)
     base = Base(*(t.cuda() for t in (base.logits_BV, base.logprobs_BV, base.target_B)))
-    found = fused_increases(base, amounts.cuda(), directions.cuda()).cpu().double()
-    assert (found - exact).norm() / exact.norm() < 1e-5
+    for way in (fused_increases, neuron_increases):
+        found = way(base, amounts.cuda(), directions.cuda()).cpu().double()
+        assert (found - exact).norm() / exact.norm() < 1e-5

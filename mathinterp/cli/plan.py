@@ -111,7 +111,7 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
         "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} {_nodes(cost)}",
         "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
         + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")
-        + (f" and {_tera(cost.exponentials)} * 10^12 exponentials" if cost.exponentials else ""),
+        + (f" and {_tera(cost.terms)} * 10^12 terms of neurons' sums" if cost.terms else ""),
         "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",
     }
     print_table([{"what": name, "how much": value} for name, value in facts.items()], title="Plan")

@@ -12,7 +12,8 @@ import pyarrow as pa
 import torch
 
 from mathinterp.cluster.scan_costs import parameters, scan_cost
-from mathinterp.forward.logsumexp import CPU_ELEMENTS, Base, neuron_increases_torch
+from mathinterp.forward.logsumexp import Base
+from mathinterp.forward.neuron_increases import neuron_increases
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan
@@ -27,9 +28,9 @@ DEVICE_TFLOPS: dict[str, tuple[float, float]] = {
     "L40S": (362 * 0.74, 91.6 * 0.74),
     "L4": (121 * 0.74, 30.3 * 0.74),
 }
-# Exponentials of neuron scans, 10^12 a second with all that goes with one: the H100's is measured (352,256 neurons x
-# 1,600 prompts x 32,000 words in 17.6 s), the others follow from the makers' counts of special function units.
-DEVICE_EXPONENTIALS = {"H100": 1.02, "A100": 0.67, "L40S": 1.56, "L4": 0.52}
+# Terms of neuron scans, 10^12 a second: the H100's is measured (352,256 neurons x 1,600 prompts x 32,000 words, by
+# float32 products), the others follow from their float32 products.
+DEVICE_TERMS = {device: 6.0 * tflops / 50.0 for device, (_, tflops) in DEVICE_TFLOPS.items()}
 GPU_EFFICIENCY = 0.8  # of that ceiling that whole layers reach: .77 to .89 measured on an H100
 CPU_EFFICIENCY = 0.5  # of a plain matrix product's speed: a CPU also pays for attention, norms and activations
 
@@ -39,7 +40,7 @@ class CpuSpeed:
     """What all cores of this CPU do, from measure_cpu."""
 
     tflops: float  # of a matrix product of the model's width
-    exponentials: float  # 10^12 a second, with all that a neuron's importance takes
+    terms: float  # of neurons' sums over the vocabulary, 10^12 a second
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Plan:
     parameters: int
     flops: float  # of the scan itself, as matrix products
     plain_flops: float | None  # the same by full forward passes with hooks; None: it is a few passes anyway
-    exponentials: float  # of neuron scans, beside the products
+    terms: float  # of neurons' sums over the vocabulary, beside the products
     result_bytes: int  # Parquet, about
     model_bytes: int
     cache_bytes: int  # what is kept of clean passes
@@ -93,12 +94,12 @@ def plan_scan(
         parameters=parameters(shape),
         flops=cost.flops,
         plain_flops=cost.plain_flops,
-        exponentials=cost.exponentials,
+        terms=cost.terms,
         result_bytes=round(sum(cost.rows[shard.key] * row_bytes(scan.schemas[shard.table]) for shard in shards)),
         model_bytes=weights,
         cache_bytes=kept,
         peak_bytes=weights + kept + width * cost.working + cost.working_bytes,
-        seconds=_seconds(cost.flops, cost.exponentials, dtype, cpu),
+        seconds=_seconds(cost.flops, cost.terms, dtype, cpu),
     )
 
 
@@ -110,12 +111,13 @@ def row_bytes(schema: pa.Schema) -> float:
 def measure_cpu(shape: ModelShape, seconds: float = 0.5) -> CpuSpeed:
     """This CPU in float32, in the model's own MLP product (2,048 tokens) and its neurons' importances."""
     left, right = torch.randn(2048, shape.d_model), torch.randn(shape.d_model, shape.n_neurons)
-    base = Base.of(torch.randn(1, shape.vocabulary), torch.zeros(1, dtype=torch.long))
-    neurons = max(1, CPU_ELEMENTS // shape.vocabulary)
-    amounts, directions = torch.randn(1, neurons) / 100, torch.randn(neurons, shape.vocabulary) / 100
+    prompts, neurons = 64, max(1, 2**18 // shape.vocabulary)
+    base = Base.of(torch.randn(prompts, shape.vocabulary), torch.zeros(prompts, dtype=torch.long))
+    amounts, directions = torch.randn(prompts, neurons) / 100, torch.randn(neurons, shape.vocabulary)
     products = _rate(lambda: left @ right, seconds / 2)
-    importances = _rate(lambda: neuron_increases_torch(base, amounts, directions), seconds / 2)
-    return CpuSpeed(products * 2 * left.numel() * shape.n_neurons / 1e12, importances * directions.numel() / 1e12)
+    importances = _rate(lambda: neuron_increases(base, amounts, directions), seconds / 2)
+    terms = prompts * directions.numel()
+    return CpuSpeed(products * 2 * left.numel() * shape.n_neurons / 1e12, importances * terms / 1e12)
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:
@@ -128,13 +130,13 @@ def _rate(work: Callable[[], object], seconds: float) -> float:
     return done / (time.perf_counter() - started)
 
 
-def _seconds(flops: float, exponentials: float, dtype: str, cpu: CpuSpeed | None) -> dict[str, float]:
+def _seconds(flops: float, terms: float, dtype: str, cpu: CpuSpeed | None) -> dict[str, float]:
     column = {"bfloat16": 0, "float16": 0, "float32": 1}.get(dtype)
     found = {}
     if column is not None:
         for device, tflops in DEVICE_TFLOPS.items():
             products = flops / (tflops[column] * GPU_EFFICIENCY * 1e12)
-            found[device] = products + exponentials / (DEVICE_EXPONENTIALS[device] * 1e12)
+            found[device] = products + terms / (DEVICE_TERMS[device] * 1e12)
     if cpu is not None:
-        found["this CPU"] = flops / (cpu.tflops * CPU_EFFICIENCY * 1e12) + exponentials / (cpu.exponentials * 1e12)
+        found["this CPU"] = flops / (cpu.tflops * CPU_EFFICIENCY * 1e12) + terms / (cpu.terms * 1e12)
     return found

@@ -1,7 +1,7 @@
 """What the scans do, counted: FLOPs, rows and memory of each kind, from shapes, prompts and shards alone.
 
-Counts are of matrix products (as torch's FlopCounterMode counts them) and, for neurons, of exponentials. Each kind of
-scan has one function here; a scan without one is counted as ablations that are replayed.
+Counts are of matrix products (as torch's FlopCounterMode counts them) and, for neurons, of terms of sums over the
+vocabulary. Each kind of scan has one function here; a scan without one is counted as ablations that are replayed.
 
 Shape legend: P prompt, L layer, H query head, G key/value group, D model width, K neurons, V vocabulary, T token.
 """
@@ -38,7 +38,7 @@ class Cost:
     plain_flops: the same by full forward passes with hooks; None where the scan does no more than a few passes.
     kept, working: numbers in the model's dtype, of what stays (clean passes) and of one batch in flight.
     working_bytes: float32 beside these.
-    exponentials: of single numbers; they, not matrix products, are the work of neuron scans.
+    terms: of the sums over the vocabulary, one sum a (neuron, prompt): the work of neuron scans.
     """
 
     flops: float
@@ -48,7 +48,7 @@ class Cost:
     kept: int
     working: int
     working_bytes: int = 0
-    exponentials: float = 0.0
+    terms: float = 0.0
 
 
 def scan_cost(scan: Scan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
@@ -291,7 +291,7 @@ def _neurons(scan: NeuronScan, shape: ModelShape, prompts: Sequence[TokenizedPro
         kept,
         working,
         working_bytes=4 * (shape.n_neurons * shape.vocabulary * (2 if scan.other else 1) + GPU_ELEMENTS),
-        exponentials=float(len(layers)) * shape.n_neurons * count * shape.vocabulary * conditions,
+        terms=float(len(layers)) * shape.n_neurons * count * shape.vocabulary * conditions,
     )
 
 

@@ -6,8 +6,9 @@ With base logits b and a shift t over the vocabulary, the increase of token w is
 
 a sum over the vocabulary that needs no second log-sum-exp and, for small shifts, loses no digits. The shifts of
 neurons are products t = a * T_k (T_k one row for each neuron, a one number for each prompt and neuron), so that they
-are never held for all prompts at once. Two ways that agree: torch (here, the reference) and a Triton kernel
-(logsumexp_triton.py) that fuses product, exponential and sum. A final soft-cap is applied to base and sum directly.
+are never held for all prompts at once. Ways that agree: torch (here, the reference), a Triton kernel
+(logsumexp_triton.py) that fuses product, exponential and sum, and moments for small shifts (neuron_increases.py, which
+chooses). A final soft-cap is applied to base and sum directly.
 
 Shape legend: B prompts, K neurons (or other units), V vocabulary.
 """
@@ -72,18 +73,6 @@ def _moved(base: Base, shifts_BKV: torch.Tensor) -> torch.Tensor:
 def _at_target(values_BKV: torch.Tensor, target_B: torch.Tensor) -> torch.Tensor:
     """The target token's entries: B K 1."""
     return values_BKV.gather(2, target_B[:, None, None].expand(-1, values_BKV.shape[1], 1))
-
-
-def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
-    """Increases under shifts ``amounts[b, k] * directions[k]``: B K; the kernel on CUDA, torch elsewhere.
-
-    The kernel knows no soft-cap and no float64; those take the torch way on CUDA too.
-    """
-    if directions_KV.is_cuda and base.softcap is None and directions_KV.dtype == torch.float32:
-        from mathinterp.forward.logsumexp_triton import fused_increases
-
-        return fused_increases(base, amounts_BK, directions_KV)
-    return neuron_increases_torch(base, amounts_BK, directions_KV)
 
 
 def neuron_increases_torch(

@@ -28,7 +28,7 @@ from mathinterp.forward.engine import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIAT
 from mathinterp.forward.layers import call_layer
 from mathinterp.forward.pairs import Ends, Pairs
 from mathinterp.forward.parts import known_twin
-from mathinterp.forward.scores import LOGITS_AT_ONCE, answer_logits, score_logits
+from mathinterp.forward.scores import LOGITS_AT_ONCE, score_logits, unembedded
 from mathinterp.models.anatomy import Anatomy
 
 FREEZES = ("heads", "all", "none")
@@ -89,7 +89,11 @@ class Scorer:
     def __init__(self, anatomy: Anatomy, compiled: bool = False):
         self.anatomy = anatomy
         self.most = max(1, LOGITS_AT_ONCE // anatomy.shape.vocabulary)
-        self._measure = torch.compile(measure_logits, dynamic=True) if compiled else measure_logits
+        self._norm: Callable[..., torch.Tensor] = anatomy.final_norm
+        self._measure = measure_logits
+        if compiled:
+            self._norm = torch.compile(anatomy.final_norm, dynamic=True)
+            self._measure = torch.compile(measure_logits, dynamic=True)
 
     def pieces(self, rows: int) -> int:
         """In how many pieces ``rows`` rows are scored."""
@@ -99,7 +103,7 @@ class Scorer:
         """Measures of the gold tokens: R."""
         pieces = self.pieces(len(final_RD))
         parts = [
-            Measures(*self._measure(answer_logits(self.anatomy, rows), gold))
+            Measures(*self._measure(unembedded(self.anatomy, self._norm(rows)), gold))
             for rows, gold in zip(final_RD.chunk(pieces), gold_R.chunk(pieces), strict=True)
         ]
         return Measures.joined(parts)
@@ -247,7 +251,9 @@ class PathEngine:
         change = change_PHd.new_zeros(len(nodes), len(change_PHd), shape.d_model)
         places = [place for place, node in enumerate(nodes) if node != MLP]
         heads = [nodes[place] for place in places]
-        if heads:
+        if places == list(range(len(heads))):  # as scans ask for them: nothing need be moved
+            torch.bmm(change_PHd[:, heads].transpose(0, 1), weight_HdD[heads], out=change[: len(heads)])
+        else:
             change[places] = torch.bmm(change_PHd[:, heads].transpose(0, 1), weight_HdD[heads])
         return change
 

@@ -102,7 +102,11 @@ def answer_logits(anatomy: Anatomy, hidden: torch.Tensor) -> torch.Tensor:
     Returns:
         R V, float32 (float64 for a float64 model).
     """
-    normed = anatomy.final_norm(hidden)
+    return unembedded(anatomy, anatomy.final_norm(hidden))
+
+
+def unembedded(anatomy: Anatomy, normed: torch.Tensor) -> torch.Tensor:
+    """The part of ``answer_logits`` behind the final norm."""
     unembedding = anatomy.unembedding
     if normed.dtype in (torch.float32, torch.float64):
         logits = unembedding(normed)

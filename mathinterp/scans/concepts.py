@@ -9,12 +9,13 @@ directions, as many as a layer has neurons: what attention makes of anything is 
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from mathinterp.errors import UserError
@@ -234,18 +235,18 @@ class ConceptScan(Scan):
         rows = found.rows_R.numpy()
         hits = np.zeros(neurons, np.int16)
         hits[rows] = concept_hits(found.ids_RT, state.vocabulary.concept_V, self.count == "distinct").numpy()
-        concepts: list[str | None] = [None] * neurons
-        tokens: list[str | None] = [None] * neurons
-        for row, names, texts in _texts(found, state.vocabulary):
-            concepts[row], tokens[row] = names, texts
+        place_N = np.full(neurons, -1)
+        place_N[rows] = np.arange(len(rows))
+        places = pa.array(place_N, mask=place_N < 0)  # null: nothing was looked up
+        concepts, tokens = (column.take(places) for column in _texts(found.ids_RT, state.vocabulary))
         columns: dict[str, Any] = {
             "layer": pa.array([layer] * neurons, pa.int16()),
             "neuron": np.arange(neurons),
             "attention_layer": pa.array([attention_layer] * neurons, pa.int16()),
             "sign": np.full(neurons, sign),
             "hits": hits,
-            "concepts": pa.array(concepts, pa.string()),
-            "tokens": pa.array(tokens, pa.string()),
+            "concepts": concepts,
+            "tokens": tokens,
         }
         schema = tables.CONCEPT_SCAN
         return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
@@ -258,15 +259,30 @@ def _random_directions(anatomy: Anatomy) -> torch.Tensor:
     return vectors_KD.to(anatomy.device, wide_dtype(anatomy.dtype))
 
 
-def _texts(found: FirstTokens, vocabulary: Vocabulary) -> Iterator[tuple[int, str | None, str]]:
+def _texts(ids_RT: torch.Tensor, vocabulary: Vocabulary) -> tuple[pa.Array, pa.Array]:
     """Of each row: the concepts among its first tokens (null: none) and its very first tokens, as JSON lists."""
-    concept_RT = vocabulary.concept_V[found.ids_RT].tolist()
-    first_RS = found.ids_RT[:, :SHOWN_TOKENS].tolist()
-    for row, numbers_T, ids_S in zip(found.rows_R.tolist(), concept_RT, first_RS, strict=True):
-        numbers = dict.fromkeys(number for number in numbers_T if number != NO_CONCEPT)
-        names = ", ".join([vocabulary.names[number] for number in numbers])
-        tokens = ", ".join([vocabulary.shown[number] for number in ids_S])
-        yield row, f"[{names}]" if names else None, f"[{tokens}]"
+    concept_RT = vocabulary.concept_V[ids_RT]
+    first_RT = (concept_RT != NO_CONCEPT) & ~_seen_before(concept_RT)
+    concepts = _json_lists(vocabulary.names, concept_RT[first_RT], first_RT.sum(dim=1))
+    shown_RS = ids_RT[:, :SHOWN_TOKENS]
+    tokens = _json_lists(vocabulary.shown, shown_RS.flatten(), torch.full((len(shown_RS),), shown_RS.shape[1]))
+    return pc.if_else(pa.array(first_RT.any(dim=1).numpy()), concepts, pa.scalar(None, pa.string())), tokens
+
+
+def _seen_before(values_RT: torch.Tensor) -> torch.Tensor:
+    """Where a row had the same value further left: R T."""
+    ordered = values_RT.sort(dim=1, stable=True)
+    repeated_RT = torch.zeros_like(values_RT, dtype=torch.bool)
+    repeated_RT[:, 1:] = ordered.values[:, 1:] == ordered.values[:, :-1]
+    return torch.zeros_like(repeated_RT).scatter_(1, ordered.indices, repeated_RT)
+
+
+def _json_lists(texts: Sequence[str], numbers_n: torch.Tensor, lengths_R: torch.Tensor) -> pa.Array:
+    """JSON lists of some of ``texts`` (JSON themselves), ``lengths_R`` of them a row: R strings."""
+    offsets = np.concatenate([[0], lengths_R.cumsum(dim=0).numpy()]).astype(np.int32)
+    items = pa.array(texts, pa.string()).take(pa.array(numbers_n.numpy()))
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items), ", ")
+    return pc.binary_join_element_wise("[", joined, "]", "")
 
 
 def _as_json(texts: Sequence[str]) -> list[str]:

@@ -184,15 +184,15 @@ class NeuronScan(Scan):
         """Per prompt the layer's first neurons (ties: the lower number first), or all in order."""
         prompts, neurons = sides.importance[0].shape
         if self.keep_all:
-            chosen_Pk = torch.arange(neurons).expand(prompts, -1)
+            chosen_Pk = torch.arange(neurons, device=sides.importance[0].device).expand(prompts, -1)
         else:
             order = torch.sort(self._rank_key(sides), dim=1, descending=True, stable=True).indices
-            chosen_Pk = order[:, : self.top].cpu()
+            chosen_Pk = order[:, : self.top]
         values = {
-            name: values_PK.cpu().gather(1, chosen_Pk).flatten().numpy() for name, values_PK in sides.columns().items()
+            name: values_PK.gather(1, chosen_Pk).cpu().flatten().numpy() for name, values_PK in sides.columns().items()
         }
         prompt_n = np.repeat(np.arange(prompts), chosen_Pk.shape[1])
-        return prompt_rows("neuron", layer, chosen_Pk.flatten().numpy(), state.prompts, prompt_n, values)
+        return prompt_rows("neuron", layer, chosen_Pk.cpu().flatten().numpy(), state.prompts, prompt_n, values)
 
     def _rank_key(self, sides: Sides) -> torch.Tensor:
         """What a prompt's neurons are ranked by, in float32 as stored: the view does the same over all layers."""

@@ -1,0 +1,101 @@
+"""Log-probability increases of a layer's neurons: by moments where their shifts are small, else by exponentials.
+
+Moments are matrix products in place of one exponential for each token. The sum of logsumexp.py, where t = a * T_w is
+the shift of the target w, which has no share in it:
+
+    S = sum_v p_v (exp(a T_v - t) - 1) = m_0 (exp(-t) - 1) + exp(-t) * sum_(n >= 1) a^n / n! * m_n,
+    m_n = sum_(v != w) p_v T_v^n,
+
+and m_n for all prompts and neurons is one matrix product of probabilities and n-th powers. A neuron's reach, its
+largest |a T_v|, says how many moments it needs: N such that what is left out, reach^N / (N + 1)! of the first-order
+term, is within rounding. Most neurons of a language model need four or five, and only those that reach farther than
+SMALL are left to the exponentials.
+
+Shape legend: B prompts, K neurons, V vocabulary.
+"""
+
+import torch
+
+from mathinterp.forward.logsumexp import Base, neuron_increases_torch
+
+SMALL = 1.0  # largest reach: ten float32 products, about half of what the kernel takes on an H200
+ROUNDING = 8.0  # times the dtype's epsilon
+CPU_ELEMENTS, GPU_ELEMENTS = 2**22, 2**28  # directions of the neurons in hand
+
+
+def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
+    """Increases under shifts ``amounts[b, k] * directions[k]``: B K.
+
+    Neurons that shift no logit by much go by moments; the others, and all under a soft-cap, by exponentials: the kernel
+    on CUDA, torch elsewhere and for float64.
+    """
+    if base.softcap is not None:
+        return neuron_increases_torch(base, amounts_BK, directions_KV)
+    small_K = reach(amounts_BK, directions_KV) <= SMALL
+    if small_K.all():
+        return small_increases(base, amounts_BK, directions_KV)
+    if not small_K.any():
+        return _by_exponentials(base, amounts_BK, directions_KV)
+    result = torch.empty_like(amounts_BK)
+    result[:, small_K] = small_increases(base, amounts_BK[:, small_K], directions_KV[small_K])
+    result[:, ~small_K] = _by_exponentials(base, amounts_BK[:, ~small_K], directions_KV[~small_K])
+    return result
+
+
+def _by_exponentials(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
+    if directions_KV.is_cuda and directions_KV.dtype == torch.float32:
+        from mathinterp.forward.logsumexp_triton import fused_increases
+
+        return fused_increases(base, amounts_BK, directions_KV)
+    return neuron_increases_torch(base, amounts_BK, directions_KV)
+
+
+def reach(amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
+    """The largest shift of any logit that each neuron makes in any prompt: K."""
+    return amounts_BK.abs().amax(dim=0) * directions_KV.abs().amax(dim=1)
+
+
+def moments_needed(reach_K: torch.Tensor) -> torch.Tensor:
+    """How many moments each neuron takes: K."""
+    allowed = ROUNDING * torch.finfo(reach_K.dtype).eps
+    needed_K = torch.ones_like(reach_K, dtype=torch.int64)
+    count, left_out_K = 1, reach_K / 2
+    while (more_K := left_out_K > allowed).any():
+        count += 1
+        needed_K[more_K] = count
+        left_out_K = left_out_K * reach_K / (count + 1)
+    return needed_K
+
+
+def small_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
+    """As ``logsumexp.neuron_increases_torch``, for neurons whose reach is at most SMALL: B K; no soft-cap.
+
+    In blocks of neurons that need alike many moments.
+    """
+    assert base.softcap is None, "moments know no soft-cap"
+    others_BV = base.logprobs_BV.exp().scatter(1, base.target_B[:, None], 0.0)
+    needed_K = moments_needed(reach(amounts_BK, directions_KV))
+    order_K = needed_K.argsort(descending=True)
+    at_once = max(1, (GPU_ELEMENTS if directions_KV.is_cuda else CPU_ELEMENTS) // directions_KV.shape[1])
+    result = torch.empty_like(amounts_BK)
+    for block_k in order_K.split(at_once):
+        result[:, block_k] = _block(base, others_BV, amounts_BK[:, block_k], directions_KV[block_k], needed_K[block_k])
+    return result
+
+
+def _block(
+    base: Base, others_BV: torch.Tensor, amounts_BK: torch.Tensor, directions_KV: torch.Tensor, needed_K: torch.Tensor
+) -> torch.Tensor:
+    """Of some neurons, those that need most moments first."""
+    shift_BK = amounts_BK * directions_KV[:, base.target_B].T
+    raised_BK = torch.zeros_like(amounts_BK)
+    powers_KV, factor_BK = directions_KV.clone(), amounts_BK.clone()
+    for n in range(1, int(needed_K[0]) + 1):
+        count = int((needed_K >= n).sum())
+        powers_KV, factor_BK = powers_KV[:count], factor_BK[:, :count]
+        if n > 1:
+            powers_KV *= directions_KV[:count]
+            factor_BK *= amounts_BK[:, :count] / n
+        raised_BK[:, :count] += factor_BK * (others_BV @ powers_KV.T)
+    total_BK = others_BV.sum(dim=1, keepdim=True) * torch.expm1(-shift_BK) + torch.exp(-shift_BK) * raised_BK
+    return -total_BK.log1p()
