@@ -19,8 +19,8 @@ from torch import nn
 from mathinterp.forward.hooks import Edit, edited_input, edited_output
 from mathinterp.forward.lens import Lens, NormParts, norm_parts, written_values
 from mathinterp.forward.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases
-from mathinterp.forward.neuron_increases import neuron_increases
 from mathinterp.forward.neuron_ablation import NeuronMask, zeroed_neurons
+from mathinterp.forward.neuron_increases import neuron_increases
 from mathinterp.forward.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
