@@ -6,6 +6,7 @@ import torch
 
 from mathinterp.forward.edits import Edit, Replacement
 from mathinterp.forward.hooks import caught_input, caught_output, edited_input, zeroed_columns
+from mathinterp.forward.layers import record
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.replay import PackedEngine
 from mathinterp.forward.scores import Scores
@@ -158,3 +159,20 @@ def test_several_heads_at_once(anatomy: Anatomy) -> None:
     zero = Replacement.zero(anatomy, "head", 1)
     edits = [Edit.heads_of(1, [0, 2]), Edit.heads_of(1, [1, 2, 3])]
     assert_same(packed.run_edits(1, edits, zero), plain.run_edits(1, edits, zero))
+
+
+def test_calls_recorded_without_computing_layers_are_those_of_the_whole_pass(anatomy: Anatomy) -> None:
+    forest = PackedEngine(anatomy, PROMPTS).forest
+    packs, before = np.arange(forest.n_packs), anatomy.model(torch.tensor([PROMPTS[0].fed])).logits
+    seen: list[int] = []
+    whole = record(anatomy, forest, packs, lambda layer, _: seen.append(layer))
+    assert seen == list(range(anatomy.shape.n_layers))
+    with pytest.raises(AssertionError, match="never fired"), caught_output(anatomy.attention(1)):
+        idle = record(anatomy, forest, packs)
+    torch.testing.assert_close(idle.embedded_PND, whole.embedded_PND, rtol=0, atol=0)
+    for mine, expected in zip([*idle.layer, *idle.attention], [*whole.layer, *whole.attention], strict=True):
+        torch.testing.assert_close(
+            (mine.args, dict(mine.kwargs)), (expected.args, dict(expected.kwargs)), rtol=0, atol=0
+        )
+    assert not any(module._forward_pre_hooks for module in anatomy.model.modules())
+    torch.testing.assert_close(anatomy.model(torch.tensor([PROMPTS[0].fed])).logits, before, rtol=0, atol=0)

@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
-from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.store import Store, prompts_fingerprint
@@ -69,16 +70,22 @@ class Replica:
             )
         _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
         with loading_turn(LOADS_AT_ONCE):
-            loaded = self._load_model()
+            resolved = self._find_model()
+        ahead = compile_ahead(job.scan, resolved, job.prompts, job.device)
+        with loading_turn(LOADS_AT_ONCE):
+            loaded = self._load_model(resolved)
         loaded_at = time.time()
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
-        return {**job.scan.notes(self._state), **prepared}
+        return {**job.scan.notes(self._state), **ahead, **prepared}
 
-    def _load_model(self) -> LoadedModel:
+    def _find_model(self) -> ResolvedModel:
         resolved = resolve(self._job.spec, self._job.device)
         _require_same(f"model '{self._job.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        return resolved
+
+    def _load_model(self, resolved: ResolvedModel) -> LoadedModel:
         try:
             return load(resolved, self._job.device)
         except torch.cuda.OutOfMemoryError as error:

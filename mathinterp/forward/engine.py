@@ -51,6 +51,12 @@ def choose(asked: str, tree_mask: bool) -> str:
     return "plain" if asked == "plain" or not tree_mask else "packed"
 
 
+def pays_to_compile(device_type: str, prompts: Sequence[TokenizedPrompt], edits_in_all: int) -> bool:
+    """Whether the packed engine compiles layers for a scan of that many edits: on a GPU, if there is much to run."""
+    tokens = sum(len(prompt.fed) for prompt in prompts)
+    return device_type == "cuda" and tokens * edits_in_all > COMPILE_FROM_NODES
+
+
 def build_engine(
     anatomy: Anatomy,
     prompts: Sequence[TokenizedPrompt],
@@ -60,6 +66,7 @@ def build_engine(
     edits_per_batch: int = 16,
     edits_in_all: int = 16,
     max_tokens: int | None = None,
+    compiled: bool | None = None,
 ) -> Engine:
     """Make the engine and run its clean pass.
 
@@ -68,18 +75,20 @@ def build_engine(
         edits_per_batch: edits that a scan asks for at once.
         edits_in_all: edits of the whole scan; decides whether compiling pays.
         max_tokens: most token rows in one forward pass; None = by device.
+        compiled: whether the packed engine compiles layers; None = ``pays_to_compile``.
     """
     if choose(asked, anatomy.family.tree_mask) == "plain":
         rows = max_tokens or 8192
         return PlainEngine(anatomy, prompts, batch_size=max(1, rows // max(len(p.fed) for p in prompts)))
-    tokens = sum(len(p.fed) for p in prompts)
+    if compiled is None:
+        compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
     return PackedEngine(
         anatomy,
         prompts,
         private_from=private_from,
         edits_per_batch=edits_per_batch,
         max_tokens=max_tokens,
-        compiled=anatomy.device.type == "cuda" and tokens * edits_in_all > COMPILE_FROM_NODES,
+        compiled=compiled,
     )
 
 

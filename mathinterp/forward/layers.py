@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mathinterp.forward.parts import Idle, Twin
 from mathinterp.forward.tree import Forest
 from mathinterp.models.anatomy import Anatomy
 
@@ -107,7 +108,8 @@ def record(
 ) -> RecordedCalls:
     """Run the decoder once over ``packs`` and record the arguments of every layer and attention module.
 
-    ``observe`` is shown each layer's number and its input hidden states (P N D).
+    ``observe`` is shown each layer's number and its input hidden states (P N D). Without it only arguments are wanted,
+    which do not depend on hidden states: then neither attention nor MLPs are computed.
     """
     embedded: list[torch.Tensor] = []
 
@@ -118,9 +120,11 @@ def record(
             observe(layer, hidden)
 
     device = anatomy.device
-    attentions = [anatomy.attention(layer) for layer in range(anatomy.shape.n_layers)]
-    with recorded(list(anatomy.layers), see) as layer_calls, recorded(attentions) as attention_calls:
-        anatomy.decoder(
+    decoder = anatomy.decoder if observe is not None else idle_decoder(anatomy)
+    layers = list(getattr(decoder, anatomy.family.layers))
+    attentions = [getattr(layer, anatomy.family.attention) for layer in layers]
+    with recorded(layers, see) as layer_calls, recorded(attentions) as attention_calls:
+        decoder(
             input_ids=torch.from_numpy(forest.token_ids_PN[packs]).to(device),
             position_ids=torch.from_numpy(forest.depths_PN[packs]).to(device),
             attention_mask=tree_mask(anatomy, forest, packs),
@@ -128,6 +132,15 @@ def record(
         )
     assert len(layer_calls) == len(attention_calls) == anatomy.shape.n_layers, "a decoder layer did not run"
     return RecordedCalls(len(packs), embedded[0], layer_calls, attention_calls)
+
+
+def idle_decoder(anatomy: Anatomy) -> nn.Module:
+    """The decoder with attention and MLPs that pass on what they get; the model itself stays as it is."""
+    family = anatomy.family
+    layers = [
+        Twin(layer, {family.attention: Idle(as_tuple=True), family.mlp: Idle()}).module for layer in anatomy.layers
+    ]
+    return Twin(anatomy.decoder, {family.layers: nn.ModuleList(layers)}).module
 
 
 @contextmanager

@@ -29,6 +29,18 @@ class Known(nn.Module):
         return (output, None) if self.as_tuple else output
 
 
+class Idle(nn.Module):
+    """Gives its input back, for calls that are made for their arguments alone."""
+
+    def __init__(self, as_tuple: bool = False):
+        super().__init__()
+        self.as_tuple = as_tuple
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The input."""
+        return (hidden_states, None) if self.as_tuple else hidden_states
+
+
 class AtRows(nn.Module):
     """A projection computed at the rows it was given alone (R M, indices into N)."""
 

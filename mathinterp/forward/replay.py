@@ -10,6 +10,7 @@ input width.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
+COMPILER: str | Callable[..., Any] = "inductor"  # the backend of torch.compile
 
 
 class PackedEngine:
@@ -73,9 +75,10 @@ class PackedEngine:
         self._call_attention: Callable[..., torch.Tensor] = call_attention
         self._score_logits = score_logits
         if compiled:
-            self._call_layer = torch.compile(call_layer, dynamic=False)
-            self._call_attention = torch.compile(call_attention, dynamic=False)
-            self._score_logits = torch.compile(score_logits, dynamic=True)  # groups differ in their answers
+            self._call_layer = torch.compile(call_layer, dynamic=False, backend=COMPILER)
+            self._call_attention = torch.compile(call_attention, dynamic=False, backend=COMPILER)
+            # groups differ in their answers
+            self._score_logits = torch.compile(score_logits, dynamic=True, backend=COMPILER)
         self._after_attention = [known_twin(anatomy, layer) for layer in range(anatomy.shape.n_layers)]
         self._attention_at_answers = _attention_at_rows(anatomy, anatomy.shape.n_layers - 1)
         self._baseline: Scores | None = None
@@ -93,9 +96,11 @@ class PackedEngine:
         anatomy, forest = self.anatomy, self.forest
         shape = (anatomy.shape.n_layers, forest.n_packs, forest.pack_size, anatomy.shape.d_model)
         self.residual_LPND = torch.empty(shape, dtype=self.dtype, device=self._cache_device(math.prod(shape)))
-        self.calls = [record(anatomy, forest, group.packs, self._keeper(group)) for group in self.groups]
         if self._shape_matters:
+            self.calls = [record(anatomy, forest, group.packs) for group in self.groups]
             self._rerun_in_batches_of_edits()
+        else:
+            self.calls = [record(anatomy, forest, group.packs, self._keeper(group)) for group in self.groups]
 
     def _keeper(self, group: Group) -> Callable[[int, torch.Tensor], None]:
         def keep(layer: int, hidden_PND: torch.Tensor) -> None:
@@ -213,6 +218,11 @@ class PackedEngine:
             PlainEngine(self.anatomy, self.prompts).run_edits(layer, edits, replacement)
             raise
         return result
+
+    def compile_edits(self, edits: Sequence[Edit]) -> None:
+        """Run ``edits`` on the first group of packs: on a GPU that compiles all that ``run_edits`` would."""
+        layer = edits[0].layer
+        self._run(layer, edits, Replacement.zero(self.anatomy, edits[0].site, layer), self.groups[:1])
 
     def place(self, replacement: Replacement) -> PlacedReplacement:
         """``replacement`` laid out over packs x nodes."""

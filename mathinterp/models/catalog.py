@@ -19,11 +19,13 @@ from mathinterp.models.gguf_files import gguf_header, gguf_weights
 from mathinterp.models.loading import load_weights, prepare, quiet_transformers
 from mathinterp.models.random_shapes import (
     SHAPES,
+    build_random,
     llama_like_tokenizer,
     parse_random,
     random_config,
     random_fingerprint,
     random_model,
+    stand_in_config,
 )
 from mathinterp.models.sources import (
     ADAPTERS_FOLDER,
@@ -35,6 +37,7 @@ from mathinterp.models.sources import (
     known_adapters,
     read_json,
     smollm2_file,
+    weight_files,
 )
 
 DTYPES: dict[str, torch.dtype] = {
@@ -174,6 +177,23 @@ def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> Loade
         )
     model = prepare(model, resolved.label)
     return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
+
+
+def stand_in(resolved: ResolvedModel, device: torch.device | str) -> Anatomy:
+    """A random model of few layers in which every layer is as ``load`` will make it: what is compiled for one of them
+    serves the model itself. An adapter leaves no trace, because it is merged.
+    """
+    assert not resolved.spec.trust_remote_code, "a model's own code may build its layers in ways unknown here"
+    config, dtype = stand_in_config(resolved.config), DTYPES[resolved.dtype]
+    return Anatomy(prepare(build_random(config, 0, torch.device(device), dtype), resolved.label))
+
+
+def files_to_load(resolved: ResolvedModel) -> list[Path]:
+    """The large files that ``load`` will read."""
+    if resolved.source.kind == "random":
+        return []
+    location = resolved.source.location
+    return [location] if resolved.source.kind == "gguf" else weight_files(location)
 
 
 def resolve_dtype(dtype: str, device_type: str, bfloat16_supported: bool = True) -> str:

@@ -1,8 +1,10 @@
-"""Models of a known shape with random weights, for timing and planning only: their answers mean nothing.
+"""Models with random weights, for timing, planning and compiling only: their answers mean nothing.
 
-Knows published sizes and a tokenizer that cuts arithmetic prompts the way Llama-2's does; knows nothing about files.
+Knows published sizes, a tokenizer that cuts arithmetic prompts the way Llama-2's does, and how to stand in for a model
+with few layers of its kind; knows nothing about files.
 """
 
+import copy
 import hashlib
 import json
 import re
@@ -86,11 +88,30 @@ def random_fingerprint(shape: str, seed: int) -> str:
 
 def random_model(shape: str, seed: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Build the model directly on ``device`` in ``dtype``; the generators' states are left as they were."""
-    config = random_config(shape)
+    return build_random(random_config(shape), seed, device, dtype)
+
+
+def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model of ``config`` with its family's attention backend, freshly initialised on ``device``."""
     backend = family_of(config.model_type).attention_backend
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend)
+
+
+def stand_in_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy of ``config`` with only as many layers as show every kind: the first, each kind between, the last.
+
+    One layer between does for all where the config names no kinds (``layer_types``, as Gemma-2's windows in turn).
+    """
+    small = copy.deepcopy(config)
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    between = len(set(kinds[1:-1])) if kinds else 1
+    if config.num_hidden_layers > between + 2:
+        small.num_hidden_layers = between + 2
+        if kinds:
+            small.layer_types = [kinds[0], *dict.fromkeys(kinds[1:-1]), kinds[-1]]
+    return small
 
 
 def tokenizer_words() -> list[str]:

@@ -15,11 +15,12 @@ import pyarrow as pa
 import torch
 
 from mathinterp.errors import UserError
-from mathinterp.forward.edits import Replacement
-from mathinterp.forward.engine import Engine, build_engine, packing_deviation
+from mathinterp.forward.edits import Edit, Replacement
+from mathinterp.forward.engine import Engine, build_engine, choose, packing_deviation, pays_to_compile
 from mathinterp.forward.replay import PackedEngine
 from mathinterp.forward.scores import Scores
-from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.models.families import family_of
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Subject
 
@@ -74,6 +75,28 @@ class AblationScan(Scan):
         """Mean and resample ablation take their values from X_c."""
         return self.ablation != "zero"
 
+    def batches(self, shape: ModelShape) -> list[list[Edit]]:
+        """All edits of the scan, as the engine is asked for them at once; none for scans too small to compile."""
+        return []
+
+    def edits_per_batch(self, shape: ModelShape) -> int:
+        """Most edits that the engine is asked for at once."""
+        return max(map(len, self.batches(shape)), default=1)
+
+    def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
+        """The engine's own rule; the plain engine compiles nothing."""
+        packed = choose(self.engine, family_of(shape.model_type).tree_mask) == "packed"
+        return packed and pays_to_compile(device_type, prompts, sum(map(len, self.batches(shape))))
+
+    def compile_ahead(self, stand_in: Subject, shape: ModelShape) -> None:
+        """The passes of ``prepare``, and edits of each layer in every number that the scan asks for at once."""
+        engine = build_scan_engine(self, stand_in, self.edits_per_batch(shape), compiled=True)
+        assert isinstance(engine, PackedEngine)
+        engine.noise_floor(engine.baseline())
+        for edits in {len(edits): edits for edits in self.batches(shape)}.values():
+            for layer in range(stand_in.anatomy.shape.n_layers):
+                engine.compile_edits([dataclasses.replace(edit, layer=layer) for edit in edits])
+
 
 @dataclass
 class AblationState:
@@ -86,18 +109,24 @@ class AblationState:
     notes: dict[str, Any]
 
 
+def build_scan_engine(scan: AblationScan, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
+    """The engine that runs the scan's edits."""
+    return build_engine(
+        subject.anatomy,
+        subject.prompts,
+        asked=scan.engine,
+        private_from=private_from(scan, subject.prompts),
+        edits_per_batch=edits_per_batch,
+        max_tokens=subject.max_tokens,
+        compiled=compiled,
+    )
+
+
 def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
     """Clean pass, counterfactual pass where needed, and the run's noise: done once per replica."""
     anatomy, prompts = subject.anatomy, subject.prompts
-    engine = build_engine(
-        anatomy,
-        prompts,
-        asked=scan.engine,
-        private_from=private_from(scan, prompts),
-        edits_per_batch=edits_per_batch,
-        edits_in_all=edits_in_all,
-        max_tokens=subject.max_tokens,
-    )
+    compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
+    engine = build_scan_engine(scan, subject, edits_per_batch, compiled)
     counterfactual = None
     if scan.needs_counterfactuals:
         pairs = [dataclasses.replace(p, input_ids=_counterfactual_ids(p)) for p in prompts]

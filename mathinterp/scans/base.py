@@ -72,6 +72,18 @@ class Scan(ABC):
     def run(self, state: Any, shard: Shard) -> pa.Table:
         """Compute one shard's rows with the schema ``schemas[shard.table]``."""
 
+    def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
+        """Whether ``prepare`` and ``run`` compile the model's layers, so that ``compile_ahead`` saves time."""
+        return False
+
+    def compile_ahead(self, stand_in: Subject, shape: ModelShape) -> None:
+        """Compile all that this scan of a model of ``shape`` compiles, on ``stand_in``, few layers of the same kinds.
+
+        Called before the weights are loaded and only where ``compiles``; what is compiled stays in torch's cache,
+        which belongs to the functions and not to a model.
+        """
+        raise NotImplementedError(f"scan {self.name} compiles, but not ahead")
+
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Forward evaluations in a shard, for progress and planning only: one per prompt and intervention.
 

@@ -4,6 +4,7 @@ For each layer l and query head h, the head's slice of o_proj's input is replace
 model answers all prompts again. One row per (head, prompt, scored token); the unedited model's rows are the baseline.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -58,10 +59,22 @@ class HeadScan(AblationScan):
         """One for each (head, prompt)."""
         return len(shard.work.get("heads", [None])) * len(prompts)
 
+    def batches(self, shape: ModelShape) -> list[list[Edit]]:
+        """The heads of one layer in one file at once."""
+        return [
+            [Edit.heads_of(layer, [head]) for _, head in heads]
+            for file in cut_heads(self.chosen(shape))
+            for layer, heads in itertools.groupby(file, key=lambda head: head[0])
+        ]
+
+    def edits_per_batch(self, shape: ModelShape) -> int:
+        """By the model alone, so that a scan of some heads lays prompts out as one of all heads does."""
+        return most_at_once(shape.n_heads)
+
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
-        chosen = self.chosen(subject.anatomy.shape)
-        return prepare(self, subject, most_at_once(subject.anatomy.shape.n_heads), len(chosen))
+        shape = subject.anatomy.shape
+        return prepare(self, subject, self.edits_per_batch(shape), len(self.chosen(shape)))
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the shard's heads, each ablated by itself."""

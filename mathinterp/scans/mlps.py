@@ -56,9 +56,14 @@ class MlpScan(AblationScan):
         """One for each (layer, prompt)."""
         return len(shard.work.get("layers", [None])) * len(prompts)
 
+    def batches(self, shape: ModelShape) -> list[list[Edit]]:
+        """One MLP at a time."""
+        return [[Edit.mlp_of(layer)] for layer in self.chosen(shape)]
+
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
-        return prepare(self, subject, edits_per_batch=1, edits_in_all=len(self.chosen(subject.anatomy.shape)))
+        shape = subject.anatomy.shape
+        return prepare(self, subject, self.edits_per_batch(shape), len(self.chosen(shape)))
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the shard's layers, each MLP ablated by itself."""
