@@ -1,5 +1,6 @@
 """The arithmetic prompt sets: counts of method.md section 1, ranges, sampling, names, number words."""
 
+import itertools
 from collections import Counter, defaultdict
 
 import pytest
@@ -198,8 +199,19 @@ def test_limit_keeps_an_even_spread_over_operations_and_templates():
 def test_limit_gives_a_small_groups_surplus_to_the_others_and_spreads_inside_a_group():
     prompts = [Prompt(str(i), "x", "1", operation="add") for i in range(30)]
     prompts += [Prompt(f"s{i}", "x", "1", operation="sub") for i in range(2)]
-    limited = even_spread(prompts, 12)
-    assert [p.prompt_id for p in limited] == ["0", "3", "6", "9", "12", "15", "18", "21", "24", "27", "s0", "s1"]
+    chosen = [p.prompt_id for p in even_spread(prompts, 12)]
+    assert chosen[-2:] == ["s0", "s1"]
+    places = [int(name) for name in chosen[:-2]]
+    assert len(places) == 10
+    gaps = [b - a for a, b in itertools.pairwise([*places, 30])]
+    assert max(gaps) <= 4, "evenly spaced would be 3"
+
+
+def test_a_smaller_limit_takes_some_of_what_a_larger_one_takes():
+    sizes = [1, 2, 7, 40, 100, 160, 399, 400, 1_000, 1_600]
+    chosen = [{p.prompt_id for p in load_prompts("two_digit", limit=size)} for size in sizes]
+    assert [len(names) for names in chosen] == sizes
+    assert all(small < large for small, large in itertools.pairwise(chosen))
 
 
 @pytest.mark.parametrize("limit", [0, -3])

@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from mathinterp.errors import UserError
 from mathinterp.evaluation.numbers import final_number, same_number
 from mathinterp.evaluation.task_files import Document, TaskFile
+from mathinterp.models.anatomy import model_shape
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'lm-eval>=0.4.13' (or the extra mathinterp[evaluation])"
 MOST_ITEMS = 64  # in one batch
 LOGIT_BYTES = {"cuda": 4e9, "cpu": 1e9}  # what the logits of one batch may take: bytes, by device
+CACHE_BYTES = {"cuda": 16e9, "cpu": 2e9}  # what keys and values of one batch may take while text is generated
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Harness:
         plain_greedy(model, tokenizer)
         self.lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, softmax_dtype="float32")
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
+        shape = model_shape(model.config)
+        self._cached_bytes = 2 * shape.n_layers * shape.n_groups * shape.d_head * model.dtype.itemsize  # a token's
 
     def answer(self, task: TaskFile, items: Sequence[Document], examples: Sequence[Document]) -> list[Answer]:
         """The model's answers to ``items``, each after the same worked ``examples`` (none: asked directly).
@@ -108,9 +112,16 @@ class Harness:
         return ConfigurableTask(config=deepcopy(config))  # the harness adds to what it is given
 
     def batch_size(self, longest: int, task: TaskFile) -> int:
-        """Items in one batch: as many as the logits' memory allows, and of generated text a quarter of the tokens."""
-        longest += 0 if task.multiple_choice else task.config["generation_kwargs"]["max_gen_toks"]
-        tokens = LOGIT_BYTES[self.lm.device.type] / (8 * self._vocabulary)  # a logit and its log-softmax
+        """Items in one batch: as many as the memory for logits allows, for generated text that for keys and values.
+
+        Text is generated from the last token's logits alone.
+        """
+        device = self.lm.device.type
+        if task.multiple_choice:
+            tokens = LOGIT_BYTES[device] / (8 * self._vocabulary)  # a logit and its log-softmax
+        else:
+            longest += task.config["generation_kwargs"]["max_gen_toks"]
+            tokens = CACHE_BYTES[device] / self._cached_bytes
         return max(1, min(MOST_ITEMS, int(tokens / longest)))
 
     def _evaluate(self, built: "ConfigurableTask") -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ def _arguments(
     config: SftConfig, sampler: StepSampler, folder: str, device: torch.device, dtype: torch.dtype
 ) -> TrainingArguments:
     """What of the configuration is the Trainer's to do. The last step is always logged and saved (``_Watch``)."""
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=folder,
         max_steps=config.steps,
         per_device_train_batch_size=config.micro_batch,
@@ -182,6 +182,9 @@ def _arguments(
         ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,
     )
+    if arguments.n_gpu > 1:  # one process sees several GPUs: the Trainer would spread the model over all of them
+        arguments._n_gpu = 1  # there is no public way
+    return arguments
 
 
 class _Watch(TrainerCallback):
