@@ -81,15 +81,16 @@ def test_moments_are_the_direct_form(size: float) -> None:
     assert bool(small_K.all()) == (size <= 0.03), "all by moments"
     assert bool(small_K.any()) == (size <= 0.3), "some by moments"
     if small_K.any():
-        alone = small_increases(base, amounts[:, small_K], directions[small_K])
+        alone = small_increases(base, amounts, directions, small_K.nonzero()[:, 0])
         np.testing.assert_allclose(alone, expected[:, small_K], rtol=1e-9, atol=1e-13)
 
 
 def test_moments_in_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     base, amounts, directions = sure(torch.float64, 0.1)
-    whole = small_increases(base, amounts, directions)
+    every = torch.arange(len(directions))
+    whole = small_increases(base, amounts, directions, every)
     monkeypatch.setattr("mathinterp.forward.neuron_increases.CPU_ELEMENTS", 300)  # three neurons of 77 tokens
-    np.testing.assert_allclose(small_increases(base, amounts, directions), whole, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(small_increases(base, amounts, directions, every), whole, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 0.03, 0.3])
@@ -100,6 +101,15 @@ def test_moments_keep_five_digits_in_float32(size: float) -> None:
     found = neuron_increases(base, amounts, directions).double()
     for row, exact_row in zip(found, exact, strict=True):  # prompts' importances differ by powers of ten
         assert (row - exact_row).norm() / exact_row.norm() < 1e-5
+
+
+@pytest.mark.parametrize("where", ["amounts", "directions"])
+def test_what_is_not_a_number_stays_so(where: str) -> None:
+    base, amounts, directions = case(torch.float32, size=0.01)
+    {"amounts": amounts[2], "directions": directions[:, 5]}[where][7] = torch.nan
+    found = neuron_increases(base, amounts, directions)
+    assert found[:, 7].isnan().any()
+    assert not found.isnan().all(dim=0)[:7].any()
 
 
 def test_what_moments_leave_out_is_rounding_and_no_moment_is_too_many() -> None:

@@ -31,14 +31,14 @@ def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
     """
     if base.softcap is not None:
         return neuron_increases_torch(base, amounts_BK, directions_KV)
-    small_K = reach(amounts_BK, directions_KV) <= SMALL
-    if small_K.all():
-        return small_increases(base, amounts_BK, directions_KV)
-    if not small_K.any():
-        return _by_exponentials(base, amounts_BK, directions_KV)
+    small_K = reach(amounts_BK, directions_KV) <= SMALL  # not so where a number is NaN, which comes out as it is
     result = torch.empty_like(amounts_BK)
-    result[:, small_K] = small_increases(base, amounts_BK[:, small_K], directions_KV[small_K])
-    result[:, ~small_K] = _by_exponentials(base, amounts_BK[:, ~small_K], directions_KV[~small_K])
+    if small_K.any():
+        small_k = small_K.nonzero()[:, 0]
+        result[:, small_k] = small_increases(base, amounts_BK, directions_KV, small_k)
+    if not small_K.all():
+        large_k = (~small_K).nonzero()[:, 0]
+        result[:, large_k] = _by_exponentials(base, amounts_BK[:, large_k], directions_KV[large_k])
     return result
 
 
@@ -52,7 +52,8 @@ def _by_exponentials(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
 
 def reach(amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
     """The largest shift of any logit that each neuron makes in any prompt: K."""
-    return amounts_BK.abs().amax(dim=0) * directions_KV.abs().amax(dim=1)
+    lowest_K, highest_K = directions_KV.aminmax(dim=1)
+    return amounts_BK.abs().amax(dim=0) * torch.maximum(-lowest_K, highest_K)
 
 
 def moments_needed(reach_K: torch.Tensor) -> torch.Tensor:
@@ -67,19 +68,22 @@ def moments_needed(reach_K: torch.Tensor) -> torch.Tensor:
     return needed_K
 
 
-def small_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
-    """As ``logsumexp.neuron_increases_torch``, for neurons whose reach is at most SMALL: B K; no soft-cap.
+def small_increases(
+    base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor, neurons_k: torch.Tensor
+) -> torch.Tensor:
+    """As ``logsumexp.neuron_increases_torch``, of some neurons whose reach is at most SMALL: B k; no soft-cap.
 
-    In blocks of neurons that need alike many moments.
+    In blocks of neurons that need alike many moments: no more than two blocks' directions are held beside the given.
     """
     assert base.softcap is None, "moments know no soft-cap"
     others_BV = base.logprobs_BV.exp().scatter(1, base.target_B[:, None], 0.0)
-    needed_K = moments_needed(reach(amounts_BK, directions_KV))
-    order_K = needed_K.argsort(descending=True)
+    needed_k = moments_needed(reach(amounts_BK, directions_KV)[neurons_k])
+    order_k = needed_k.argsort(descending=True)
     at_once = max(1, (GPU_ELEMENTS if directions_KV.is_cuda else CPU_ELEMENTS) // directions_KV.shape[1])
-    result = torch.empty_like(amounts_BK)
-    for block_k in order_K.split(at_once):
-        result[:, block_k] = _block(base, others_BV, amounts_BK[:, block_k], directions_KV[block_k], needed_K[block_k])
+    result = amounts_BK.new_empty(len(amounts_BK), len(neurons_k))
+    for block in order_k.split(at_once):
+        chosen = neurons_k[block]
+        result[:, block] = _block(base, others_BV, amounts_BK[:, chosen], directions_KV[chosen], needed_k[block])
     return result
 
 
