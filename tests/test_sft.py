@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch.nn.functional import cross_entropy
+from transformers import TrainingArguments
 
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy, model_shape
@@ -384,6 +385,20 @@ def test_two_workers_train_what_one_trains(undisturbed, tmp_path):
         assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in expected_rows], rel=1e-6)
         assert held_out.loss == pytest.approx(alone.loss, abs=1e-12)
         assert replace(held_out, loss=alone.loss) == alone
+
+
+class SeesTwo(TrainingArguments):
+    """As on a machine with two GPUs."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._n_gpu = 2
+
+
+def test_one_process_that_sees_two_gpus_trains_on_one(undisturbed, monkeypatch):
+    monkeypatch.setattr("mathinterp.tuning.sft.TrainingArguments", SeesTwo)
+    weights, _ = run_loop()
+    assert_close(weights, undisturbed[0], 0)
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run():
