@@ -31,6 +31,7 @@ def job_service() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")  # else the head waits 30 s for what jobs left behind
         # A job's entry point is `python`: without this, some other one where the environment is not activated.
         patch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
         with open(Path(folder) / "start.log", "w") as log:

@@ -252,3 +252,19 @@ def test_a_cluster_without_replicas_ends_in_one_line(tmp_path, tiny_folder, monk
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
     assert "no replica is left to run 2 shards" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["scan", "heads"], "--store 'results'"),
+        (["tune", "precise", "--data", "d", "--store", "memory://s", "--out", "./tuned"], "--out 'tuned'"),
+        (["tune", "lora", "--data", "d", "--store", "/s", "--out", "/tuned", "--storage", "c"], "--storage 'c'"),
+    ],
+)
+def test_a_job_keeps_nothing_in_the_folder_it_was_uploaded_to(tmp_path, monkeypatch, words, option):
+    folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert_one_line(run(*words), option, "give a full path or an s3:// or gs:// URL")
+    assert list(folder.iterdir()) == []

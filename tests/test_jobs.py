@@ -1,17 +1,30 @@
-"""The head scan's job script, submitted to a real head node: rows in the store, exit codes, what the log says."""
+"""The job scripts, submitted to a real head node: rows in the store, exit codes, what the log says."""
 
 import io
+import json
 import re
+import runpy
 
 import pytest
+from click.testing import CliRunner
 
-from mathinterp.cluster.submit import submit
+from mathinterp.cli.main import main
+from mathinterp.cluster.submit import checkout, submit
 from mathinterp.store import Store
 from tests.job_service import job_service
 
 pytestmark = pytest.mark.ray
 
-SCRIPT = "ray_jobs/head_scan.py"
+COMMANDS = {
+    "head_scan": ["scan", "heads"],
+    "path_scan": ["scan", "paths"],
+    "neuron_scan": ["scan", "neurons"],
+    "concept_scan": ["scan", "concepts"],
+    "pipeline": ["pipeline"],
+    "precise_sft": ["tune", "precise"],
+    "lora_sweep": ["tune", "sweep"],
+    "evaluate": ["evaluate"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,17 +33,30 @@ def address():
         yield running
 
 
-def run_job(address: str, arguments: list[str]) -> tuple[int, str, list[str]]:
+def run_job(address: str, name: str, arguments: list[str]) -> tuple[int, str, list[str]]:
     """Exit code, the job's log, and what the submitter was told, one after the other."""
     log, told = io.StringIO(), []
-    code = submit(SCRIPT, arguments, address, output=log, announce=told.append)
+    code = submit(f"ray_jobs/{name}.py", arguments, address, output=log, announce=told.append)
     return code, log.getvalue(), told
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_job_is_its_command_on_the_cluster_it_runs_on(name, monkeypatch):
+    given: list[list[str]] = []
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--json"])
+    monkeypatch.setattr(main, "main", given.append)
+    runpy.run_path(str(checkout() / "ray_jobs" / f"{name}.py"), run_name="__main__")
+    monkeypatch.undo()
+    assert given == [[*COMMANDS[name], "--address", "auto", "--json"]]
+    shown = CliRunner().invoke(main, [*given[0], "--help"])
+    assert shown.exit_code == 0
+    assert f"{' '.join(COMMANDS[name])} [OPTIONS]" in shown.output
 
 
 def test_the_head_scan_job_fills_the_store(address, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     url = str(tmp_path / "store")
-    code, log, told = run_job(address, ["--limit", "8", "--layers", "0", "--store", url])
+    code, log, told = run_job(address, "head_scan", ["--limit", "8", "--layers", "0", "--store", url])
     assert code == 0, (told, log)
     store = Store(url)
     (run,) = store.rows("SELECT * FROM runs")
@@ -49,10 +75,34 @@ def test_the_head_scan_job_fills_the_store(address, tmp_path, monkeypatch):
 
 def test_a_bad_argument_fails_the_job_with_one_line(address, tmp_path):
     store = tmp_path / "store"
-    code, log, told = run_job(address, ["--layers", "0", "--ablation", "half", "--store", str(store)])
+    code, log, told = run_job(address, "head_scan", ["--layers", "0", "--ablation", "half", "--store", str(store)])
     assert code == 1
     assert "exit code 2" in told[-1]
     (line,) = [line for line in log.splitlines() if line.startswith("mathinterp: ")]
     assert "half" in line
     assert "Traceback" not in log
     assert not store.exists()
+
+
+def test_the_fine_tuning_job_trains(address, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data, out, url = tmp_path / "data.jsonl", tmp_path / "tuned", str(tmp_path / "store")
+    lines = [{"text": f"{n} plus 5 is", "answer": str(n + 5), "operation": "add"} for n in range(20, 28)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--heads", "0.6", "--data", str(data), "--out", str(out), "--store", url, "--json"]
+    words += ["--steps", "2", "--batch", "4", "--log-every", "1"]
+    code, log, told = run_job(address, "precise_sft", words)
+    assert code == 0, (told, log)
+    (run,) = Store(url).rows("SELECT * FROM runs")
+    assert (run["scan"], run["status"]) == ("tune_precise", "finished")
+    assert [row["step"] for row in Store(url).rows("SELECT step FROM tuning_runs ORDER BY step")] == [1, 2]
+    assert (out / "adapter_model.safetensors").is_file()
+    assert '"trained_now": true' in log
+
+
+def test_results_in_the_folder_that_ray_deletes_are_refused(address, tmp_path):
+    code, log, told = run_job(address, "lora_sweep", ["--store", str(tmp_path / "store"), "--out", "swept"])
+    assert code == 1
+    assert "exit code 2" in told[-1]
+    (line,) = [line for line in log.splitlines() if line.startswith("mathinterp: ")]
+    assert "--out 'swept' is in the folder that Ray unpacked for this job and deletes after it" in line

@@ -5,13 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
-from mathinterp.report.figures import draw
+from mathinterp.report.figures import draw, save
 from mathinterp.report.page import write_report
 from mathinterp.store import Store
-from tests.small_store import fill, prompt
+from tests.small_store import fill, open_run, prompt
 
 PROMPTS = [prompt("p0", "add"), prompt("p1", "sub")]
 BASELINE = [{"prompt_id": "p0", "correct": True}, {"prompt_id": "p1", "correct": True}]
@@ -60,6 +61,21 @@ def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[S
     other = fill(store, PROMPTS, BASELINE, mlps=[{"layer": 0, "prompt_id": "p0"}], scan="mlps")
     with pytest.raises(UserError, match="scan of mlps, which has no figure"):
         draw(store, other)
+
+
+def test_an_unfinished_run_is_left_out_unless_named(head_store: tuple[Store, str], tmp_path: Path) -> None:
+    store, run = head_store
+    stopped = open_run(store, ["chain_scan/00000"], scan="chain")
+    written = write_report(store, tmp_path / "page")
+    assert [path.name for path in written.figures] == [f"heads-{run}.png", f"heads-{run}.svg"]
+    with pytest.raises(UserError, match=f"run {stopped.run_id} has no chain"):
+        write_report(store, tmp_path / "other", [stopped.run_id])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_dot_in_a_figures_name_is_no_suffix(tmp_path: Path) -> None:
+    written = save(Figure(), tmp_path / "graph-1.5")
+    assert [path.name for path in written] == ["graph-1.5.png", "graph-1.5.svg"]
 
 
 def test_the_command_says_where_the_page_is(head_store: tuple[Store, str], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import requests
 
 from mathinterp.cluster import submit as submitting
 from mathinterp.cluster.submit import checkout, measure_upload, submit
@@ -59,6 +60,36 @@ def test_the_projects_own_upload_is_small_enough():
     names = {name for name, _ in upload.files}
     assert "mathinterp/cluster/run.py" in names
     assert not any(name.startswith(".") for name in names)
+
+
+def test_ray_job_submit_itself_uploads_nothing_hidden():
+    upload = measure_upload(checkout(), excludes=())
+    upload.check()
+    parts = {part for name, _ in upload.files for part in Path(name).parts}
+    assert not [part for part in parts if part.startswith(".") or part.endswith(".egg-info")]
+
+
+class VanishingCluster:
+    """A job service that takes a job and is gone."""
+
+    def submit_job(self, **job) -> str:
+        return "raysubmit_1"
+
+    async def tail_job_logs(self, job):
+        yield "first line\n"
+
+    def get_job_info(self, job):
+        raise requests.exceptions.ConnectionError("Connection aborted.")
+
+
+def test_a_cluster_that_vanishes_is_told_in_one_line(project, monkeypatch):
+    monkeypatch.setattr(submitting, "_client", lambda address: VanishingCluster())
+    output, told = io.StringIO(), []
+    code = submit("jobs/job.py", [], "http://c:8265", working_dir=project, output=output, announce=told.append)
+    assert code == 1
+    assert output.getvalue() == "first line\n"
+    assert told[1].startswith("lost touch with the cluster at http://c:8265 (Connection aborted.); job raysubmit_1 may")
+    assert "ray job logs raysubmit_1 --address http://c:8265" in told[1]
 
 
 def test_mistakes_are_user_errors(project):

@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from mathinterp.cli.options import (
     cluster_options,
     json_option,
     model_options,
+    out_folder,
     parse_layers,
     prompt_options,
     require_one,
     store_option,
 )
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 @click.option("--top", default=10, show_default=True, help="Neurons and reads kept of a prompt's stage.")
 @click.option("--target", default="predicted", show_default=True, help="The token explained: predicted or gold.")
 @click.option("--operation", default="all", show_default=True, help="Which one to show, of several prompts.")
-@click.option("--out", default=None, metavar="FOLDER", help="Also draw the chain there, as PNG and SVG.")
+@click.option(
+    "--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw the chain there, as PNG and SVG."
+)
 @store_option()
 @cluster_options()
 @json_option()
@@ -72,17 +76,20 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
     require_one(heads, layers)
     if sentence is None and (answer is not None or separator is not None):
         raise UserError("--answer and --separator belong to --sentence; a prompt file has fields of those names")
-    chosen = ChainScan(parse_ranking(heads) if heads else None, parse_layers(layers), n_heads, top, target)
+    chosen = ChainScan(None if heads is None else parse_ranking(heads), parse_layers(layers), n_heads, top, target)
     if sentence is None:
+        _check_operation(operation, options)
         run = run_chosen(chosen, **options)
     else:
+        _check_alone()
         run = _run_sentence(chosen, sentence, answer, separator, options)
     store = Store(run.store)
     summary = summarize_chain(store, run.run_id, operation) if run.complete else None
     drawn: list[Path] = []
     if summary is not None and out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
-        drawn = save(chain_figure(store, run.run_id, operation), Path(out) / f"chain-{run.run_id}-{operation}")
+        name = f"chain-{run.run_id}-{file_name(operation)}"
+        drawn = save(chain_figure(store, run.run_id, operation), Path(out) / name)
     if as_json:
         told = {"title": summary.title, "chain": summary.table, "verdict": summary.verdict} if summary else {}
         print_json({**run_json(run), **told, "figures": [str(path) for path in drawn]})
@@ -96,6 +103,27 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
         print_run(run)
     if run.failed or not run.complete:
         sys.exit(1)
+
+
+def _check_operation(operation: str, options: dict[str, Any]) -> None:
+    """Raise UserError, before the work, for an operation that no prompt has."""
+    from mathinterp.prompts import load_prompts
+
+    prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
+    known = sorted({prompt.operation for prompt in prompts if prompt.operation is not None})
+    if operation not in ("all", *known):
+        raise UserError(f"--operation '{operation}': the prompts have all, {', '.join(known)}")
+
+
+def _check_alone() -> None:
+    """Raise UserError if --sentence comes with what only a set of prompts has."""
+    context = click.get_current_context()
+    for name, option in (
+        ("prompt_name", "--prompts"), ("limit", "--limit"), ("seed", "--seed"), ("operation", "--operation"),
+        ("replicas", "--replicas"),
+    ):  # fmt: skip
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise UserError(f"{option} belongs to --prompts; --sentence is one sentence, on one replica")
 
 
 def _run_sentence(

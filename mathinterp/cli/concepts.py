@@ -77,7 +77,7 @@ def concepts(
         read_concepts(concept_file),
         1 if top is None else top,
         parse_layers(layers),
-        parse_layers(attention_layers),
+        parse_layers(attention_layers, "--attention-layers"),
         into,
         sign,
         count,

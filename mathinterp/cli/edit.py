@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import cluster_options, json_option, model_options, store_option
+from mathinterp.cli.options import cluster_options, json_option, model_options, out_folder, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.errors import UserError
@@ -32,7 +32,9 @@ DEFAULT_TOP = 18
     "--text", type=click.Path(path_type=Path), default=None,
     help="Plain text for the perplexity, passages separated by blank lines; default: short pieces that come along.",
 )  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the edited model.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, callback=out_folder, help="Folder for the edited model."
+)
 @store_option()
 @cluster_options()
 @json_option()
@@ -55,12 +57,18 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
     from mathinterp.prompts.passages import encode_passages, read_passages
     from mathinterp.scans.gender import GenderNeuronScan
     from mathinterp.scans.neuron_edit import NeuronEditScan
+    from mathinterp.store import Store
     from mathinterp.tuning.edit import check_free, export_edited
 
     spec = ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
     if out is not None:
         check_free(out)
     resolved = resolve(spec)
+    if top > resolved.shape.n_layers * resolved.shape.n_neurons:
+        raise UserError(
+            f"--top {top}: {resolved.label} has only {resolved.shape.n_layers * resolved.shape.n_neurons} neurons"
+        )
+    Store(options["store"])  # refuses what is no store before Ray starts
     _check_words(contrast_prompts() + bias_prompts(), resolved.tokenizer, resolved.label)
     passages = encode_passages(read_passages(text), resolved.tokenizer)
     with connection(options["address"]):
@@ -109,8 +117,6 @@ def _first(found: "RunSummary", top: int) -> tuple[tuple[int, int], ...]:
     rows = Store(found.store).rows(
         f"SELECT layer, neuron FROM gender_neurons WHERE run_id = '{found.run_id}' AND rank <= {top} ORDER BY rank"
     )
-    if len(rows) < top:
-        raise UserError(f"--top {top}: the model has only {len(rows)} neurons")
     return tuple((row["layer"], row["neuron"]) for row in rows)
 
 

@@ -1,17 +1,26 @@
 """``mathinterp scan graph``: prediction-enhancing graphs (paper A, section 4.3) and their causal check (Table 6)."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.options import (
+    cluster_options,
+    json_option,
+    model_options,
+    out_folder,
+    prompt_options,
+    store_option,
+)
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 
 DEFAULT_KS = (99, 50, 30, 20, 10)  # paper A's Table 6
+SHOWN_NAMES = 5
 
 
 @click.command()
@@ -32,7 +41,9 @@ DEFAULT_KS = (99, 50, 30, 20, 10)  # paper A's Table 6
     "--control-seeds", "seeds", type=int, default=3, show_default=True, help="Random neurons zeroed as controls."
 )
 @click.option("--show", "graph", default=None, metavar="GRAPH", help="Prompt id or operation to show and draw.")
-@click.option("--out", default=None, metavar="FOLDER", help="Also draw that graph there, as PNG and SVG.")
+@click.option(
+    "--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw that graph there, as PNG and SVG."
+)
 @store_option()
 @cluster_options()
 @json_option()
@@ -68,6 +79,9 @@ def graph(source: str, by: str, top: int, measure: str, edges: str, ks: str, see
     chosen = NeuronGraphScan(
         nodes, by, top, measure, strongest, above, DEFAULT_KS if chosen_ks is None else chosen_ks, seeds
     )
+    names = [each.graph for each in nodes.graphs]
+    if graph is not None and graph not in names:
+        raise UserError(f"--show '{graph}': there is no such graph; there are {', '.join(names[:SHOWN_NAMES])} ...")
     run = run_chosen(chosen, **options)
     store = Store(run.store)
     summary = summarize_graph(store, run.run_id, graph) if run.complete else None
@@ -75,7 +89,7 @@ def graph(source: str, by: str, top: int, measure: str, edges: str, ks: str, see
     if summary is not None and out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         name = graph_name(store, run.run_id, graph)
-        drawn = save(graph_figure(store, run.run_id, graph), Path(out) / f"graph-{run.run_id}-{_file_name(name)}")
+        drawn = save(graph_figure(store, run.run_id, graph), Path(out) / f"graph-{run.run_id}-{file_name(name)}")
     if as_json:
         told = {"graph": summary.graph, "root": summary.root, "edges": summary.edges, "check": summary.check,
                 "agreement": summary.agreement} if summary else {}  # fmt: skip
@@ -115,13 +129,8 @@ def _parse_edges(text: str) -> tuple[int | None, float]:
     try:
         if kind == "top":
             return int(number), 0.0
-        if kind == "above":
+        if kind == "above" and math.isfinite(float(number)):
             return None, float(number)
     except ValueError:
         pass
     raise UserError(f"--edges '{text}' cannot be read; write top:60, above:0.5 or all")
-
-
-def _file_name(text: str) -> str:
-    """``text`` with what a file's name may not hold replaced."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)

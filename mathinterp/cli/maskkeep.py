@@ -64,7 +64,7 @@ def maskkeep(
     for name, value, known in (("cases", cases, CASES), ("scoring", scoring, SCORINGS)):
         if value not in known:
             raise UserError(f"--{name} '{value}' is not known; take one of {', '.join(known)}")
-    numbers, deep = _parse_ks(ks), parse_layers(deep_layers)
+    numbers, deep = _parse_ks(ks), parse_layers(deep_layers, "--deep-layers")
     store = Store(options["store"])
     ranked = neuron_run(store, source)
     names = ("model", "adapter", "dtype", "trust_remote_code")

@@ -1,6 +1,9 @@
 """Options that several commands share, and how their text becomes values."""
 
+import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -8,7 +11,10 @@ import click
 from mathinterp.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Place = TypeVar("Place", str, os.PathLike[str], None)
 DEFAULT_STORE = "results"
+UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
+MOST_LAYERS = 10_000  # more than any model has
 
 
 def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
@@ -28,6 +34,44 @@ def _known_engine(context: click.Context, parameter: click.Parameter, value: str
 
     if value not in ENGINES:
         raise UserError(f"--engine '{value}' is not known; take one of {', '.join(ENGINES)}")
+    return value
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers in a range; inf and nan are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error for anything else."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
+
+
+ABOVE_0 = FiniteRange(min=0, min_open=True)
+
+
+def lasting(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
+    """Refuse a place in the folder that a Ray job runs in: Ray deletes that one some time after the job."""
+    if value is not None and "://" not in str(value) and UPLOADS in Path(value).expanduser().resolve().parts:
+        raise UserError(
+            f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
+            " give a full path or an s3:// or gs:// URL"
+        )
+    return value
+
+
+def out_folder(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
+    """Refuse, before the work, a folder that could not be written after it: in a file, or without permission."""
+    lasting(context, parameter, value)
+    if value is None or "://" in str(value):
+        return value
+    above = Path(value).expanduser().absolute()
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "may not be written to" if above.is_dir() else "is a file"
+        raise UserError(f"{parameter.opts[0]} '{value}' cannot be made: '{above}' {reason}; give another folder")
     return value
 
 
@@ -57,7 +101,10 @@ def prompt_options() -> Callable[[Command], Command]:
                 "--prompts", "prompt_name", default="two_digit", show_default=True,
                 help="Prompt set, JSON-lines file, or svamp:PATH and the like; see 'mathinterp prompts --list'.",
             ),
-            click.option("--limit", type=int, default=None, help="At most so many prompts, spread over the templates."),
+            click.option(
+                "--limit", type=click.IntRange(min=1), default=None,
+                help="At most so many prompts, spread over the templates.",
+            ),
             click.option(
                 "--seed", type=click.IntRange(min=0), default=0, show_default=True,
                 help="Seed of the prompts' operands.",
@@ -69,8 +116,9 @@ def prompt_options() -> Callable[[Command], Command]:
 def store_option() -> Callable[[Command], Command]:
     """--store."""
     return click.option(
-        "--store", default=DEFAULT_STORE, show_default=True, help="Results: a folder, or an s3:// or gs:// URL."
-    )
+        "--store", default=DEFAULT_STORE, show_default=True, callback=lasting,
+        help="Results: a folder, or an s3:// or gs:// URL.",
+    )  # fmt: skip
 
 
 def cluster_options() -> Callable[[Command], Command]:
@@ -78,8 +126,12 @@ def cluster_options() -> Callable[[Command], Command]:
     return apply(
         [
             click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
-            click.option("--replicas", type=int, default=None, help="Default: one a GPU, else one a CPU core."),
-            click.option("--gpus-per-replica", type=float, default=None, help="1, a fraction, or 0 for CPU."),
+            click.option(
+                "--replicas", type=click.IntRange(min=1), default=None, help="Default: one a GPU, else one a CPU core."
+            ),
+            click.option(
+                "--gpus-per-replica", type=FiniteRange(min=0), default=None, help="1, a fraction, or 0 for CPU."
+            ),
         ]
     )  # fmt: skip
 
@@ -111,7 +163,7 @@ def json_option() -> Callable[[Command], Command]:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
+def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] | None:
     """ "0-3,17" -> (0, 1, 2, 3, 17); raises UserError for anything else."""
     if text is None:
         return None
@@ -119,8 +171,11 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise UserError(f"--layers '{text}' cannot be read; write it like 0-3,17")
-        layers += range(int(low), int(high if dash else low) + 1)
+            raise UserError(f"{option} '{text}' cannot be read; write it like 0-3,17")
+        last = int(high if dash else low)
+        if last >= MOST_LAYERS:
+            raise UserError(f"{option} '{text}': no model has a layer {last}")
+        layers += range(int(low), last + 1)
     return tuple(sorted(set(layers)))
 
 

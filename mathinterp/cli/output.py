@@ -53,6 +53,11 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def file_name(text: str) -> str:
+    """``text`` with what a file's name may not hold replaced."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
+
+
 def print_sql_hint(store: str, queries: Sequence[str]) -> None:
     """Where the results are, and the SQL to go on with."""
     console.print(f"Results: {store}", highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from mathinterp.cli.knockout import parse_ks
 from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_chosen
+from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.report.pipeline import PipelineAnswer, PipelineRuns
@@ -68,13 +69,15 @@ def pipeline(
     from mathinterp.scans.paths import PathScan
     from mathinterp.store import Store
 
+    store = Store(options["store"])
     paths = PathScan(effect=effect)
     knockout = KnockoutScan(ablation=ablation, ranking=((0, 0),), seeds=control_seeds)
     others = tuple(dict.fromkeys(name for name in transfer if name and name != options["prompt_name"]))
     knockout = _checked(paths, knockout, parse_ks(ks), others, options)
+    if top > len(knockout.ranking):
+        raise UserError(f"--top {top}: the model has only {len(knockout.ranking)} heads")
     with connection(options["address"]):
         runs = _run_stages(paths, knockout, others, top, options)
-    store = Store(options["store"])
     answer = answer_pipeline(store, runs)
     for warning in answer.warnings:
         logger.warning(warning)

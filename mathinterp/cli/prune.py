@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import parse_layers
+from mathinterp.cli.options import ABOVE_0, out_folder, parse_layers
 from mathinterp.cli.output import print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.cli.sweep import lora_options, read_samples, resolve_lora_base, run_prompts, say_where, training
+from mathinterp.cli.tuning import check_gpus
+from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mathinterp.tuning.sft_ray import TuningResult
 
 Neurons = tuple[tuple[int, int], ...]
+LORA, TRAINING = "lora", "training"  # what the first training leaves in OUT
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,13 @@ class Plan:
 @click.option("--deep", default=None, help="Layers to prune, for example 17-31; default by depth (17-31 of 32).")
 @click.option("--top", type=click.IntRange(min=1), default=None,
               help="Neurons a case keeps; default: the share 500 is of 165,120.")  # fmt: skip
-@click.option("--lr", type=float, default=5e-4, show_default=True, help="Peak learning rate of every LoRA.")
+@click.option("--lr", type=ABOVE_0, default=5e-4, show_default=True, help="Peak learning rate of every LoRA.")
 @click.option("--control-seeds", type=click.IntRange(min=0), default=1, show_default=True,
               help="Draws of random neurons; each trains a LoRA of its own.")  # fmt: skip
-@click.option("--workers", type=int, default=1, show_default=True, help="Data-parallel workers of a training.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Data-parallel workers of a training.")  # fmt: skip
 @click.option("--gpu/--cpu", "gpu", default=None, help="Of the trainings; default: GPUs if there are enough.")
-@click.option("--storage", default=None, help="Checkpoints: folder or URI; default inside OUT.")
+@click.option("--storage", default=None, callback=out_folder, help="Checkpoints: folder or URI; default inside OUT.")
 @lora_options()
 def prune(
     layer: int | None, deep: str | None, top: int | None, lr: float, control_seeds: int, workers: int,
@@ -75,18 +79,24 @@ def prune(
       mathinterp tune prune --epochs 1 --out pruned
       mathinterp tune prune --model smollm2 --target gold --case-limit 100 --out pruned
     """
-    from mathinterp.cluster.ray_cluster import connection
+    from mathinterp.cluster.ray_cluster import connection, existing_cluster
     from mathinterp.prompts import load_prompts
+    from mathinterp.store import Store
     from mathinterp.tuning.depth import deep_layers, lora_layer
     from mathinterp.tuning.prune import default_top, random_kept
 
+    if not existing_cluster(options["address"]):
+        check_gpus(gpu, workers)
     if gpu is False and options["gpus_per_replica"] is None:
         options["gpus_per_replica"] = 0.0
     resolved, spec = resolve_lora_base(options)
     shape = resolved.shape
-    chosen_deep = deep_layers(shape.n_layers) if deep is None else parse_layers(deep) or ()
+    chosen_deep = deep_layers(shape.n_layers) if deep is None else parse_layers(deep, "--deep") or ()
     for each in (*chosen_deep, *(() if layer is None else (layer,))):
         shape.check_layer(each)
+    if top is not None and top >= len(chosen_deep) * shape.n_neurons:
+        raise UserError(f"--top {top} keeps all {len(chosen_deep) * shape.n_neurons} neurons of the deep layers")
+    Store(options["store"])  # refuses what is no store before anything trains
     samples = read_samples(options, resolved)
     fitting = {"workers": workers, "gpu": gpu, "storage": storage}
     plan = Plan(
@@ -99,8 +109,9 @@ def prune(
         f"LoRA on layer {plan.layer}; layers {chosen_deep[0]} to {chosen_deep[-1]} keep {plan.top} neurons a case",
         err=True,
     )
+    check_own(plan.out)
     with connection(options["address"]):
-        lora = train_lora(plan, plan.spec, plan.resolved, "lora")
+        lora = train_lora(plan, plan.spec, plan.resolved, LORA)
         compared = compare(plan, lora)
         kept = kept_neurons(plan, compared)
         click.echo(f"{len(kept):,} of {len(chosen_deep) * shape.n_neurons:,} neurons are kept", err=True)
@@ -110,6 +121,13 @@ def prune(
     show(plan, compared, scored, len(kept))
     if scored.failed or not scored.complete:
         sys.exit(1)
+
+
+def check_own(out: Path) -> None:
+    """Raise UserError if ``out`` holds something that is not of an earlier call."""
+    held = [path.name for path in out.iterdir()] if out.exists() else []
+    if held and not {LORA, TRAINING}.intersection(held):
+        raise UserError(f"--out '{out}' exists and holds something else; give a new folder")
 
 
 def train_lora(plan: Plan, spec: "ModelSpec", resolved: "ResolvedModel", name: str) -> "TuningResult":
@@ -126,8 +144,7 @@ def train_lora(plan: Plan, spec: "ModelSpec", resolved: "ResolvedModel", name: s
         job=job, model=spec, model_fingerprint=resolved.fingerprint, samples=plan.samples, held_out=(),
         config=plan.config, data_label=options["data"], store_url=options["store"],
     )  # fmt: skip
-    plan.out.mkdir(parents=True, exist_ok=True)
-    storage = options["storage"] or str(plan.out / "training")
+    storage = options["storage"] or str(plan.out / TRAINING)
     try:
         return fit(
             named(tuning, resolved), workers=options["workers"], gpu=options["gpu"], out=plan.out / name,
@@ -200,7 +217,6 @@ def _check_same(folder: Path, fingerprint: str, kept: Any) -> None:
     """Raise UserError if a folder of an earlier call holds another pruned model."""
     import json
 
-    from mathinterp.errors import UserError
     from mathinterp.tuning.edit import ABOUT_FILE
 
     found = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import click
 
-from mathinterp.cli.options import json_option, store_option
+from mathinterp.cli.options import json_option, out_folder, store_option
 from mathinterp.cli.output import console, print_json
 
 
 @click.command()
 @click.option("--run", "run_ids", multiple=True, help="Run to draw; may be repeated. Default: all that can be drawn.")
 @store_option()
-@click.option("--out", default="report", show_default=True, help="Folder for the page and the figures.")
+@click.option(
+    "--out", default="report", show_default=True, callback=out_folder, help="Folder for the page and the figures."
+)
 @json_option()
 def report(run_ids: tuple[str, ...], store: str, out: str, as_json: bool) -> None:
     """Draw finished runs (PNG and SVG) and write one HTML page about them; computes nothing again.

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mathinterp.cli.options import (
+    ABOVE_0,
     Command,
     apply,
     cluster_options,
     json_option,
     model_options,
+    out_folder,
     parse_layers,
     store_option,
 )
@@ -35,6 +37,15 @@ if TYPE_CHECKING:
 MOST_EPOCHS = 4
 
 
+def _known_target(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse an unknown target here: the scan that has it comes after the training."""
+    from mathinterp.forward.neurons import TARGETS
+
+    if value not in TARGETS:
+        raise UserError(f"--target '{value}' is not known; take one of {', '.join(TARGETS)}")
+    return value
+
+
 def lora_options() -> Callable[[Command], Command]:
     """What the sweep and pruning share: data, test prompts, the LoRA and its training."""
     options = [
@@ -46,16 +57,17 @@ def lora_options() -> Callable[[Command], Command]:
         click.option("--rank", type=click.IntRange(min=1), default=32, show_default=True, help="Of the LoRA."),
         click.option("--alpha", type=click.IntRange(min=1), default=64, show_default=True, help="Of the LoRA."),
         click.option("--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps."),
-        click.option("--epochs", type=float, default=None, help=f"Passes over the data; default {MOST_EPOCHS}."),
+        click.option("--epochs", type=ABOVE_0, default=None, help=f"Passes over the data; default {MOST_EPOCHS}."),
         click.option("--batch", type=click.IntRange(min=1), default=128, show_default=True, help="Samples a step."),
         click.option("--micro-batch", type=click.IntRange(min=1), default=128, show_default=True,
                      help="Samples a forward; the rest is accumulated."),
         click.option("--max-tokens", type=click.IntRange(min=2), default=512, show_default=True,
                      help="Longer samples are left out and counted."),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of data and training."),
-        click.option("--target", default="predicted", show_default=True,
+        click.option("--target", default="predicted", show_default=True, callback=_known_target,
                      help="The token that neurons are compared on: predicted by the original model, or gold."),
-        click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder, seen by all nodes."),
+        click.option("--out", required=True, type=click.Path(path_type=Path), callback=out_folder,
+                     help="Folder, seen by all nodes."),
         model_options(),
         store_option(),
         cluster_options(),
@@ -96,13 +108,14 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
     from mathinterp.tuning.layer_sweep import LayerSweep, claim_folder, split_samples
     from mathinterp.tuning.sweep_neurons import LayerSweepNeurons, missing_adapters
 
+    store, chosen_rates, chosen_layers = Store(options["store"]), parse_rates(rates), parse_layers(layers)
     resolved, spec = resolve_lora_base(options)
     tests = load_prompts(options["test"], seed=options["seed"], limit=options["test_limit"])
     cases = load_prompts(options["cases"], seed=options["seed"], limit=options["case_limit"])
     trained, kept = split_samples(read_samples(options, resolved), validation, options["seed"])
     folder = str(options["out"].expanduser().resolve())
     scan = LayerSweep(
-        trained, kept, training(options, len(trained), 1.0), folder, parse_rates(rates), parse_layers(layers),
+        trained, kept, training(options, len(trained), 1.0), folder, chosen_rates, chosen_layers,
         options["rank"], options["alpha"], resolved.label,
     )  # fmt: skip
     scan.chosen(resolved.shape)
@@ -127,7 +140,6 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
         "coefficients": "SELECT * EXCLUDE (run_id) FROM paper_a_table10"
         f" WHERE run_id = '{compared.run_id}' ORDER BY band = '1-9' DESC, band",
     }
-    store = Store(swept.store)
     rows = {name: store.rows(query) for name, query in queries.items()} if compared.complete else {}
     if options["as_json"]:
         print_json({"sweep": run_json(swept), "neurons": run_json(compared), "out": folder, **rows})
@@ -180,8 +192,6 @@ def training(options: dict[str, Any], samples: int, learning_rate: float) -> "Sf
     if options["steps"] is not None and options["epochs"] is not None:
         raise UserError("give --steps or --epochs, not both")
     epochs = MOST_EPOCHS if options["epochs"] is None else options["epochs"]
-    if not epochs > 0:
-        raise UserError(f"--epochs {epochs:g}: give more than 0")
     steps = options["steps"] or math.ceil(epochs * samples / options["batch"])
     click.echo(f"a training is {steps:,} steps of {options['batch']} samples", err=True)
     return SftConfig(
@@ -193,9 +203,12 @@ def training(options: dict[str, Any], samples: int, learning_rate: float) -> "Sf
 def parse_rates(text: str) -> tuple[float, ...]:
     """ "1e-3,5e-4" -> (0.001, 0.0005); raises UserError for anything else."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        rates = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"--rates '{text}' cannot be read; write them like 1e-3,5e-4") from None
+        rates = ()
+    if not rates or not all(map(math.isfinite, rates)):
+        raise UserError(f"--rates '{text}' cannot be read; write them like 1e-3,5e-4")
+    return rates
 
 
 def run_prompts(

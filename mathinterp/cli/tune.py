@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import parse_layers
+from mathinterp.cli.options import out_folder, parse_layers
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
 from mathinterp.cli.sweep import sweep
@@ -83,7 +83,7 @@ def precise(
     if control is not None:
         chosen = _control(control, chosen, ranking, resolved.shape, control_seed)
     selection = Selection(
-        chosen, _neurons(neurons, neurons_sql, options["store"]), parse_layers(mlps) or (), with_groups
+        chosen, _neurons(neurons, neurons_sql, options["store"]), parse_layers(mlps, "--mlps") or (), with_groups
     )
     drawn = control if control in (None, "bottom") else f"{control} heads, seed {control_seed}"
     job = PreciseJob(selection, drawn)
@@ -138,7 +138,9 @@ def lora(rank: int, alpha: int | None, targets: str, layers: str | None, **optio
 
 @tune.command()
 @click.argument("adapter", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the merged model.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), callback=out_folder, help="Folder for the merged model."
+)
 @click.option("--model", default="bundled", show_default=True, help="The adapter's base.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the merged weights; auto is float32.")
 def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import Command, apply, json_option, model_options, store_option
+from mathinterp.cli.options import (
+    ABOVE_0,
+    Command,
+    FiniteRange,
+    apply,
+    json_option,
+    model_options,
+    out_folder,
+    store_option,
+)
 from mathinterp.cli.output import console, print_json, print_sql_hint
 from mathinterp.errors import UserError
 
@@ -26,19 +35,22 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
                      help="JSON lines (prompt/response, messages, GSM8K, prompt files) or a prompt set; repeatable. "
                           "With weights on all of them samples are drawn in that mixture; short files repeat."),
         click.option("--held-out", multiple=True, metavar="FILE", help="Data to evaluate before and after, likewise."),
-        click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for what is learnt."),
+        click.option("--out", required=True, type=click.Path(path_type=Path), callback=out_folder,
+                     help="Folder for what is learnt."),
         click.option("--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps."),
-        click.option("--epochs", type=float, default=None, help="Passes over the data instead; default 1."),
+        click.option("--epochs", type=ABOVE_0, default=None, help="Passes over the data instead; default 1."),
         click.option("--batch", type=click.IntRange(min=1), default=128, show_default=True,
                      help="Samples a step, all workers together."),
         click.option("--micro-batch", type=click.IntRange(min=1), default=16, show_default=True,
                      help="Samples a forward on one worker; the rest is accumulated."),
-        click.option("--lr", type=float, default=learning_rate, show_default=True, help="Peak learning rate."),
-        click.option("--weight-decay", type=float, default=0.0, show_default=True, help="AdamW's, of trained weights."),
+        click.option("--lr", type=ABOVE_0, default=learning_rate, show_default=True, help="Peak learning rate."),
+        click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True,
+                     help="AdamW's, of trained weights."),
         click.option("--max-tokens", type=click.IntRange(min=2), default=512, show_default=True,
                      help="Longer samples are left out and counted."),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Order of the data."),
-        click.option("--workers", type=int, default=1, show_default=True, help="Data-parallel workers, a GPU each."),
+        click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True,
+                     help="Data-parallel workers, a GPU each."),
         click.option("--gpu/--cpu", "gpu", default=None, help="Default: GPUs if there are enough."),
         click.option("--checkpoint-every", type=click.IntRange(min=1), default=100, show_default=True, help="Steps."),
         click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps."),
@@ -49,8 +61,10 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
                      help="Keep the inputs of the lowest trained layer in memory: later epochs skip what lies below."),
         click.option("--compile/--no-compile", "compiled", default=None,
                      help="Layers through torch.compile; default: long runs on GPUs."),
-        click.option("--tensorboard", default=None, metavar="DIR", help="Also write the course of training for it."),
-        click.option("--storage", default=None, help="Checkpoints: folder or URI; default OUT-training."),
+        click.option("--tensorboard", default=None, metavar="DIR", callback=out_folder,
+                     help="Also write the course of training for it."),
+        click.option("--storage", default=None, callback=out_folder,
+                     help="Checkpoints: folder or URI; default OUT-training."),
         click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
         model_options(),
         store_option(),
@@ -74,11 +88,17 @@ def resolve_base(options: dict[str, Any]) -> "ResolvedModel":
         with connection(options["address"]):
             on_gpu = cluster_total("GPU") >= options["workers"]
     elif not existing_cluster(options["address"]):
-        gpus = local_gpus()
-        if on_gpu and gpus < options["workers"]:
-            raise UserError(f"--gpu: {options['workers']} workers need a GPU each, and this machine has {gpus}")
-        on_gpu = gpus >= options["workers"] if on_gpu is None else on_gpu
+        check_gpus(on_gpu, options["workers"])
+        on_gpu = local_gpus() >= options["workers"] if on_gpu is None else on_gpu
     return resolve(_spec(options), "cuda" if on_gpu else "cpu")
+
+
+def check_gpus(gpu: bool | None, workers: int) -> None:
+    """Raise UserError for more workers on GPUs than this machine has GPUs."""
+    from mathinterp.cluster.ray_cluster import local_gpus
+
+    if gpu and local_gpus() < workers:
+        raise UserError(f"--gpu: {workers} workers need a GPU each, and this machine has {local_gpus()}")
 
 
 def _spec(options: dict[str, Any]) -> "ModelSpec":
@@ -193,8 +213,6 @@ def _steps(options: dict[str, Any], samples: int) -> int:
     if options["steps"] is not None:
         return options["steps"]
     epochs = 1.0 if options["epochs"] is None else options["epochs"]
-    if not epochs > 0:
-        raise UserError(f"--epochs {epochs:g}: give more than 0")
     return math.ceil(epochs * samples / options["batch"])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import model_options, parse_heads, store_option
+from mathinterp.cli.options import model_options, out_folder, parse_heads, store_option
 from mathinterp.cli.output import console
 from mathinterp.errors import UserError
 
@@ -17,7 +17,9 @@ from mathinterp.errors import UserError
 )
 @click.option("--top", type=click.IntRange(min=1), default=32, show_default=True, help="So many heads of --heads-from.")
 @click.option("--neurons", default=None, help="layer.neuron, for example 12.345,13.7.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), callback=out_folder, help="Folder for the model."
+)
 @model_options()
 @store_option()
 def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | None, out: Path, store: str,
@@ -52,7 +54,10 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
         raise UserError("give the heads in one way: --heads or --heads-from")
     chosen = parse_heads(heads) or ()
     if heads_from is not None:
-        chosen = ranking_from(Store(store), heads_from)[:top]
+        ranking = ranking_from(Store(store), heads_from)
+        if len(ranking) < top:
+            raise UserError(f"--top {top}: the ranking has only {len(ranking)} heads; give --top {len(ranking)}")
+        chosen = ranking[:top]
     units = _parse_neurons(neurons)
     if not chosen and not units:
         raise UserError("nothing to zero: give --heads 17.22,14.19, --heads-from RUN_ID or --neurons 12.345")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 from zipfile import ZipFile
 
+from aiohttp import ClientError
 from ray._private.runtime_env.packaging import create_package
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
@@ -77,7 +78,7 @@ def submit(
         output: where the job's log goes; None: stdout.
         announce: told the job's id, and how to find or stop it; None: printed to stderr.
     Returns:
-        0 if the job succeeded, else 1, as `ray job submit` does.
+        0 if the job succeeded, else 1, as `ray job submit` does; 1 also if the cluster no longer answers.
     Raises:
         UserError: the script or the cluster is not there, or the upload is too large; nothing has been submitted.
     """
@@ -93,7 +94,15 @@ def submit(
     )
     announce = announce or (lambda line: print(line, file=sys.stderr, flush=True))
     announce(f"job {job}: {_mib(upload.bytes)} uploaded; to stop it: ray job stop {job} --address {address}")
-    return _follow(client, job, output or sys.stdout, announce)
+    try:
+        return _follow(client, job, output or sys.stdout, announce)
+    except (OSError, RuntimeError, ClientError) as error:  # OSError: Ray's ConnectionError and those of requests
+        reason = str(error) or type(error).__name__
+        announce(
+            f"lost touch with the cluster at {address} ({reason}); job {job} may be running still:"
+            f" ray job logs {job} --address {address} --follow; once submitted again, it runs what is missing"
+        )
+        return 1
 
 
 def checkout() -> Path:

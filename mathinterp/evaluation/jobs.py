@@ -66,6 +66,8 @@ def prepare_jobs(names: Sequence[str], spec: ModelSpec, settings: Settings) -> l
         raise UserError(f"--examples '{settings.examples}' is not known; take one of {', '.join(EXAMPLE_SOURCES)}")
     if any(name in ORDER for name in names):
         require_harness()
+    elif settings.fewshot is not None or settings.examples is not None:
+        raise UserError("--fewshot and --examples are for benchmarks; prompt sets are asked without worked examples")
     origin = origin_of(spec)
     return [(_benchmark if name in ORDER else _prompt_set)(name, origin, settings) for name in names]
 

@@ -44,7 +44,8 @@ def summarize_chain(store: Store, run_id: str, operation: str = "all") -> ChainS
     """
     rows, single = chain_rows(store, run_id, operation)
     where = f"WHERE run_id = '{run_id}'"
-    view = f"chain {where}" if single else f"chain_summary {where} AND operation = '{operation}'"
+    quoted = operation.replace("'", "''")
+    view = f"chain {where}" if single else f"chain_summary {where} AND operation = '{quoted}'"
     queries = [
         f"SELECT * FROM {view} AND stage = 'shallow_neuron' ORDER BY strength DESC LIMIT 20",
         f"SELECT name, token, token_type, weight, effect, from_neurons FROM chain {where} AND stage = 'attention'"

@@ -193,7 +193,7 @@ def draw(store: Store, run_id: str) -> Figure:
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write ``path``.png and ``path``.svg; returns both."""
-    written = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:
         figure.savefig(file, dpi=150)
     return written

@@ -48,7 +48,7 @@ class Report:
 
 
 def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report:
-    """Draw runs (all that have a figure, or those named) and write ``out``/index.html.
+    """Draw runs (all finished ones that have a figure, or those named) and write ``out``/index.html.
 
     Raises:
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
@@ -60,16 +60,18 @@ def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report
     for run_id in run_ids:
         if run_id not in known:
             raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(known) or 'none'}")
-    chosen = [known[run_id] for run_id in run_ids] or [run for run in runs if run["scan"] in FIGURES]
+    finished = [run for run in runs if run["scan"] in FIGURES and run["status"] == "finished"]
+    chosen = [known[run_id] for run_id in run_ids] or finished
     if not chosen:
-        raise UserError(f"{store.url} has no run that can be drawn ({', '.join(FIGURES)}); run a scan first")
+        raise UserError(f"{store.url} has no finished run that can be drawn ({', '.join(FIGURES)}); run a scan first")
+    drawn = [draw(store, run["run_id"]) for run in chosen]
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out} cannot be made: {error.strerror}; name another folder") from error
     sections, figures = [], []
-    for run in chosen:
-        png, svg = save(draw(store, run["run_id"]), out / f"{run['scan']}-{run['run_id']}")
+    for run, figure in zip(chosen, drawn, strict=True):
+        png, svg = save(figure, out / f"{run['scan']}-{run['run_id']}")
         figures += [png, svg]
         sections.append(_section(store, run, png.name, svg.name))
     page = out / "index.html"

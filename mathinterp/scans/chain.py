@@ -75,6 +75,8 @@ class ChainScan(Scan):
             raise UserError("give --heads or --layers, not both: heads that are named need no layers")
         if self.n_heads < 1 or self.top < 1 or self.heads == () or self.layers == ():
             raise UserError("a chain needs at least one arithmetic head and one neuron")
+        if self.heads is not None and len(set(self.heads)) < len(self.heads):
+            raise UserError("--heads names a head twice; name each once")
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
@@ -92,6 +94,9 @@ class ChainScan(Scan):
             shape.check_head(layer, head)
         for layer in self.layers or ():
             shape.check_layer(layer)
+        candidates = shape.n_heads * (shape.n_layers if self.layers is None else len(set(self.layers)))
+        if self.heads is None and self.n_heads > candidates:
+            raise UserError(f"--n-heads {self.n_heads}: there are only {candidates} heads to choose from")
         for item in prompts:
             operand_spans(item.prompt)
         return [

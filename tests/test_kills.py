@@ -1,0 +1,130 @@
+"""Kill -9 of the driver in the middle of the scans that read neurons; the same command ends with undisturbed rows.
+
+The undisturbed rows are made without Ray: each shard once, in this process.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import ray
+import torch
+from click.testing import CliRunner
+
+from mathinterp.cli.main import main
+from mathinterp.cli.running import NotRun, without_running
+from mathinterp.cluster.ray_cluster import connection
+from mathinterp.models.catalog import ModelSpec, load
+from mathinterp.prompts import load_prompts
+from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.report.concepts import kept_neurons
+from mathinterp.scans.base import Scan, Subject
+from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.store import Store
+from tests.test_neuron_graph import scanned
+from tests.tiny import save_tiny
+
+pytestmark = pytest.mark.ray
+
+assert scanned  # the fixture: a store with a neuron scan of the bundled model
+
+FINISHED = 2  # shards that the driver has heard of when it dies; its replica holds two more at most
+DOOMED = """
+import os, signal, sys
+from mathinterp.cli.main import main
+from mathinterp.cluster.progress import ScanProgress
+
+table, count, heard, finished = sys.argv[1], int(sys.argv[2]), [], ScanProgress.finished
+
+def die_after(progress, event):
+    finished(progress, event)
+    heard.append(event.shard.table)
+    if heard.count(table) == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ScanProgress.finished = die_after
+main(sys.argv[3:])
+"""
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[dict[str, str]]:
+    """A Ray of one core, and the environment of drivers that join it as a submitted job does."""
+    with connection(None):
+        address = ray.get_runtime_context().gcs_address
+        yield {**os.environ, "RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}
+
+
+def kill_midway(environment: dict[str, str], table: str, words: Sequence[str], store: Path) -> int:
+    """Run the command until its driver has heard of FINISHED shards of ``table``; returns how many files there are."""
+    command = [sys.executable, "-c", DOOMED, table, str(FINISHED), *words]
+    killed = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    return len(list(store.glob(f"{table}/run_id=*/shard-*.parquet")))
+
+
+def finish(words: Sequence[str]) -> None:
+    """The same command to its end."""
+    result = CliRunner().invoke(main, list(words))
+    assert result.exit_code == 0, (result.output, result.exception)
+
+
+def what_would_run(words: Sequence[str]) -> Scan:
+    """The scan of a command."""
+    with without_running():
+        result = CliRunner().invoke(main, list(words))
+    assert isinstance(result.exception, NotRun), result.output
+    return result.exception.chosen
+
+
+def undisturbed(scan: Scan, model: str, limit: int) -> dict[str, pa.Table]:
+    """All rows of ``scan``, by table."""
+    torch.set_num_threads(1)
+    loaded = load(ModelSpec(model), "cpu")
+    prompts = tokenize_prompts(load_prompts("two_digit", limit=limit), loaded.tokenizer)
+    state = scan.prepare(Subject(loaded.anatomy, prompts, tokenizer=loaded.tokenizer))
+    made: dict[str, list[pa.Table]] = {}
+    for shard in scan.shards(loaded.anatomy.shape, prompts):
+        made.setdefault(shard.table, []).append(scan.run(state, shard))
+    return {table: pa.concat_tables(parts) for table, parts in made.items()}
+
+
+def assert_stored(store: Store, scan: str, expected: dict[str, pa.Table]) -> str:
+    """The one run of ``scan`` is finished and has these rows, each once; returns its id."""
+    (run,) = store.rows(f"SELECT run_id, status, shards, shards_done FROM runs WHERE scan = '{scan}'")
+    assert (run["status"], run["shards_done"]) == ("finished", run["shards"])
+    for table, rows in expected.items():
+        names = [(name, "ascending") for name in rows.column_names]
+        stored = store.arrow(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = '{run['run_id']}'")
+        assert stored.select(rows.column_names).sort_by(names).to_pylist() == rows.sort_by(names).to_pylist(), table
+    return run["run_id"]
+
+
+def test_concepts_killed_while_reading_and_again_while_zeroing(local_ray, tmp_path):
+    folder, store, limit = str(save_tiny(tmp_path / "llama", "llama")), tmp_path / "store", 4
+    words = ["scan", "concepts", "--model", folder, "--store", str(store), "--replicas", "1", "--limit", str(limit),
+             "--layers", "0", "--attention-layers", "0-2", "--into", "all", "--top", "6", "--levels", "0,1,2,3",
+             "--control-seeds", "1"]  # fmt: skip
+    assert FINISHED <= kill_midway(local_ray, "concept_scan", words, store) < 4
+    assert FINISHED <= kill_midway(local_ray, "concept_zeroing", words, store) < 4
+    finish(words)
+    read = assert_stored(Store(store), "concepts", undisturbed(what_would_run(words), folder, 1))
+    sets = tuple(NeuronSet(*item) for item in kept_neurons(Store(store), read, [0, 1, 2, 3]).items())
+    assert len(sets) == 4
+    assert_stored(Store(store), "concept_zeroing", undisturbed(ConceptZeroing(sets, read, 1), folder, limit))
+
+
+def test_graph_killed_midway(local_ray, scanned, tmp_path):
+    store, limit = tmp_path / "store", 8
+    shutil.copytree(scanned[0], store)
+    words = ["scan", "graph", "--neurons-from", scanned[1], "--store", str(store), "--replicas", "1", "--limit",
+             str(limit), "--by", "operation", "--top", "12", "--ks", "10", "--control-seeds", "1"]  # fmt: skip
+    assert FINISHED <= kill_midway(local_ray, "neuron_graph_check", words, store) < 5
+    finish(words)
+    assert_stored(Store(store), "graph", undisturbed(what_would_run(words), "bundled", limit))
