@@ -255,6 +255,12 @@ def test_reasons_to_leave_it_are_noted(graphs: CompileCounter, monkeypatch: pyte
 
     monkeypatch.setattr(ahead, "stand_in", full)
     assert compile_ahead(HeadScan(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "out of GPU memory"}
+
+    def astray(*_: Any) -> Anatomy:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(ahead, "stand_in", astray)
+    assert compile_ahead(HeadScan(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "RuntimeError: no kernel"}
     assert graphs.frame_count == 0
 
 

@@ -103,6 +103,24 @@ def test_moments_keep_five_digits_in_float32(size: float) -> None:
         assert (row - exact_row).norm() / exact_row.norm() < 1e-5
 
 
+@pytest.mark.parametrize("size", [1e-7, 1e-4, 1.0, 1e4, 1e7])
+@pytest.mark.parametrize("offset", [0.0, 10.0, 100.0])
+def test_neither_the_size_of_directions_nor_what_they_share_matters(size: float, offset: float) -> None:
+    base, amounts, directions = case(torch.float32, size=0.05)
+    amounts, directions = amounts / size, (directions + offset) * size
+    wide = Base.of(base.logits_BV.double(), base.target_B)
+    exact = neuron_increases_torch(wide, amounts.double(), directions.double())
+    found, others = (way(base, amounts, directions).double() for way in (neuron_increases, neuron_increases_torch))
+    assert (reach(amounts, directions) <= SMALL).any()
+    assert (found - exact).norm() < max(1e-6 * exact.norm(), 2 * (others - exact).norm())
+
+
+def test_a_direction_that_is_the_same_for_all_tokens_changes_nothing() -> None:
+    base, amounts, directions = case(torch.float32, size=0.1)
+    directions[4], directions[9] = 3.0, 0.0
+    assert neuron_increases(base, amounts, directions)[:, [4, 9]].abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("where", ["amounts", "directions"])
 def test_what_is_not_a_number_stays_so(where: str) -> None:
     base, amounts, directions = case(torch.float32, size=0.01)

@@ -145,6 +145,15 @@ def test_iterative_masking_orders_only_what_it_masked(tmp_path: Path) -> None:
     assert [(row["layer"], row["head"]) for row in order] == steps
 
 
+@pytest.mark.parametrize("effect", ["logit", "logprob"])
+def test_a_path_scan_ranks_by_its_measure_and_by_log_probability_once(effect: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = path_run(store, dict.fromkeys(HEADS, 0.1), {}, parameters={"effect": effect})
+    rows = store.rows(f"SELECT method, count(*) AS n FROM head_rankings WHERE run_id = '{run}' GROUP BY 1 ORDER BY 1")
+    methods = ["path patching", "path patching, log-probability"][: 1 if effect == "logprob" else 2]
+    assert rows == [{"method": method, "n": 2 * len(HEADS)} for method in methods]  # an operation, and all
+
+
 def test_only_runs_of_one_model_and_only_heads_of_both_are_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     some, rising = HEADS[2:9], {head: float(i) for i, head in enumerate(HEADS)}

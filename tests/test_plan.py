@@ -121,6 +121,8 @@ def test_rows_are_those_of_the_run_and_flops_what_torch_counts(small, scan, part
     """Every kind of scan, run whole, in packs and batches as small for the tiny model as they are for a large one."""
     monkeypatch.setattr("mathinterp.cluster.scan_costs.PACK_SIZE", 64)
     monkeypatch.setattr("mathinterp.forward.pairs.CPU_TOKENS", 40)
+    # neurons' sums over the vocabulary are planned as terms, apart
+    monkeypatch.setattr("mathinterp.forward.neurons.neuron_increases", lambda _, amounts, __: torch.zeros_like(amounts))
     anatomy, prompts = small
     plan = plan_scan(scan, anatomy.shape, prompts, "float32")
     subject = Subject(anatomy, prompts, tokenizer=tiny_tokenizer(["followed"]))
@@ -150,6 +152,15 @@ def test_neurons_are_counted_in_terms_of_their_sums(seven_billion):
     assert plan.terms == 352_256 * 1600 * 32_000
     assert 3 < plan.seconds["H100"] < 10
     assert plan.seconds["this CPU"] == pytest.approx(plan.terms / 1e9 + plan.flops / 0.05e12)
+
+
+def test_a_soft_cap_costs_an_exponential_a_term():
+    model = resolve(ModelSpec("random:gemma-2-9b"))
+    prompts = tokenize_prompts(prompt_set("two_digit", limit=16), model.tokenizer)
+    capped = plan_scan(NeuronScan(), model.shape, prompts, "bfloat16")
+    plain = plan_scan(NeuronScan(), replace(model.shape, logit_softcap=None), prompts, "bfloat16")
+    assert capped.terms == plain.terms
+    assert capped.seconds["H100"] > 10 * plain.seconds["H100"]
 
 
 def test_path_patching_of_the_published_size(seven_billion):

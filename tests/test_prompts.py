@@ -207,6 +207,25 @@ def test_limit_gives_a_small_groups_surplus_to_the_others_and_spreads_inside_a_g
     assert max(gaps) <= 4, "evenly spaced would be 3"
 
 
+@pytest.mark.parametrize(("operations", "templates"), [(4, 5), (2, 5), (3, 3), (4, 6)])
+def test_any_limit_is_even_over_operations_and_within_them_over_templates(operations, templates):
+    prompts = [
+        Prompt(f"{o}.{t}.{i}", "x", "1", operation=f"o{o}", template=f"t{t}")
+        for o, t, i in itertools.product(range(operations), range(templates), range(7))
+    ]
+    for limit in range(1, len(prompts) + 1):
+        chosen = even_spread(prompts, limit)
+        assert len(chosen) == limit
+        for counts in (
+            [sum(p.operation == f"o{o}" for p in chosen) for o in range(operations)],
+            *(
+                [sum((p.operation, p.template) == (f"o{o}", f"t{t}") for p in chosen) for t in range(templates)]
+                for o in range(operations)
+            ),
+        ):
+            assert max(counts) - min(counts) <= 1
+
+
 def test_a_smaller_limit_takes_some_of_what_a_larger_one_takes():
     sizes = [1, 2, 7, 40, 100, 160, 399, 400, 1_000, 1_600]
     chosen = [{p.prompt_id for p in load_prompts("two_digit", limit=size)} for size in sizes]

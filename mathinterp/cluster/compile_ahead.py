@@ -7,6 +7,7 @@ nearly no memory of the device, reading takes the disk: side by side they cost t
 
 import contextlib
 import gc
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from mathinterp.scans.base import Scan, Subject
 READ_SHARE = 0.5  # of the memory that is free: files larger than this would push themselves out of the page cache
 READ_AT_ONCE = 16 * 2**20  # bytes
 
+logger = logging.getLogger(__name__)
+
 
 def compile_ahead(
     scan: Scan,
@@ -34,8 +37,8 @@ def compile_ahead(
     """Compile what ``scan`` will compile on the model, if it will, while the model's files are read; JSON notes.
 
     The notes are empty where nothing compiles. Else they hold ``compile_ahead_seconds``, or ``compile_ahead_skipped``
-    with the reason: the model runs its own code, whose layers need not be of one kind, or the device has no memory
-    for even a few layers beside what others keep there. Then the scan compiles later, in ``prepare``.
+    with the reason: the model runs its own code, whose layers need not be of one kind, the device has no memory for
+    even a few layers beside what others keep there, or they fail. Then the scan compiles later, in ``prepare``.
     """
     if not scan.compiles(resolved.shape, prompts, device):
         return {}
@@ -49,6 +52,9 @@ def compile_ahead(
             scan.compile_ahead(Subject(stand_in(resolved, device), prompts, max_tokens), resolved.shape)
         except torch.cuda.OutOfMemoryError:
             return {"compile_ahead_skipped": "out of GPU memory"}
+        except (RuntimeError, ArithmeticError) as error:  # nothing is lost but time: the model itself may well run
+            logger.warning("compiling ahead on random layers failed, so the scan compiles later: %s", error)
+            return {"compile_ahead_skipped": f"{type(error).__name__}: {error}"}
         finally:
             _free(device)
     return {"compile_ahead_seconds": time.time() - started}

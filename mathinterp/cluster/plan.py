@@ -31,6 +31,7 @@ DEVICE_TFLOPS: dict[str, tuple[float, float]] = {
 # Terms of neuron scans, 10^12 a second: the H100's is measured (352,256 neurons x 1,600 prompts x 32,000 words, by
 # float32 products), the others follow from their float32 products.
 DEVICE_TERMS = {device: 4.5 * tflops / 50.0 for device, (_, tflops) in DEVICE_TFLOPS.items()}
+CAPPED_TERMS = 0.016  # of that speed under a final soft-cap, where each term is an exponential of its own
 GPU_EFFICIENCY = 0.8  # of that ceiling that whole layers reach: .77 to .89 measured on an H100
 CPU_EFFICIENCY = 0.5  # of a plain matrix product's speed: a CPU also pays for attention, norms and activations
 
@@ -99,7 +100,7 @@ def plan_scan(
         model_bytes=weights,
         cache_bytes=kept,
         peak_bytes=weights + kept + width * cost.working + cost.working_bytes,
-        seconds=_seconds(cost.flops, cost.terms, dtype, cpu),
+        seconds=_seconds(cost.flops, cost.terms, dtype, cpu, capped=shape.logit_softcap is not None),
     )
 
 
@@ -112,7 +113,8 @@ def measure_cpu(shape: ModelShape, seconds: float = 0.5) -> CpuSpeed:
     """This CPU in float32, in the model's own MLP product (2,048 tokens) and its neurons' importances."""
     left, right = torch.randn(2048, shape.d_model), torch.randn(shape.d_model, shape.n_neurons)
     prompts, neurons = 64, max(1, 2**18 // shape.vocabulary)
-    base = Base.of(torch.randn(prompts, shape.vocabulary), torch.zeros(prompts, dtype=torch.long))
+    target = torch.zeros(prompts, dtype=torch.long)
+    base = Base.of(torch.randn(prompts, shape.vocabulary), target, shape.logit_softcap)
     amounts, directions = torch.randn(prompts, neurons) / 100, torch.randn(neurons, shape.vocabulary)
     products = _rate(lambda: left @ right, seconds / 2)
     importances = _rate(lambda: neuron_increases(base, amounts, directions), seconds / 2)
@@ -130,13 +132,14 @@ def _rate(work: Callable[[], object], seconds: float) -> float:
     return done / (time.perf_counter() - started)
 
 
-def _seconds(flops: float, terms: float, dtype: str, cpu: CpuSpeed | None) -> dict[str, float]:
+def _seconds(flops: float, terms: float, dtype: str, cpu: CpuSpeed | None, *, capped: bool) -> dict[str, float]:
     column = {"bfloat16": 0, "float16": 0, "float32": 1}.get(dtype)
     found = {}
     if column is not None:
         for device, tflops in DEVICE_TFLOPS.items():
             products = flops / (tflops[column] * GPU_EFFICIENCY * 1e12)
-            found[device] = products + terms / (DEVICE_TERMS[device] * 1e12)
+            speed = DEVICE_TERMS[device] * (CAPPED_TERMS if capped else 1.0)
+            found[device] = products + terms / (speed * 1e12)
     if cpu is not None:
         found["this CPU"] = flops / (cpu.tflops * CPU_EFFICIENCY * 1e12) + terms / (cpu.terms * 1e12)
     return found

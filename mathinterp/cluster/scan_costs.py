@@ -290,7 +290,7 @@ def _neurons(scan: NeuronScan, shape: ModelShape, prompts: Sequence[TokenizedPro
         nodes,
         kept,
         working,
-        working_bytes=4 * (shape.n_neurons * shape.vocabulary * (2 if scan.other else 1) + 3 * GPU_ELEMENTS),
+        working_bytes=4 * ((shape.n_neurons + 4 * count) * shape.vocabulary + 3 * GPU_ELEMENTS),  # directions, logits
         terms=float(len(layers)) * shape.n_neurons * count * shape.vocabulary * conditions,
     )
 

@@ -17,6 +17,7 @@ from mathinterp.models.anatomy import Anatomy
 
 NORM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of the norm's largest output; RMS norms sum in float32
 HALF_NORM_TOLERANCE = 2e-2
+SUMMED_AT_ONCE = 2**28  # logits: a second product as large as the first would double the memory
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -105,7 +106,10 @@ class Lens:
         high = rows_ND.to(weight_VD.dtype)
         low = (rows_ND - high).to(weight_VD.dtype)
         product = torch.mm(high, weight_VD.T, out_dtype=self.wide)
-        return product.add_(torch.mm(low, weight_VD.T, out_dtype=self.wide))
+        at_once = max(1, SUMMED_AT_ONCE // len(weight_VD))
+        for sums_nV, low_nD in zip(product.split(at_once), low.split(at_once), strict=True):
+            sums_nV.add_(torch.mm(low_nD, weight_VD.T, out_dtype=self.wide))
+        return product
 
     def check(self, hidden_ND: torch.Tensor) -> None:
         """Raise UserError unless the final norm is what ``norm`` says it is, on these rows."""

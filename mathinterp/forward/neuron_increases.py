@@ -6,10 +6,11 @@ the shift of the target w, which has no share in it:
     S = sum_v p_v (exp(a T_v - t) - 1) = m_0 (exp(-t) - 1) + exp(-t) * sum_(n >= 1) a^n / n! * m_n,
     m_n = sum_(v != w) p_v T_v^n,
 
-and m_n for all prompts and neurons is one matrix product of probabilities and n-th powers. A neuron's reach, its
-largest |a T_v|, says how many moments it needs: N such that what is left out, reach^N / (N + 1)! of the first-order
-term, is within rounding. Most neurons of a language model need four or five, and only those that reach farther than
-SMALL are left to the exponentials.
+and m_n for all prompts and neurons is one matrix product of probabilities and n-th powers. S knows differences of T
+alone, so T is taken from the middle of its range, and in units of half its width. A neuron's reach, its largest |a T_v|
+from there, says how many moments it needs: N such that what is left out, reach^N / (N + 1)! of the first-order term, is
+within rounding. Most neurons of a language model need four or five, and only those that reach farther than SMALL are
+left to the exponentials.
 
 Shape legend: B prompts, K neurons, V vocabulary.
 """
@@ -18,7 +19,7 @@ import torch
 
 from mathinterp.forward.logsumexp import Base, neuron_increases_torch
 
-SMALL = 1.0  # largest reach: ten float32 products, about half of what the kernel takes on an H200
+SMALL = 1.0  # largest reach: nine float32 products, about half of what the kernel takes on an H200
 ROUNDING = 8.0  # times the dtype's epsilon
 CPU_ELEMENTS, GPU_ELEMENTS = 2**22, 2**28  # directions of the neurons in hand
 
@@ -36,10 +37,14 @@ def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
     if small_K.any():
         small_k = small_K.nonzero()[:, 0]
         result[:, small_k] = small_increases(base, amounts_BK, directions_KV, small_k)
-    if not small_K.all():
-        large_k = (~small_K).nonzero()[:, 0]
-        result[:, large_k] = _by_exponentials(base, amounts_BK[:, large_k], directions_KV[large_k])
+    for block_k in (~small_K).nonzero()[:, 0].split(_at_once(directions_KV)):
+        result[:, block_k] = _by_exponentials(base, amounts_BK[:, block_k], directions_KV[block_k])
     return result
+
+
+def _at_once(directions_KV: torch.Tensor) -> int:
+    """Neurons whose directions are copied together."""
+    return max(1, (GPU_ELEMENTS if directions_KV.is_cuda else CPU_ELEMENTS) // directions_KV.shape[1])
 
 
 def _by_exponentials(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
@@ -51,9 +56,14 @@ def _by_exponentials(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
 
 
 def reach(amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
-    """The largest shift of any logit that each neuron makes in any prompt: K."""
+    """The largest distance of any logit's shift from the middle of all logits' shifts, for each neuron: K."""
+    return amounts_BK.abs().amax(dim=0) * _middle_and_half(directions_KV)[1]
+
+
+def _middle_and_half(directions_KV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The middle of each neuron's range over the vocabulary, and half its width: K each."""
     lowest_K, highest_K = directions_KV.aminmax(dim=1)
-    return amounts_BK.abs().amax(dim=0) * torch.maximum(-lowest_K, highest_K)
+    return lowest_K / 2 + highest_K / 2, highest_K / 2 - lowest_K / 2
 
 
 def moments_needed(reach_K: torch.Tensor) -> torch.Tensor:
@@ -77,13 +87,14 @@ def small_increases(
     """
     assert base.softcap is None, "moments know no soft-cap"
     others_BV = base.logprobs_BV.exp().scatter(1, base.target_B[:, None], 0.0)
-    needed_k = moments_needed(reach(amounts_BK, directions_KV)[neurons_k])
-    order_k = needed_k.argsort(descending=True)
-    at_once = max(1, (GPU_ELEMENTS if directions_KV.is_cuda else CPU_ELEMENTS) // directions_KV.shape[1])
+    middle_K, half_K = _middle_and_half(directions_KV)
+    needed_k = moments_needed((amounts_BK.abs().amax(dim=0) * half_K)[neurons_k])
     result = amounts_BK.new_empty(len(amounts_BK), len(neurons_k))
-    for block in order_k.split(at_once):
+    for block in needed_k.argsort(descending=True).split(_at_once(directions_KV)):
         chosen = neurons_k[block]
-        result[:, block] = _block(base, others_BV, amounts_BK[:, chosen], directions_KV[chosen], needed_k[block])
+        size_k = half_K[chosen].clamp(min=torch.finfo(half_K.dtype).tiny)  # powers stay within 1 whatever the size
+        relative_kV = directions_KV[chosen].sub_(middle_K[chosen, None]).div_(size_k[:, None])
+        result[:, block] = _block(base, others_BV, amounts_BK[:, chosen] * size_k, relative_kV, needed_k[block])
     return result
 
 

@@ -5,9 +5,12 @@ Knows the grouping of prompts; knows nothing about where they come from.
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import TypeVar
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.prompt import Prompt
+
+T = TypeVar("T")
 
 
 def even_spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
@@ -21,21 +24,19 @@ def even_spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
         return list(prompts)
     if limit < 1:
         raise UserError(f"the limit on prompts must be at least 1, not {limit}")
-    groups = [[members[i] for i in _scattered(len(members))] for members in _groups(prompts)]
-    rounds = zip_longest(*(groups[g] for g in _scattered(len(groups))))  # one of each group, then one more, ...
-    taken = [i for one_round in rounds for i in one_round if i is not None][:limit]
-    return [prompts[i] for i in sorted(taken)]
-
-
-def _groups(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Indices of the prompts of each (operation, template), templates of one operation side by side."""
-    by_operation: dict[str | None, dict[str | None, list[int]]] = {}
+    groups: dict[str | None, dict[str | None, list[int]]] = {}
     for i, prompt in enumerate(prompts):
-        by_operation.setdefault(prompt.operation, {}).setdefault(prompt.template, []).append(i)
-    return [members for templates in by_operation.values() for members in templates.values()]
+        groups.setdefault(prompt.operation, {}).setdefault(prompt.template, []).append(i)
+    by_operation = [_in_turn([_scattered(members) for members in _scattered([*g.values()])]) for g in groups.values()]
+    return [prompts[i] for i in sorted(_in_turn(by_operation)[:limit])]
 
 
-def _scattered(n: int) -> list[int]:
-    """range(n) in an order of which every beginning is spread over the whole: by reversed binary digits."""
-    digits = max(1, (n - 1).bit_length())
-    return sorted(range(n), key=lambda i: int(f"{i:0{digits}b}"[::-1], 2))
+def _in_turn(parts: Sequence[Sequence[int]]) -> list[int]:
+    """The first of each part, then the second of each, and so on."""
+    return [i for one_round in zip_longest(*parts) for i in one_round if i is not None]
+
+
+def _scattered(items: Sequence[T]) -> list[T]:
+    """In an order of which every beginning is spread over the whole: places by their reversed binary digits."""
+    digits = max(1, (len(items) - 1).bit_length())
+    return [items[i] for i in sorted(range(len(items)), key=lambda i: int(f"{i:0{digits}b}"[::-1], 2))]

@@ -217,6 +217,7 @@ def _sides(state: NeuronState, layer: int) -> Sides:
     coefficients = [state.original.coefficients_PK[layer]]
     if state.intervened is not None:
         if state.intervened_lens is not state.lens:
+            del directions_KV  # two at once might not fit
             directions_KV = state.intervened_lens.directions(layer)
         layers.append(state.intervened_lens.layer(layer, state.intervened, state.scales, state.target_P, directions_KV))
         coefficients.append(state.intervened.coefficients_PK[layer])

@@ -19,7 +19,7 @@ SELECT e.run_id, 'path patching' || coalesce(' to ' || (r.parameters ->> 'receiv
 FROM path_effects AS e
 JOIN run_records AS r USING (run_id)
 CROSS JOIN (SELECT unnest(['', ', log-probability']) AS suffix) AS s
-WHERE e.node = 'head' AND (s.suffix = '' OR r.parameters ->> 'effect' IS DISTINCT FROM 'logprob')
+WHERE e.node = 'head' AND (s.suffix = '' OR (r.parameters ->> 'effect') IS DISTINCT FROM 'logprob')
 UNION ALL
 SELECT run_id, 'first-order attribution' AS method, operation, layer, head, -first_order AS score, NULL::DOUBLE AS tie_break
 FROM attribution_effects
