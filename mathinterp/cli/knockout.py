@@ -177,7 +177,7 @@ def _knock_out(
         print_json({**run_json(run), "ranking": names, **told, **examples})
     else:
         if found is not None:
-            print_table(found.curve, title=f"Accuracy (%), first k heads out ({edit['ablation']} ablation)")
+            print_table(found.curve, title=_curve_title(chosen))
             print_table(found.summary, title="Where accuracy has halved, and the area to the controls")
             for sentence, rows in found.examples.items():
                 print_table(rows, title=f"Likeliest next tokens of {sentence!r}")
@@ -185,6 +185,13 @@ def _knock_out(
             print_sql_hint(run.store, found.queries)
         print_run(run)
     _exit_unless_complete(run)
+
+
+def _curve_title(scan: "KnockoutScan") -> str:
+    """What is replaced, where, and what counts as right."""
+    edit = scan.parameters()
+    where = "END" if edit["positions"] == "end" else "all tokens"
+    return f"Accuracy (%), first k heads out ({edit['ablation']} ablation at {where}; right by {edit['scoring']})"
 
 
 def _with_sentences(scan: "KnockoutScan", texts: tuple[str, ...], options: dict[str, Any]) -> "KnockoutScan":

@@ -75,7 +75,7 @@ def load_here(spec: "ModelSpec") -> "LoadedModel":
 
 
 def _parse(text: str) -> tuple[int, int]:
-    layer, dot, number = text.partition(".")
+    layer, dot, number = text.replace("_", ".").partition(".")  # graphs and papers write 28_3696
     if not (dot and layer.isdecimal() and number.isdecimal()):
         raise UserError(f"neuron '{text}' cannot be read; write layer.neuron, like 28.3696")
     return int(layer), int(number)

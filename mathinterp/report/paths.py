@@ -60,12 +60,15 @@ def summarize_paths(store: Store, run_id: str, top: int = 10) -> PathSummary:
             WHERE run_id = '{run_id}' ORDER BY operation = 'all' DESC, operation"""
     )
     heads = rows("SELECT count(*) AS n FROM effects WHERE operation = 'all' AND node = 'head'")[0]["n"]
+    sure = rows(
+        "SELECT count(*) AS n FROM effects WHERE operation = 'all' AND node = 'head' AND key AND q_value < 0.05"
+    )
     return PathSummary(
         pairs=_pairs(rows, run_id),
         top=ranked,
         key_heads=key_heads,
         agreement=agreement,
-        verdict=_verdict(key_heads, heads),
+        verdict=_verdict(key_heads, heads, sure[0]["n"]),
         warnings=_warnings(agreement),
         queries=[
             f"SELECT * FROM path_effects WHERE run_id = '{run_id}' AND operation = 'all' ORDER BY rank LIMIT 10",
@@ -87,13 +90,13 @@ def _pairs(rows: Any, run_id: str) -> list[dict[str, Any]]:
     )
 
 
-def _verdict(key_heads: dict[str, list[str]], heads: int) -> str:
+def _verdict(key_heads: dict[str, list[str]], heads: int, sure: int) -> str:
     if not heads:
         return "No head was patched."
     found = key_heads.get("all", [])
     others = {operation: names for operation, names in key_heads.items() if operation != "all"}
     by_operation = ", ".join(f"{operation} {len(names)}" for operation, names in others.items())
-    named = f" ({', '.join(found[:10])}{', ...' if len(found) > 10 else ''})" if found else ""
+    named = f" ({', '.join(found[:10])}{', ...' if len(found) > 10 else ''}; {sure} with q < 0.05)" if found else ""
     return (
         f"{len(found)} of {heads} heads ({100 * len(found) / heads:.1f} %) are key heads, with an effect below -5 %"
         f" over all operations{named}; by operation: {by_operation}."
