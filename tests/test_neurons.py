@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from mathinterp.cli.main import main
+from mathinterp.cluster.plan import plan_scan
 from mathinterp.cluster.replica import check_rows
 from mathinterp.errors import UserError
 from mathinterp.forward.hooks import zeroed_columns
@@ -308,7 +309,10 @@ def test_ties_go_to_the_lower_layer_and_neuron(tmp_path: Path) -> None:
     }
 
 
-def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [4096, 5])
+def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = scan_of("llama")
     everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
     columns = {
@@ -317,6 +321,7 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(tmp_path: P
     }
     columns["change"] = columns["importance"] - columns["intervened_importance"]
     columns["coefficient_change"] = columns["coefficient"] - columns["intervened_coefficient"]
+    monkeypatch.setattr("mathinterp.scans.neurons.PROMPTS_A_SHARD", block)
     store = stored(tmp_path, NeuronScan("head", ((0, 1),), top=4), model)
     top = store.rows("SELECT layer, neuron, operation, count(*) AS times FROM neuron_changes GROUP BY ALL")
     times = {(row["layer"], row["neuron"], row["operation"]): row["times"] for row in top}
@@ -336,6 +341,27 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(tmp_path: P
             spread = np.sqrt(np.mean([(part**2).mean() for part in parts]) - mean**2)
             assert row[column] == pytest.approx(mean, rel=1e-4, abs=1e-6)
             assert row[f"{column}_std"] == pytest.approx(spread, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gptj"])
+def test_shards_of_some_prompts_have_the_rows_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, scan = scan_of(name), NeuronScan("head", ((0, 1),), top=7)
+
+    def of_prompts() -> list[dict]:
+        rows = rows_of(scan, model)["neuron_scan"].filter(pc.is_valid(pc.field("prompt_id"))).to_pylist()
+        return sorted(rows, key=lambda row: (row["layer"], row["node"], row["prompt_id"], row["unit"]))
+
+    whole = of_prompts()
+    monkeypatch.setattr("mathinterp.scans.neurons.PROMPTS_A_SHARD", 5)
+    shards = [shard for shard in scan.shards(model.shape, MADE) if shard.table == "neuron_scan"]
+    assert len(shards) == 3 * -(-len(MADE) // 5)
+    assert sum(scan.evaluations(shard, MADE) for shard in shards) == 3 * 2 * len(MADE)
+    plan = plan_scan(scan, model.shape, MADE, "float32")
+    assert plan.rows == sum(table.num_rows for table in rows_of(scan, model).values())
+    for row, expected in zip(of_prompts(), whole, strict=True):
+        for column, value in expected.items():
+            close = pytest.approx(value, rel=1e-6, abs=1e-9) if isinstance(value, float) else value
+            assert row[column] == close
 
 
 def test_blocks_and_heads_have_the_same_score(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from mathinterp.scans.base import Scan, Shard
 from mathinterp.scans.iterative import IterativeScan
 from mathinterp.scans.knockout import SHOWN_TOKENS, KnockoutScan
 from mathinterp.scans.mlp_probe import TARGETS, MlpProbe
-from mathinterp.scans.neurons import NeuronScan
+from mathinterp.scans.neurons import PROMPTS_A_SHARD, NeuronScan
 from mathinterp.scans.paths import PathScan
 
 PACK_SIZE = 512  # nodes of a typical tree pack
@@ -275,14 +275,20 @@ def _neurons(scan: NeuronScan, shape: ModelShape, prompts: Sequence[TokenizedPro
     scoring, heads = scoring_flops(shape), shape.n_heads
     flops, nodes, working, _ = _reading(shape, prompts, passes=conditions)
     directions = scoring * shape.n_neurons * (2 if scan.other is not None else 1)
-    blocks = count * ((heads + 4) * scoring + 2.0 * heads * shape.d_head * shape.d_model)  # heads, wholes, two bases
-    flops += len(layers) * (directions + conditions * blocks)
+    outputs = count * ((heads + 4) * scoring + 2.0 * heads * shape.d_head * shape.d_model)  # heads, wholes, two bases
+    at_once = min(count, PROMPTS_A_SHARD)
+    flops += len(layers) * (-(-count // at_once) * directions + conditions * outputs)
     kept = count * shape.n_layers * (shape.n_neurons + heads * shape.d_head + 4 * shape.d_model) * conditions
     shown = shape.n_neurons if scan.keep_all else min(scan.top, shape.n_neurons)
-    operations = len({prompt.prompt.operation for prompt in prompts})
-    a_layer = count * (shown + heads + 3) + shape.n_neurons * operations
-    rows = {shard.key: a_layer * len(shard.work.get("layers", [])) for shard in shards}
-    rows |= {shard.key: count * conditions for shard in shards if shard.table == "neuron_targets"}
+
+    def rows_of(shard: Shard) -> int:
+        if shard.table == "neuron_targets":
+            return count * conditions
+        first, stop = shard.work["prompts"]
+        operations = len({prompt.prompt.operation for prompt in prompts[first:stop]})
+        return (stop - first) * (shown + heads + 3) + shape.n_neurons * operations
+
+    rows = {shard.key: rows_of(shard) for shard in shards}
     return Cost(
         flops,
         None,
@@ -290,7 +296,7 @@ def _neurons(scan: NeuronScan, shape: ModelShape, prompts: Sequence[TokenizedPro
         nodes,
         kept,
         working,
-        working_bytes=4 * ((shape.n_neurons + 4 * count) * shape.vocabulary + 3 * GPU_ELEMENTS),  # directions, logits
+        working_bytes=4 * ((shape.n_neurons + 4 * at_once) * shape.vocabulary + 3 * GPU_ELEMENTS),  # directions, logits
         terms=float(len(layers)) * shape.n_neurons * count * shape.vocabulary * conditions,
     )
 

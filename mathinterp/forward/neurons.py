@@ -11,7 +11,7 @@ Shape legend: P prompt, L layer, K neuron, H head, D model width, Z o_proj input
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import nn
@@ -40,6 +40,11 @@ class EndActivations:
     coefficients_PK: list[torch.Tensor] = field(default_factory=list)  # down_proj's input
     mlp_PD: list[torch.Tensor] = field(default_factory=list)  # down_proj's output
     final_PD: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # input of the final norm
+
+    def rows(self, rows: slice) -> "EndActivations":
+        """Some prompts' alone, without a copy."""
+        lists = {f.name: [v[rows] for v in getattr(self, f.name)] for f in fields(self) if f.name != "final_PD"}
+        return EndActivations(**lists, final_PD=self.final_PD[rows])
 
 
 class _Catcher:
@@ -138,6 +143,11 @@ class FrozenScales:
     final_P: torch.Tensor
     attention_P: list[torch.Tensor | None]
     mlp_P: list[torch.Tensor | None]
+
+    def rows(self, rows: slice) -> "FrozenScales":
+        """Some prompts' alone."""
+        behind = ([None if s is None else s[rows] for s in scales] for scales in (self.attention_P, self.mlp_P))
+        return FrozenScales(self.final_P[rows], *behind)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from mathinterp.scans.neuron_rows import Sides, block_rows, change_of, prompt_ro
 
 AGAINST = ("head", "adapter", "model", "input")
 RANKINGS = ("difference", "abs", "ratio")
+PROMPTS_A_SHARD = 4096  # their logits are held together; each block multiplies unembedding and values again
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,18 @@ class NeuronState:
     target_P: torch.Tensor
     intervened: EndActivations | None
     intervened_lens: NeuronLens  # the original's, unless another model is compared
+
+    def of_prompts(self, first: int, stop: int) -> "NeuronState":
+        """The state of some of the prompts."""
+        rows = slice(first, stop)
+        return replace(
+            self,
+            prompts=self.prompts[rows],
+            original=self.original.rows(rows),
+            scales=self.scales.rows(rows),
+            target_P=self.target_P[rows],
+            intervened=None if self.intervened is None else self.intervened.rows(rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -127,15 +140,17 @@ class NeuronScan(Scan):
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """One a layer, and the prompts' target tokens."""
-        layers = self.chosen(shape)
-        pieces = [Shard("neuron_scan", index, {"layers": [layer]}) for index, layer in enumerate(layers)]
+        """One a layer and block of prompts, and the prompts' target tokens."""
+        blocks = [(s, min(s + PROMPTS_A_SHARD, len(prompts))) for s in range(0, len(prompts), PROMPTS_A_SHARD)]
+        work = [{"layers": [layer], "prompts": list(block)} for block in blocks for layer in self.chosen(shape)]
+        pieces = [Shard("neuron_scan", index, part) for index, part in enumerate(work)]
         return [*pieces, Shard("neuron_targets", 0, cost=0.1)]
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (layer, prompt, condition); the clean passes behind them are few."""
         conditions = 1 if self.against is None else 2
-        return len(shard.work.get("layers", [])) * len(prompts) * conditions
+        first, stop = shard.work.get("prompts", (0, 0))
+        return len(shard.work.get("layers", [])) * (stop - first) * conditions
 
     def prepare(self, subject: Subject) -> NeuronState:
         """The passes whose activations at END everything else is made of."""
@@ -172,10 +187,11 @@ class NeuronScan(Scan):
         return {"against": self.other.label if self.other is not None else self.parameters()["against"]}
 
     def run(self, state: NeuronState, shard: Shard) -> pa.Table:
-        """Rows of one layer: the prompts' first neurons, heads and blocks, and every neuron's summaries."""
+        """Rows of one layer: the prompts' first neurons, heads and blocks, and every neuron's summaries over them."""
         if shard.table == "neuron_targets":
             return _targets(state)
         layer = shard.work["layers"][0]
+        state = state.of_prompts(*shard.work["prompts"])
         sides = _sides(state, layer)
         parts = [self._neuron_rows(state, layer, sides), *block_rows(state.prompts, layer, sides)]
         return pa.concat_tables([*parts, *summaries(state.prompts, layer, sides, self.tuned)])

@@ -1,4 +1,5 @@
--- functions: what several views below need: the complementary error function, for p-values, and what neurons are ranked by.
+-- functions: what several views below need: the complementary error function, for p-values, what neurons are ranked by, and
+-- mean and spread of a whole from those of its parts.
 -- Rational approximations of W. J. Cody (Math. Comp. 23, 1969), relative error below 1e-12 up to erfc(26) = 1e-295.
 CREATE OR REPLACE MACRO erfc_near_zero(z) AS  -- 1 - erf(x) for x <= 0.46875; z = x
     1 - z * ((((0.185777706184603153 * z*z + 3.16112374387056560) * z*z + 113.864154151050156) * z*z
@@ -26,3 +27,11 @@ CREATE OR REPLACE MACRO neuron_rank_key(ranking, change, importance) AS
     CASE ranking WHEN 'abs' THEN abs(coalesce(change, importance))
                  WHEN 'ratio' THEN CASE WHEN importance = 0 THEN 0 ELSE coalesce(change, importance) / abs(importance) END
                  ELSE coalesce(change, importance) END;
+-- Of parts of n numbers each, with their means and standard deviations (divided by n): a part alone keeps its digits.
+CREATE OR REPLACE MACRO pooled_mean(n, mean) AS
+    CASE WHEN count(*) = 1 THEN any_value(mean)::DOUBLE ELSE sum(n * mean::DOUBLE) / sum(n) END;
+CREATE OR REPLACE MACRO pooled_variance(n, mean, std) AS
+    sum(n * (std::DOUBLE ** 2 + mean::DOUBLE ** 2)) / sum(n) - (sum(n * mean::DOUBLE) / sum(n)) ** 2;
+CREATE OR REPLACE MACRO pooled_std(n, mean, std) AS
+    CASE WHEN count(*) = 1 THEN any_value(std)::DOUBLE
+         ELSE sqrt(greatest(pooled_variance(n, mean, std), 0 * pooled_variance(n, mean, std))) END;  -- null stays null
