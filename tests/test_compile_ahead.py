@@ -6,6 +6,7 @@ The compiler is torch's counter of graphs, which runs them as they are: what mat
 import dataclasses
 import os
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -296,9 +297,12 @@ def test_files_are_read_while_the_block_runs(tmp_path: Path) -> None:
     pipes = [tmp_path / "first", tmp_path / "second"]  # who writes to a pipe knows that all was read
     for pipe in pipes:
         os.mkfifo(pipe)
+    writing = [threading.Thread(target=pipe.write_bytes, args=(bytes(2**20),), daemon=True) for pipe in pipes]
     with reading_ahead(pipes):
-        for pipe in pipes:
-            pipe.write_bytes(bytes(2**20))  # beyond what a pipe holds: blocks until it is read
+        for thread in writing:  # a mebibyte is beyond what a pipe holds: the writer waits until it is read
+            thread.start()
+            thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in writing), "not all was read"
 
 
 def test_files_beyond_half_the_memory_or_not_there_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_moments_in_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     base, amounts, directions = sure(torch.float64, 0.1)
     every = torch.arange(len(directions))
     whole = small_increases(base, amounts, directions, every)
-    monkeypatch.setattr("mathinterp.forward.neuron_increases.CPU_ELEMENTS", 300)  # three neurons of 77 tokens
+    monkeypatch.setattr("mathinterp.forward.neuron_increases.CPU_DIRECTIONS", 300)  # three neurons of 77 tokens
     np.testing.assert_allclose(small_increases(base, amounts, directions, every), whole, rtol=1e-12, atol=1e-15)
 
 

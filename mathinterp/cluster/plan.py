@@ -31,7 +31,7 @@ DEVICE_TFLOPS: dict[str, tuple[float, float]] = {
 # Terms of neuron scans, 10^12 a second: the H100's is measured (352,256 neurons x 1,600 prompts x 32,000 words, by
 # float32 products), the others follow from their float32 products.
 DEVICE_TERMS = {device: 4.5 * tflops / 50.0 for device, (_, tflops) in DEVICE_TFLOPS.items()}
-CAPPED_TERMS = 0.016  # of that speed under a final soft-cap, where each term is an exponential of its own
+CAPPED_TERMS = 0.016  # of that speed under a final soft-cap: each term by itself, as the direct form's 250 s on an H100
 GPU_EFFICIENCY = 0.8  # of that ceiling that whole layers reach: .77 to .89 measured on an H100
 CPU_EFFICIENCY = 0.5  # of a plain matrix product's speed: a CPU also pays for attention, norms and activations
 

@@ -17,11 +17,11 @@ Shape legend: B prompts, K neurons, V vocabulary.
 
 import torch
 
-from mathinterp.forward.logsumexp import Base, neuron_increases_torch
+from mathinterp.forward.logsumexp import GPU_ELEMENTS, Base, neuron_increases_torch
 
 SMALL = 1.0  # largest reach: nine float32 products, about half of what the kernel takes on an H200
 ROUNDING = 8.0  # times the dtype's epsilon
-CPU_ELEMENTS, GPU_ELEMENTS = 2**22, 2**28  # directions of the neurons in hand
+CPU_DIRECTIONS = 2**22  # numbers in the directions of the neurons in hand; on a GPU GPU_ELEMENTS
 
 
 def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
 
 def _at_once(directions_KV: torch.Tensor) -> int:
     """Neurons whose directions are copied together."""
-    return max(1, (GPU_ELEMENTS if directions_KV.is_cuda else CPU_ELEMENTS) // directions_KV.shape[1])
+    return max(1, (GPU_ELEMENTS if directions_KV.is_cuda else CPU_DIRECTIONS) // directions_KV.shape[1])
 
 
 def _by_exponentials(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:

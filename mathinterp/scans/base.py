@@ -82,7 +82,7 @@ class Scan(ABC):
         Called before the weights are loaded and only where ``compiles``; what is compiled stays in torch's cache,
         which belongs to the functions and not to a model.
         """
-        raise NotImplementedError(f"scan {self.name} compiles, but not ahead")
+        raise AssertionError(f"scan {self.name} says that it compiles, but not what")
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Forward evaluations in a shard, for progress and planning only: one per prompt and intervention.
