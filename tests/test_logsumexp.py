@@ -10,6 +10,7 @@ from mathinterp.forward.logsumexp import Base, increases, neuron_increases_torch
 from mathinterp.forward.neuron_increases import (
     ROUNDING,
     SMALL,
+    middle_and_half,
     moments_needed,
     neuron_increases,
     reach,
@@ -77,20 +78,23 @@ def test_moments_are_the_direct_form(size: float) -> None:
     base, amounts, directions = case(torch.float64, size=size)
     expected = slow_increases(base, amounts, directions)
     np.testing.assert_allclose(neuron_increases(base, amounts, directions), expected, rtol=1e-9, atol=1e-13)
-    small_K = reach(amounts, directions) <= SMALL
+    small_K = reach(amounts, middle_and_half(directions)[1]) <= SMALL
     assert bool(small_K.all()) == (size <= 0.03), "all by moments"
     assert bool(small_K.any()) == (size <= 0.3), "some by moments"
     if small_K.any():
-        alone = small_increases(base, amounts, directions, small_K.nonzero()[:, 0])
+        alone = small_increases(base, amounts, directions, small_K.nonzero()[:, 0], *middle_and_half(directions))
         np.testing.assert_allclose(alone, expected[:, small_K], rtol=1e-9, atol=1e-13)
 
 
 def test_moments_in_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     base, amounts, directions = sure(torch.float64, 0.1)
     every = torch.arange(len(directions))
-    whole = small_increases(base, amounts, directions, every)
+    ranges = middle_and_half(directions)
+    whole = small_increases(base, amounts, directions, every, *ranges)
     monkeypatch.setattr("mathinterp.forward.neuron_increases.CPU_DIRECTIONS", 300)  # three neurons of 77 tokens
-    np.testing.assert_allclose(small_increases(base, amounts, directions, every), whole, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        small_increases(base, amounts, directions, every, *middle_and_half(directions)), whole, rtol=1e-12, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 0.03, 0.3])
@@ -111,7 +115,7 @@ def test_neither_the_size_of_directions_nor_what_they_share_matters(size: float,
     wide = Base.of(base.logits_BV.double(), base.target_B)
     exact = neuron_increases_torch(wide, amounts.double(), directions.double())
     found, others = (way(base, amounts, directions).double() for way in (neuron_increases, neuron_increases_torch))
-    assert (reach(amounts, directions) <= SMALL).any()
+    assert (reach(amounts, middle_and_half(directions)[1]) <= SMALL).any()
     assert (found - exact).norm() < max(1e-6 * exact.norm(), 2 * (others - exact).norm())
 
 
@@ -132,7 +136,7 @@ def test_what_is_not_a_number_stays_so(where: str) -> None:
 
 def test_what_moments_leave_out_is_rounding_and_no_moment_is_too_many() -> None:
     _, amounts, directions = sure(torch.float64, 0.1)
-    reached = reach(amounts, directions)
+    reached = reach(amounts, middle_and_half(directions)[1])
     needed = moments_needed(reached)
     allowed = ROUNDING * torch.finfo(torch.float64).eps
     assert needed.min() > 1

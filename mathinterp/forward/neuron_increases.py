@@ -32,11 +32,12 @@ def neuron_increases(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
     """
     if base.softcap is not None:
         return neuron_increases_torch(base, amounts_BK, directions_KV)
-    small_K = reach(amounts_BK, directions_KV) <= SMALL  # not so where a number is NaN, which comes out as it is
+    middle_K, half_K = middle_and_half(directions_KV)
+    small_K = reach(amounts_BK, half_K) <= SMALL  # not so where a number is NaN, which comes out as it is
     result = torch.empty_like(amounts_BK)
     if small_K.any():
         small_k = small_K.nonzero()[:, 0]
-        result[:, small_k] = small_increases(base, amounts_BK, directions_KV, small_k)
+        result[:, small_k] = small_increases(base, amounts_BK, directions_KV, small_k, middle_K, half_K)
     for block_k in (~small_K).nonzero()[:, 0].split(_at_once(directions_KV)):
         result[:, block_k] = _by_exponentials(base, amounts_BK[:, block_k], directions_KV[block_k])
     return result
@@ -55,12 +56,12 @@ def _by_exponentials(base: Base, amounts_BK: torch.Tensor, directions_KV: torch.
     return neuron_increases_torch(base, amounts_BK, directions_KV)
 
 
-def reach(amounts_BK: torch.Tensor, directions_KV: torch.Tensor) -> torch.Tensor:
+def reach(amounts_BK: torch.Tensor, half_K: torch.Tensor) -> torch.Tensor:
     """The largest distance of any logit's shift from the middle of all logits' shifts, for each neuron: K."""
-    return amounts_BK.abs().amax(dim=0) * _middle_and_half(directions_KV)[1]
+    return amounts_BK.abs().amax(dim=0) * half_K
 
 
-def _middle_and_half(directions_KV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def middle_and_half(directions_KV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The middle of each neuron's range over the vocabulary, and half its width: K each."""
     lowest_K, highest_K = directions_KV.aminmax(dim=1)
     return lowest_K / 2 + highest_K / 2, highest_K / 2 - lowest_K / 2
@@ -79,16 +80,17 @@ def moments_needed(reach_K: torch.Tensor) -> torch.Tensor:
 
 
 def small_increases(
-    base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor, neurons_k: torch.Tensor
-) -> torch.Tensor:
+    base: Base, amounts_BK: torch.Tensor, directions_KV: torch.Tensor, neurons_k: torch.Tensor,
+    middle_K: torch.Tensor, half_K: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """As ``logsumexp.neuron_increases_torch``, of some neurons whose reach is at most SMALL: B k; no soft-cap.
 
-    In blocks of neurons that need alike many moments: no more than two blocks' directions are held beside the given.
+    ``middle_K`` and ``half_K``: of all neurons' directions. In blocks of neurons that need alike many moments: no more
+    than two blocks' directions are held beside the given.
     """
     assert base.softcap is None, "moments know no soft-cap"
     others_BV = base.logprobs_BV.exp().scatter(1, base.target_B[:, None], 0.0)
-    middle_K, half_K = _middle_and_half(directions_KV)
-    needed_k = moments_needed((amounts_BK.abs().amax(dim=0) * half_K)[neurons_k])
+    needed_k = moments_needed(reach(amounts_BK, half_K)[neurons_k])
     result = amounts_BK.new_empty(len(amounts_BK), len(neurons_k))
     for block in needed_k.argsort(descending=True).split(_at_once(directions_KV)):
         chosen = neurons_k[block]
