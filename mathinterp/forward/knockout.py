@@ -192,7 +192,7 @@ class PackedHeadSets:
         for layer in range(start, self.anatomy.shape.n_layers):
             edited_EZ = edited_columns(self.anatomy, layer, sets)
             with self._hooked(layer, edited_EZ, placed, group) if edited_EZ.any() else nullcontext():
-                hidden = calls.layer[layer](self.anatomy.layers[layer], hidden)
+                hidden = calls.layer[layer](self.engine.layers[layer], hidden)
             yield hidden
 
     def _hooked(

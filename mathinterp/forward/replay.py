@@ -24,6 +24,7 @@ from mathinterp.forward.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
 from mathinterp.forward.parts import FillsRows, ReadsRows, Twin, gather_rows, known_twin
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
+from mathinterp.forward.tree_attention import serves, trees_of, with_tree_attention, with_trees
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -42,6 +43,7 @@ class PackedEngine:
         max_tokens: most token rows in one batch; halved for good when memory runs out.
         pack_size: nodes a pack aimed at; None = the size of least work.
         compiled: compile layers and scoring (worth it on CUDA for long runs).
+        tree_attention: attention without dense masks (tree_attention.py); None = where its kernel serves, if compiled.
     """
 
     name = "packed"
@@ -56,19 +58,23 @@ class PackedEngine:
         max_tokens: int | None = None,
         pack_size: int | None = None,
         compiled: bool = False,
+        tree_attention: bool | None = None,
     ):
         self.anatomy, self.prompts = anatomy, prompts
         self.device, self.dtype = anatomy.device, anatomy.dtype
         self.answers: Answers = answers_of(prompts)
         self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS)
+        fed = [prompt.fed for prompt in prompts]
+        self.tree_attention = compiled and serves(anatomy, fed) if tree_attention is None else tree_attention
         layout = lay_out(
             anatomy,
-            [prompt.fed for prompt in prompts],
+            fed,
             self.answers,
             private_from=private_from,
             edits=edits_per_batch,
             max_tokens=self.max_tokens,
             pack_size=pack_size,
+            dense_masks=not self.tree_attention,
         )
         self.forest, self.groups, self.edits_per_batch = layout.forest, layout.groups, layout.edits_per_batch
         self._call_layer: Callable[..., torch.Tensor] = call_layer
@@ -79,8 +85,13 @@ class PackedEngine:
             self._call_attention = torch.compile(call_attention, dynamic=False, backend=COMPILER)
             # groups differ in their answers
             self._score_logits = torch.compile(score_logits, dynamic=True, backend=COMPILER)
-        self._after_attention = [known_twin(anatomy, layer) for layer in range(anatomy.shape.n_layers)]
-        self._attention_at_answers = _attention_at_rows(anatomy, anatomy.shape.n_layers - 1)
+        layers = range(anatomy.shape.n_layers)
+        self._after_attention = [known_twin(anatomy, layer) for layer in layers]
+        # what the recorded calls are for
+        self.layers = [
+            with_tree_attention(anatomy, layer) if self.tree_attention else anatomy.layers[layer] for layer in layers
+        ]
+        self._attention_at_answers = _attention_at_rows(anatomy, self._attention(len(layers) - 1))
         self._baseline: Scores | None = None
         self._run_clean_pass()
 
@@ -97,10 +108,14 @@ class PackedEngine:
         shape = (anatomy.shape.n_layers, forest.n_packs, forest.pack_size, anatomy.shape.d_model)
         self.residual_LPND = torch.empty(shape, dtype=self.dtype, device=self._cache_device(math.prod(shape)))
         if self._shape_matters:
-            self.calls = [record(anatomy, forest, group.packs) for group in self.groups]
+            self.calls = [self._recorded(group) for group in self.groups]
             self._rerun_in_batches_of_edits()
         else:
-            self.calls = [record(anatomy, forest, group.packs, self._keeper(group)) for group in self.groups]
+            self.calls = [self._recorded(group, self._keeper(group)) for group in self.groups]
+
+    def _recorded(self, group: Group, observe: Callable[[int, torch.Tensor], None] | None = None) -> RecordedCalls:
+        calls = record(self.anatomy, self.forest, group.packs, observe)
+        return with_trees(calls, trees_of(self.forest, group.packs, self.device)) if self.tree_attention else calls
 
     def _keeper(self, group: Group) -> Callable[[int, torch.Tensor], None]:
         def keep(layer: int, hidden_PND: torch.Tensor) -> None:
@@ -140,28 +155,29 @@ class PackedEngine:
         """Input of ``layer`` (P N D) for the packs of ``group``, on the model's device."""
         return self.residual_LPND[layer, group.span].to(self.device)
 
+    def _attention(self, layer: int) -> nn.Module:
+        module = getattr(self.layers[layer], self.anatomy.family.attention)
+        assert isinstance(module, nn.Module)
+        return module
+
     # ---- one layer, in two halves: the second also serves where attention is known ----
 
     def _layer(self, layer: int, hidden: torch.Tensor, calls: RecordedCalls) -> torch.Tensor:
         call = calls.attention[layer]
-        norm, module = self.anatomy.attention_norm(layer), self.anatomy.attention(layer)
+        norm, module = self.anatomy.attention_norm(layer), self._attention(layer)
         attention = self._call_attention(norm, module, hidden, call.args, dict(call.kwargs))
         return self._rest_of_layer(layer, hidden, calls.layer[layer], attention)
 
     def _rest_of_layer(
         self, layer: int, hidden: torch.Tensor, call: Call, attention: torch.Tensor, mlp: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The layer's output, given that of its attention and perhaps of its MLP.
-
-        The last layer runs at answer slots, in as many shapes as there are groups: compiling it would not pay.
-        """
+        """The layer's output, given that of its attention and perhaps of its MLP."""
         family, twin = self.anatomy.family, self._after_attention[layer]
         known = {family.attention: attention}
         if mlp is not None:
             twin = known_twin(self.anatomy, layer, family.mlp)
             known[family.mlp] = mlp
-        run = call_layer if layer == self.anatomy.shape.n_layers - 1 else self._call_layer
-        output = run(twin.load(**known), hidden, call.args, dict(call.kwargs))
+        output = self._call_layer(twin.load(**known), hidden, call.args, dict(call.kwargs))
         twin.check_used()
         return output
 
@@ -183,10 +199,10 @@ class PackedEngine:
         anatomy, hidden = self.anatomy, self._residual(layer, group)
         if site == "head":
             with caught_input(anatomy.output_projection(layer)) as caught:
-                calls.attention[layer](anatomy.attention(layer), anatomy.attention_norm(layer)(hidden))
+                calls.attention[layer](self._attention(layer), anatomy.attention_norm(layer)(hidden))
         else:
             with caught_output(anatomy.mlp(layer)) as caught:
-                calls.layer[layer](anatomy.layers[layer], hidden)
+                calls.layer[layer](self.layers[layer], hidden)
         assert len(caught) == 1, f"the {site} hook of layer {layer} fired {len(caught)} times, not once"
         return caught[0]
 
@@ -252,7 +268,7 @@ class PackedEngine:
             self._score_group(board, start, stop - start, group, hidden)
 
         rows = len(group.packs) * self.forest.pack_size
-        at_once = max(1, self.max_tokens // rows)
+        at_once = max(1, min(self.edits_per_batch, self.max_tokens // rows))
         if (fitting := in_batches(len(edits), at_once, run)) < at_once:
             self.max_tokens = fitting * rows
 
@@ -329,7 +345,7 @@ class PackedEngine:
         """The last layer at answer slots only: keys and values of all nodes, the rest at M of them."""
         last, twin = self.anatomy.shape.n_layers - 1, self._attention_at_answers
         norm, call = self.anatomy.attention_norm(last), calls.attention[last]
-        attention = call_attention(norm, twin.load_all(rows_RM), hidden, call.args, dict(call.kwargs))
+        attention = self._call_attention(norm, twin.load_all(rows_RM), hidden, call.args, dict(call.kwargs))
         twin.check_used()
         return self._rest_of_layer(last, gather_rows(hidden, rows_RM), calls.layer[last], attention)
 
@@ -362,10 +378,11 @@ class PackedEngine:
         }
 
 
-def _attention_at_rows(anatomy: Anatomy, layer: int) -> Twin:
-    """The layer's attention with queries (where the family has them apart) and output at chosen rows alone."""
-    family, attention = anatomy.family, anatomy.attention(layer)
-    children: dict[str, nn.Module] = {family.output_projection: ReadsRows(anatomy.output_projection(layer))}
+def _attention_at_rows(anatomy: Anatomy, attention: nn.Module) -> Twin:
+    """An attention module with queries (where the family has them apart) and output at chosen rows alone."""
+    family = anatomy.family
+    projection = getattr(attention, family.output_projection)
+    children: dict[str, nn.Module] = {family.output_projection: ReadsRows(projection)}
     if family.query is not None:
         children[family.query] = FillsRows(getattr(attention, family.query))
     return Twin(attention, children)

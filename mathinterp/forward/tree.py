@@ -57,6 +57,17 @@ class Forest:
             allowed &= (depths[:, None] - depths[None, :]) < window
         return allowed
 
+    def subtree_ends(self, pack: int) -> np.ndarray:
+        """N: the first node after each node's subtree. Nodes are in depth-first order, so node i sees node j iff
+        j <= i < end of j; padding is seen by itself alone.
+        """
+        ends = np.arange(1, self.pack_size + 1)
+        for node in range(int(self.used_P[pack]) - 1, -1, -1):  # children come after their parents
+            parent = self.parents_PN[pack, node]
+            if parent >= 0:
+                ends[parent] = max(ends[parent], ends[node])
+        return ends
+
 
 def plant(
     sequences: Sequence[Sequence[int]],

@@ -135,6 +135,7 @@ def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in
     if isinstance(engine, PackedEngine):
         forest = engine.forest
         notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
+        notes["attention"] = "tree" if engine.tree_attention else "dense masks"
         notes["noise_floor"] = engine.noise_floor(engine.baseline())
     if scan.ablation == "mean":
         groups = Counter(_mean_groups(scan, prompts))
