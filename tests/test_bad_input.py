@@ -22,11 +22,11 @@ SENTENCE = ["chain", "--sentence", "3+5="]
 CASES = [
     # a run that is not there, or of another scan
     (["neuron", "4.312", "--neurons-from", "nosuch"], "no run 'nosuch'"),
-    (["neuron", "4.312", "--neurons-from", "HEADS"], "is a scan of heads; take one of neurons"),
+    (["neuron", "4.312", "--neurons-from", "HEADS"], "is a scan of heads, which ranks no neurons"),
     (["neuron", "4.312", "--store", "empty"], "has no finished neuron scan"),
-    (["maskkeep", "--neurons-from", "HEADS", "--limit", "8"], "is a scan of heads; take one of neurons"),
+    (["maskkeep", "--neurons-from", "HEADS", "--limit", "8"], "is a scan of heads, which ranks no neurons"),
     (["maskkeep", *NEURONS, "--store", "empty"], "no run"),
-    (["scan", "graph", "--neurons-from", "HEADS", "--limit", "8"], "is a scan of heads; take one of neurons"),
+    (["scan", "graph", "--neurons-from", "HEADS", "--limit", "8"], "is a scan of heads, which ranks no neurons"),
     (["tune", "zero", "--heads-from", "RUN", "--out", "new"], "is a scan of neurons, which ranks no heads"),
     (["tune", "zero", "--heads-from", "HEADS", "--top", "9", "--out", "new"], "--top 9: the ranking has only 4 heads"),
     (["knockout", "--rank-from", "' OR 1=1 --"], "no run '' OR 1=1 --'"),
@@ -72,6 +72,7 @@ CASES = [
     ([*SENTENCE, "--out", "file/x"], "--out 'file/x' cannot be made"),
     (["report", "--out", "file/x"], "--out 'file/x' cannot be made"),
     (["edit", "--out", "file/x"], "--out 'file/x' cannot be made"),
+    (["tune", "zero", "--neurons", "0-1", "--out", "new"], "--neurons '0-1' cannot be read; write layer.neuron"),
     (["tune", "zero", "--heads", "0.1", "--out", "file/x"], "--out 'file/x' cannot be made"),
     (["tune", "zero", "--heads", "0.1", "--out", "full"], "--out 'full' exists already"),
     (["tune", "merge", "adapter", "--out", "file/x"], "--out 'file/x' cannot be made"),

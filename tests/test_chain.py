@@ -29,10 +29,11 @@ from mathinterp.scans.base import Subject
 from mathinterp.scans.chain import ChainScan
 from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
+from tests.neuron_rows import grid
+from tests.neuron_twin import gain, spread
 from tests.small_store import open_run
 from tests.test_forward import PROMPTS, anatomy
 from tests.test_neuron_graph import value_row
-from tests.test_neurons import gain, grid, spread
 from tests.tiny import tiny_model, tiny_tokenizer
 
 assert anatomy  # the fixture: every tiny family in float64
@@ -300,6 +301,9 @@ def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
     store.write_prompts("feedbeef00000000", MADE)
     store.write_shard(run.run_id, "chain_scan", 0, pa.Table.from_pandas(rows, scan.schemas["chain_scan"]), {})
     run.finish()
+    shallow, deep = (rows[rows["stage"] == stage] for stage in ("shallow_neuron", "deep_neuron"))
+    assert (shallow["layer"] < shallow["via_layer"]).all(), "before the head's layer"
+    assert (deep["layer"] >= deep["via_layer"]).all(), "from the head's layer on"
     found = store.dataframe("FROM chain_summary")
     n = {"add": sum(p.prompt.operation == "add" for p in MADE), "all": len(MADE)}
     for operation, count in n.items():
@@ -309,7 +313,7 @@ def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
         mine = found[(found["operation"] == operation) & (found["stage"] == "deep_neuron")].set_index("name")
         assert len(mine) == len(expected) > 4
         for (layer, unit), row in expected.iterrows():
-            of = mine.loc[f"{layer}_{unit}"]
+            of = mine.loc[f"{layer}.{unit}"]
             assert of["strength"] == pytest.approx(row["total"] / count, rel=1e-5)
             assert (of["in_prompts"], of["n"]) == (row["prompts"], count)
         heads = part[part["stage"] == "head"]

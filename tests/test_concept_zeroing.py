@@ -17,7 +17,7 @@ from mathinterp.cluster.ray_cluster import connection
 from mathinterp.errors import UserError
 from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.concepts import kept_neurons, summarize_concepts
+from mathinterp.report.concepts import kept_neurons, missing_controls, summarize_concepts
 from mathinterp.scans.base import Subject
 from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.scans.neuron_controls import has_control, layer_matched_neurons
@@ -155,7 +155,7 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     assert shown[0]["one layer (%)"] == pytest.approx(100 * (2 / 6 * 6 + 3 / 8 * 8) / 14)
     assert shown[0]["random (%)"] == pytest.approx(100 * (0 * 6 + 1 * 8) / 14)
     assert [(r["neuron"], r["attention"], r["hits"], r["concepts"]) for r in examples] == [
-        ("0_0", 2, 3, "c0 c1 c2"), ("0_2", 1, 2, "c0 c1"),
+        ("0.0", 2, 3, "c0 c1 c2"), ("0.2", 1, 2, "c0 c1"),
     ]  # fmt: skip
     assert examples[0]["tokens through attention"] == "\\nt0.0.2.1"
     assert examples[0]["tokens read directly"] == "\\nt0.0.None.1"
@@ -218,6 +218,27 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     assert table["sub"]["decrease"] == pytest.approx(
         100 * next(r for r in effects if r["operation"] == "sub")["relative_drop"]
     )
+
+
+@pytest.mark.parametrize("seeds", [2, 0])
+def test_levels_without_random_sets_say_which_layer_is_full(concept_store: tuple[Store, str], seeds: int) -> None:
+    """Level 0 keeps neurons 0 and 2 of the three of layer 0, and the only one of layer 1; level 2 has random sets."""
+    store, source = concept_store
+    parameters = {"source": source, "seeds": seeds}
+    run = open_run(store, ["baseline/00000", "concept_zeroing/00000"], scan="concept_zeroing", parameters=parameters)
+    row = {"prompt_id": "a", "position": 0, "logit": 0.0, "predicted_id": 1, "correct": True, "logprob": -1.0}
+    sets = [("concepts", 0, 3), ("concepts", 2, 1), *([("random", 2, 1)] if seeds else [])]
+    zeroed = [{**row, "neurons": kind, "level": level, "seed": 0, "zeroed": count} for kind, level, count in sets]
+    store.write_prompts(FINGERPRINT, [prompt("a")])
+    for table, rows in (("baseline", [row]), ("concept_zeroing", zeroed)):
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+    run.finish()
+    lines = missing_controls(store, run.run_id)
+    if seeds:
+        (line,) = lines
+        assert line.startswith("No random sets for hits > 0: 1 of the 1 neurons of layer 1 are zeroed, so there are")
+    else:
+        assert lines == [], "none were asked for"
 
 
 # ---- the command ----

@@ -13,8 +13,8 @@ from mathinterp.forward.scores import Scores
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.scans.iterative import IterativeScan
 from tests import test_scans
+from tests.head_sets import SETS, resampled, zeros
 from tests.test_forward import PROMPTS, anatomy, assert_same
-from tests.test_knockout import SETS, resampled, zeros
 
 assert anatomy  # the fixture: every tiny family in float64
 

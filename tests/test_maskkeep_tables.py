@@ -290,7 +290,7 @@ def test_mistakes_are_one_line(filled: tuple[Store, str, str]) -> None:
     store, run, source = filled
     for words, message in (
         (["--neurons-from", "nosuch"], "no run 'nosuch'"),
-        (["--neurons-from", run], "is a scan of maskkeep; take one of neurons"),
+        (["--neurons-from", run], "is a scan of maskkeep, which ranks no neurons; take one of 'neurons'"),
         (["--neurons-from", source], f"run {source} ranked the neurons of m, not of bundled"),
         (["--neurons-from", source, "--ks", "5,x"], "--ks '5,x' cannot be read"),
         (

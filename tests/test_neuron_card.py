@@ -195,6 +195,8 @@ def test_mistakes_are_one_line(scanned: Scanned, tmp_path: Path) -> None:
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
     for words, message in (
         (["2", "--store", store.url], "neuron '2' cannot be read; write layer.neuron, like 28.3696"),
+        (["2.5,2.6", "--store", store.url], "neuron '2.5,2.6' names 2; a card is of one"),
+        (["2_40", "--store", store.url, "--model", folder], "neuron 2.40 does not exist"),
         (["2.5", "--store", tmp_path], "has no finished neuron scan of bundled; run 'mathinterp scan neurons' first"),
         (["2.5", "--store", store.url, "--neurons-from", run_id], "ranked the neurons of tiny, not of bundled"),
         (["2.40", "--store", store.url, "--model", folder], "neuron 2.40 does not exist"),

@@ -29,10 +29,10 @@ from mathinterp.scans.neuron_graph import NeuronGraphScan
 from mathinterp.scans.neuron_nodes import NeuronNodes, RankedNodes
 from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
+from tests.neuron_twin import gain, look, spread
 from tests.small_store import open_run
 from tests.test_forward import PROMPTS, anatomy
 from tests.test_neuron_ablation import zero_columns
-from tests.test_neurons import gain, look, spread
 from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -306,6 +306,9 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     agreement = store.rows("FROM neuron_graph_agreement WHERE operation = 'add' AND k = 6")[0]
     assert agreement["first_order"] == pytest.approx(np.mean(expected))
     assert agreement["n"] == len(expected) > 1
+    names = store.rows("SELECT layer, neuron, lower_name, to_layer, to_neuron, upper_name FROM neuron_graph_edges")
+    assert {row["lower_name"] for row in names} == {f"{row['layer']}.{row['neuron']}" for row in names}
+    assert {row["upper_name"] for row in names} == {f"{row['to_layer']}.{row['to_neuron']}" for row in names}
     share = store.rows(
         """SELECT share, first_order, n.coefficient_size AS size FROM neuron_graph_edges e
            JOIN neuron_graph_nodes n ON e.graph = n.graph AND to_layer = n.layer AND to_neuron = n.neuron LIMIT 5"""
@@ -316,7 +319,7 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     svg = written[1].read_text()
     assert written[0].read_bytes()[:4] == b"\x89PNG"
     for layer, neuron in NEURONS:
-        assert f"{layer}_{neuron}" in svg
+        assert f"{layer}.{neuron}" in svg
     with pytest.raises(UserError, match="has no graph 'zzz'"):
         summarize_graph(store, run.run_id, "zzz")
 

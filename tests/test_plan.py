@@ -25,10 +25,10 @@ from mathinterp.scans.iterative import IterativeScan
 from mathinterp.scans.knockout import KnockoutScan
 from mathinterp.scans.mlp_probe import MlpProbe
 from mathinterp.scans.mlps import MlpScan
-from mathinterp.scans.neurons import NeuronScan
+from mathinterp.scans.neurons import NeuronScan, OtherModel
 from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
-from tests.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
+from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan
 
 
@@ -152,6 +152,30 @@ def test_neurons_are_counted_in_terms_of_their_sums(seven_billion):
     assert plan.terms == 352_256 * 1600 * 32_000
     assert 3 < plan.seconds["H100"] < 10
     assert plan.seconds["this CPU"] == pytest.approx(plan.terms / 1e9 + plan.flops / 0.05e12)
+
+
+def test_a_compared_model_is_held_beside_the_original(seven_billion):
+    shape, prompts = seven_billion
+    other = OtherModel(ModelSpec("random:llama-2-7b"), "fingerprint", "another")
+    scan = NeuronScan("model", other=other)
+    alone, heads, both = (
+        plan_scan(each, shape, prompts, "bfloat16")
+        for each in (NeuronScan(), NeuronScan("head", heads=((0, 1),)), scan)
+    )
+    assert alone.models == heads.models == 1
+    assert both.models == 2
+    assert both.model_bytes == 2 * alone.model_bytes == 2 * 2 * parameters(shape)
+    assert both.peak_bytes - heads.peak_bytes == alone.model_bytes, "the same two passes, and one model more"
+
+
+def test_a_plan_names_the_compared_model(tmp_path):
+    model, other = (save_tiny(tmp_path / f"tiny-{seed}", "llama", seed) for seed in (0, 1))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "3 plus 4 is", "answer": "7"}\n')
+    words = ["plan", "neurons", "--model", model, "--against", f"model:{other}", "--prompts", prompts]
+    shown = CliRunner().invoke(main, [str(word) for word in words])
+    assert shown.exit_code == 0, shown.output
+    assert "parameters, compared with another of as many" in " ".join(shown.stdout.split())
 
 
 def test_a_soft_cap_costs_an_exponential_a_term():

@@ -120,7 +120,10 @@ def test_neurons_from_sql_and_weights_of_data(tmp_path):
 
     sql = "SELECT 2 AS layer, 39 AS neuron UNION ALL SELECT 0, 7 ORDER BY layer"
     assert _neurons(None, sql, str(tmp_path)) == ((0, 7), (2, 39))
-    assert _neurons("12.345,13.7", None, str(tmp_path)) == ((12, 345), (13, 7))
+    assert _neurons("13.7,12.345", None, str(tmp_path)) == ((13, 7), (12, 345))
+    assert _neurons("13_7,12.345", None, str(tmp_path)) == ((13, 7), (12, 345)), "paper A writes layer_neuron"
+    with pytest.raises(UserError, match="--neurons '13-7' cannot be read"):
+        _neurons("13-7", None, str(tmp_path))
     assert _weighted(("a.jsonl:0.7", "gsm8k:data/x.jsonl:3")) == (["a.jsonl", "gsm8k:data/x.jsonl"], [0.7, 3])
     assert _weighted(("a.jsonl", "gsm8k:data/x.jsonl")) == (["a.jsonl", "gsm8k:data/x.jsonl"], [])
 

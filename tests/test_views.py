@@ -6,12 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import pytest
 from scipy import special, stats
 
+from mathinterp.cli.output import PER_CENT_VIEWS
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
 from mathinterp.store.schema import TABLES
@@ -122,6 +125,21 @@ def reads(view: str, texts: dict[str, str]) -> set[str]:
         found |= new
         left += sorted(new)
     return found
+
+
+def test_the_views_in_per_cent_are_those_that_the_commands_name():
+    folder = Path(query.__file__).parent / "views"
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.sql")}
+    named = {view for view in texts if any(fnmatch(view, pattern) for pattern in PER_CENT_VIEWS)}
+    assert {view for view, text in texts.items() if "100 *" in text} <= named
+    assert all("100 *" in texts[view] for view in named if not view.startswith("paper_"))
+
+
+def test_heads_and_neurons_are_named_with_a_dot():
+    texts = [path.read_text(encoding="utf-8") for path in (Path(query.__file__).parent / "views").glob("*.sql")]
+    named = [line for text in texts for line in text.splitlines() if re.search(r"\b(layer|to_layer) \|\| ", line)]
+    assert len(named) > 5
+    assert all("layer || '.' || " in line for line in named)
 
 
 def test_head_effects_by_hand_token_scoring(small):

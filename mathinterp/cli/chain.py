@@ -55,11 +55,13 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
     """The four stages of an answer, of one sentence or of a set (paper A, section 4.4), as a table and a drawing.
 
     \b
-    shallow_neuron  earlier FFN neurons, at a token, as an arithmetic head moves them to END
+    shallow_neuron  FFN neurons of layers before an arithmetic head's, at a token, as the head moves them to END
     attention       which heads read which tokens at END
     head            heads whose zeroing costs the answer's probability most: the arithmetic heads
-    deep_neuron     neurons whose importance falls most with the first arithmetic head zeroed
+    deep_neuron     neurons whose importance falls most with the first arithmetic head zeroed: in its layer or later
     prediction      the likeliest tokens, original and with that head zeroed
+    Shallow and deep go by the head, here alone: the deep layers of 'maskkeep' and 'tune prune' go by the model's depth
+    (17-31 of 32). In paper A they coincide, for its first arithmetic head is in layer 17 of 32.
 
     \b
     Examples:
@@ -68,7 +70,7 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
       mathinterp chain --prompts two_digit --limit 64 --operation add
     """
     from mathinterp.cli.knockout import parse_ranking
-    from mathinterp.report.chain import chain_figure, summarize_chain
+    from mathinterp.report.chain import STAGES_EXPLAINED, chain_figure, summarize_chain
     from mathinterp.report.figures import save
     from mathinterp.scans.chain import ChainScan
     from mathinterp.store import Store
@@ -96,6 +98,7 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
     else:
         if summary is not None:
             print_table(summary.table, title=summary.title)
+            console.print(STAGES_EXPLAINED, highlight=False)
             console.print(summary.verdict, highlight=False)
             print_sql_hint(run.store, summary.queries)
         for path in drawn:

@@ -127,16 +127,20 @@ def _show(
 ) -> None:
     from dataclasses import asdict
 
-    from mathinterp.report.concepts import summarize_concepts, zeroing_table
+    from mathinterp.report.concepts import missing_controls, summarize_concepts, zeroing_table
     from mathinterp.store import Store
 
     store = Store(run.store)
     found: dict[str, Any] = {}
     if run.complete:
         found = {"top_tokens": chosen.top, **asdict(summarize_concepts(store, run.run_id, levels, show))}
-    decreases = zeroing_table(store, zeroing.run_id) if zeroing is not None and zeroing.complete else []
+    decreases: list[dict[str, Any]] = []
+    missing: list[str] = []
+    if zeroing is not None and zeroing.complete:
+        decreases, missing = zeroing_table(store, zeroing.run_id), missing_controls(store, zeroing.run_id)
     if as_json:
-        print_json({**run_json(run), **found, "zeroing": zeroing and {**run_json(zeroing), "decreases": decreases}})
+        told = {"decreases": decreases, "missing_controls": missing}
+        print_json({**run_json(run), **found, "zeroing": zeroing and {**run_json(zeroing), **told}})
         return
     if found:
         print_table(found["levels"], title=f"Neurons with concepts among their first {chosen.top} tokens")
@@ -151,6 +155,8 @@ def _show(
         print_table(found["examples"], title="Most hits")
     if decreases:
         print_table(decreases, title="All of them at zero: relative decrease of accuracy (%), 95 % interval")
+        for line in missing:
+            console.print(line, highlight=False)
     elif found:
         console.print("No neurons were zeroed.", highlight=False)
     where = f"WHERE run_id = '{run.run_id}'"

@@ -1,5 +1,6 @@
 """``mathinterp knockout``: take out the first heads of a ranking together, against random heads; or find a ranking."""
 
+import logging
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from mathinterp.scans.knockout import KnockoutScan, Sentence
 
 Ranking = tuple[tuple[int, int], ...]
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -171,10 +174,11 @@ def _knock_out(
     run = run_chosen(chosen, **options)
     found = summarize_knockout(Store(run.store), run.run_id) if run.complete else None
     names = [f"{layer}.{head}" for layer, head in ranking]
+    _warn(found.warnings if found else [])
     if as_json:
-        told = {"verdict": found.verdict, "curve": found.curve, "summary": found.summary} if found else {}
-        examples = {"examples": found.examples} if found else {}
-        print_json({**run_json(run), "ranking": names, **told, **examples})
+        parts = ("verdict", "warnings", "curve", "summary", "examples")
+        told = {name: getattr(found, name) for name in parts} if found else {}
+        print_json({**run_json(run), "ranking": names, **told})
     else:
         if found is not None:
             print_table(found.curve, title=_curve_title(chosen))
@@ -216,6 +220,7 @@ def _tokenize(text: str, tokenizer: "PreTrainedTokenizerBase") -> "Sentence":
 def _find_ranking(
     steps: int, rank_by: str, layers: str | None, edit: dict[str, Any], as_json: bool, options: dict[str, Any]
 ) -> None:
+    from mathinterp.report.thin_means import thin_mean_warnings
     from mathinterp.scans.iterative import IterativeScan
     from mathinterp.store import Store
 
@@ -225,12 +230,16 @@ def _find_ranking(
     chosen = replace(chosen, known=_finished_steps(chosen, options))
     run = run_chosen(chosen, **{**options, "replicas": 1})
     query = f"SELECT * FROM iterative_scan WHERE run_id = '{run.run_id}'"
-    rows = Store(run.store).rows(
+    store = Store(run.store)
+    rows = store.rows(
         f"""SELECT step, layer || '.' || head AS head, 100 * accuracy AS accuracy, 100 * (accuracy - accuracy_before)
                AS accuracy_change, logprob_change FROM ({query}) WHERE masked ORDER BY step"""
     )
+    warnings = thin_mean_warnings(store, run.run_id)
+    _warn(warnings)
     if as_json:
-        print_json({**run_json(run), "ranking": [row["head"] for row in rows], "steps": rows})
+        ranking = [row["head"] for row in rows]
+        print_json({**run_json(run), "ranking": ranking, "warnings": warnings, "steps": rows})
     else:
         print_table(
             rows, title=f"Heads masked one after another ({edit['ablation']} ablation, by {rank_by}; accuracy in %)"
@@ -265,6 +274,11 @@ def _finished_steps(scan: "IterativeScan", options: dict[str, Any]) -> Ranking:
     run = run_id(scan.name, parameters, work.model.fingerprint, work.prompts_fingerprint)
     masked = store.rows(f"SELECT step, layer, head FROM iterative_scan WHERE run_id = '{run}' AND masked ORDER BY step")
     return tuple((row["layer"], row["head"]) for step, row in enumerate(masked) if row["step"] == step)
+
+
+def _warn(lines: list[str]) -> None:
+    for line in lines:
+        logger.warning(line)
 
 
 def _exit_unless_complete(run: "RunSummary") -> None:

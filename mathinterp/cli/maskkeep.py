@@ -29,7 +29,8 @@ from mathinterp.errors import UserError
 @click.option(
     "--deep-layers",
     default=None,
-    help="Whose other neurons keep zeroes, for example 17-31; default the layers from 17/32 of the depth on.",
+    help="Whose other neurons keep zeroes, for example 17-31; default the layers from 17/32 of the depth on (in 'chain'"
+    " deep means from the zeroed head's layer on).",
 )
 @click.option("--cases", default="correct", show_default=True, help="Prompts shown: correct, flipped or all.")
 @click.option("--scoring", default="token", show_default=True, help="What is shown: token, first_token or exact_match.")

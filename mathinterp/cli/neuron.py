@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import json_option, model_options, store_option
+from mathinterp.cli.options import json_option, model_options, parse_neurons, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.errors import UserError
 
@@ -75,10 +75,10 @@ def load_here(spec: "ModelSpec") -> "LoadedModel":
 
 
 def _parse(text: str) -> tuple[int, int]:
-    layer, dot, number = text.replace("_", ".").partition(".")  # graphs and papers write 28_3696
-    if not (dot and layer.isdecimal() and number.isdecimal()):
-        raise UserError(f"neuron '{text}' cannot be read; write layer.neuron, like 28.3696")
-    return int(layer), int(number)
+    neurons = parse_neurons(text, "neuron")
+    if len(neurons) > 1:
+        raise UserError(f"neuron '{text}' names {len(neurons)}; a card is of one")
+    return neurons[0]
 
 
 def _json(card: "NeuronCard") -> dict[str, Any]:

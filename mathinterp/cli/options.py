@@ -192,6 +192,20 @@ def parse_heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
     return tuple(sorted(heads))
 
 
+def parse_neurons(text: str, option: str = "--neurons") -> tuple[tuple[int, int], ...]:
+    """ "28.3696,13.7", or "28_3696" as paper A writes it -> ((28, 3696), (13, 7)), in the order given.
+
+    Raises UserError for anything else; ``option`` is what its line names.
+    """
+    neurons = []
+    for part in text.split(","):
+        layer, dot, neuron = part.strip().replace("_", ".").partition(".")
+        if not (dot and layer.isdecimal() and neuron.isdecimal()):
+            raise UserError(f"{option} '{text}' cannot be read; write layer.neuron, like 28.3696")
+        neurons.append((int(layer), int(neuron)))
+    return tuple(neurons)
+
+
 def require_one(heads: str | None, layers: str | None) -> None:
     """Raise UserError if both choices are given: which of them should hold would be a guess."""
     if heads is not None and layers is not None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 console = Console(width=None if sys.stdout.isatty() else WIDE)
+PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
 
@@ -60,7 +61,11 @@ def file_name(text: str) -> str:
 
 def print_sql_hint(store: str, queries: Sequence[str]) -> None:
     """Where the results are, and the SQL to go on with."""
-    console.print(f"Results: {store}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Results: {store}  (in SQL accuracies, drops, effects and shares are fractions of 1; per cent and points only"
+        f" in {', '.join(PER_CENT_VIEWS)})",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
     option = "" if store == "results" else f" --store {store}"
     for query in queries:
         console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)

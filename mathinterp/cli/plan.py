@@ -107,7 +107,8 @@ def _devices(cost: "Plan", dtype: str, only: str | None = None) -> list[dict[str
 
 def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]) -> None:
     facts = {
-        "model": f"{label}, {cost.parameters:,} parameters",
+        "model": f"{label}, {cost.parameters:,} parameters"
+        + (", compared with another of as many" if cost.models > 1 else ""),
         "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} {_nodes(cost)}",
         "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
         + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")

@@ -1,5 +1,6 @@
 """``mathinterp scan ...``: run a scan, or resume it, and say what it found."""
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from mathinterp.cli.running import print_run, run_chosen, run_json
 
 if TYPE_CHECKING:
     from mathinterp.scans.base import Scan
+
+logger = logging.getLogger(__name__)
 
 
 @click.group()
@@ -86,10 +89,13 @@ def mlps(layers: str | None, ablation: str, positions: str | None, scoring: str 
 
 def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> None:
     from mathinterp.report.summary import summarize_ablation
+    from mathinterp.report.thin_means import thin_mean_warnings
     from mathinterp.store import Store
 
     run = run_chosen(chosen, **options)
     summary = summarize_ablation(Store(run.store), run.run_id, node) if run.rows or run.reused else None
+    for warning in thin_mean_warnings(Store(run.store), run.run_id):
+        logger.warning(warning)
     if as_json:
         found = {"baseline": summary.baseline, "verdict": summary.verdict, "top": summary.top} if summary else {}
         print_json({**run_json(run), **found})

@@ -15,6 +15,9 @@ from mathinterp.cli.output import print_json, print_sql_hint, print_table
 def sql(query: str | None, store: str, as_json: bool) -> None:
     """Run a DuckDB SQL query over a store's views; without a query, list the views.
 
+    Accuracies, drops, effects and shares are fractions of 1, where the tables of other commands print per cent; only
+    the views paper_*, head_operations and evaluation_table are in per cent and points.
+
     Files that cannot be trusted (half-written, foreign) are left out and named on stderr.
 
     \b

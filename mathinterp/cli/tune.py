@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import out_folder, parse_layers
+from mathinterp.cli.knockout import parse_ranking
+from mathinterp.cli.options import out_folder, parse_layers, parse_neurons
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
 from mathinterp.cli.sweep import sweep
@@ -172,7 +173,7 @@ def _ranking(heads: str | None, heads_from: str | None, heads_sql: str | None, s
     if sum(value is not None for value in (heads, heads_from, heads_sql)) > 1:
         raise UserError("give the heads in one way: --heads, --heads-from or --heads-sql")
     if heads is not None:
-        return _parse_pairs("--heads", heads, "17.22,14.19")
+        return parse_ranking(heads)
     if heads_from is not None:
         return ranking_from(Store(store), heads_from)
     return () if heads_sql is None else _pairs_of("--heads-sql", heads_sql, "head", store)
@@ -201,17 +202,7 @@ def _neurons(text: str | None, sql: str | None, store: str) -> Pairs:
         raise UserError("give the neurons in one way: --neurons or --neurons-sql")
     if sql is not None:
         return _pairs_of("--neurons-sql", sql, "neuron", store)
-    return () if text is None else _parse_pairs("--neurons", text, "12.345,13.7")
-
-
-def _parse_pairs(option: str, text: str, example: str) -> Pairs:
-    pairs = []
-    for part in text.split(","):
-        layer, dot, index = part.strip().partition(".")
-        if not (dot and layer.isdecimal() and index.isdecimal()):
-            raise UserError(f"{option} '{text}' cannot be read; write it like {example}")
-        pairs.append((int(layer), int(index)))
-    return tuple(pairs)
+    return () if text is None else parse_neurons(text)
 
 
 def _names(heads: "Pairs | list[tuple[int, int]]") -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import model_options, out_folder, parse_heads, store_option
+from mathinterp.cli.options import model_options, out_folder, parse_heads, parse_neurons, store_option
 from mathinterp.cli.output import console
 from mathinterp.errors import UserError
 
@@ -58,7 +58,7 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
         if len(ranking) < top:
             raise UserError(f"--top {top}: the ranking has only {len(ranking)} heads; give --top {len(ranking)}")
         chosen = ranking[:top]
-    units = _parse_neurons(neurons)
+    units = () if neurons is None else tuple(sorted(set(parse_neurons(neurons))))
     if not chosen and not units:
         raise UserError("nothing to zero: give --heads 17.22,14.19, --heads-from RUN_ID or --neurons 12.345")
     check_free(out)
@@ -69,10 +69,3 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
         f"{resolved.label} without {len(chosen)} heads and {len(units)} neurons ({resolved.dtype}) is in {out}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
-
-
-def _parse_neurons(text: str | None) -> tuple[tuple[int, int], ...]:
-    try:
-        return parse_heads(text) or ()
-    except UserError:
-        raise UserError(f"--neurons '{text}' cannot be read; write layer.neuron, like 12.345,13.7") from None

@@ -54,12 +54,13 @@ class Plan:
     rows: int
     tokens: int  # of all prompts
     nodes: int  # token positions of a clean pass: of prefix trees, or up to END
-    parameters: int
+    parameters: int  # of one model
+    models: int  # that a replica holds, of as many parameters each: 2 where another model is compared
     flops: float  # of the scan itself, as matrix products
     plain_flops: float | None  # the same by full forward passes with hooks; None: it is a few passes anyway
     terms: float  # of neurons' sums over the vocabulary, beside the products
     result_bytes: int  # Parquet, about
-    model_bytes: int
+    model_bytes: int  # the weights of all models held
     cache_bytes: int  # what is kept of clean passes
     peak_bytes: int  # device memory of a replica, about
     seconds: dict[str, float]  # of computing: device -> on one GPU of that kind, or on all cores of this CPU
@@ -84,7 +85,7 @@ def plan_scan(
     shards = scan.shards(shape, prompts)
     cost = scan_cost(scan, shape, prompts, shards)
     width = DTYPE_BYTES[dtype]
-    weights, kept = width * parameters(shape), width * cost.kept
+    weights, kept = width * parameters(shape) * scan.models_held, width * cost.kept
     return Plan(
         scan=scan.name,
         shards=len(shards),
@@ -93,6 +94,7 @@ def plan_scan(
         tokens=sum(len(prompt.fed) for prompt in prompts),
         nodes=cost.nodes,
         parameters=parameters(shape),
+        models=scan.models_held,
         flops=cost.flops,
         plain_flops=cost.plain_flops,
         terms=cost.terms,

@@ -166,7 +166,7 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
         replicas: as asked, or None.
         gpus: of one replica, from gpus_each.
         shards: how many there are to run.
-        model_bytes: of the weights.
+        model_bytes: of the weights of all models that a replica holds.
     """
     if replicas is not None and replicas < 1:
         raise UserError(f"--replicas {replicas}: at least one replica is needed")

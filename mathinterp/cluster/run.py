@@ -109,7 +109,7 @@ def run_scan(
         outcome, placement = Outcome(), None
         if missing:
             stack.enter_context(connection(address))
-            weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape)
+            weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
             placement = place(replicas, gpus, len(missing), weights)
             outcome = dispatch(work, run, store, missing, placement, max_attempts, progress)
         else:

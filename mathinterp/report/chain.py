@@ -16,15 +16,20 @@ from mathinterp.store import Store
 SHOWN = 5  # rows of a stage
 STAGES = ("shallow_neuron", "attention", "head", "deep_neuron", "prediction")
 TITLES = {
-    "shallow_neuron": "shallow FFN neurons\n(log-odds, nats, through the head)",
+    "shallow_neuron": "shallow FFN neurons, before the\nhead's layer (log-odds, nats)",
     "attention": "attention from END\n(log-odds, nats, read)",
     "head": "arithmetic heads\n(fall of p when zeroed)",
-    "deep_neuron": "deep FFN neurons\n(change of importance, nats)",
+    "deep_neuron": "deep FFN neurons, from that\nhead's layer on (change, nats)",
     "prediction": "prediction\n(p, and with the head zeroed)",
 }
 COLUMNS = {
-    "strength": "strength", "exact_effect": "exact", "deep_effect": "deep", "weight": "weight",
+    "strength": "strength", "exact_effect": "exact", "deep_effect": "on deep", "weight": "weight",
 }  # fmt: skip
+
+STAGES_EXPLAINED = (
+    "shallow_neuron: of a layer before that of the head under via; deep_neuron: of that head's layer or a later one"
+    " (the deep layers of maskkeep go by the model's depth instead)."
+)
 
 
 @dataclass(frozen=True)

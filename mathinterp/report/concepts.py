@@ -95,3 +95,26 @@ def zeroing_table(store: Store, run_id: str) -> list[dict[str, Any]]:
             FROM paper_a_table8 WHERE run_id = '{run_id}'
             ORDER BY level, operation = 'all' DESC, operation"""
     )
+
+
+def missing_controls(store: Store, run_id: str) -> list[str]:
+    """A line for each level of a zeroing run that has no random sets though some were asked for: which layer is full.
+
+    A random set has as many neurons in each layer as the level's own, and none of them: that takes half a layer.
+    """
+    rows = store.rows(
+        f"""SELECT level, layer, count(*) FILTER (hits > level) AS zeroed, count(*) AS neurons
+            FROM concept_neurons AS found
+            JOIN (
+                SELECT DISTINCT level, parameters ->> 'source' AS source FROM paper_a_table8 JOIN runs USING (run_id)
+                WHERE run_id = '{run_id}' AND random_sets = 0 AND (parameters ->> 'seeds')::INTEGER > 0
+            ) AS alone ON found.run_id = alone.source
+            GROUP BY level, layer
+            QUALIFY row_number() OVER (PARTITION BY level ORDER BY zeroed / neurons DESC, layer) = 1
+            ORDER BY level"""
+    )
+    return [
+        f"No random sets for hits > {row['level']}: {row['zeroed']} of the {row['neurons']} neurons of layer"
+        f" {row['layer']} are zeroed, so there are not as many others to draw there; take higher --levels."
+        for row in rows
+    ]

@@ -156,7 +156,7 @@ def graph_name(store: Store, run_id: str, graph: str | None) -> str:
 
 
 def graph_figure(store: Store, run_id: str, graph: str | None = None) -> Figure:
-    """One graph, layer above layer: nodes as layer_neuron with their first tokens, edges from lower to higher.
+    """One graph, layer above layer: nodes as layer.neuron with their first tokens, edges from lower to higher.
 
     Node size: importance (or change, where something was compared). Edge width: strength under the run's measure; red
     where the edge is positive, blue where it is negative. The root has a thick rim.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.report.finished_run import finished_run
+from mathinterp.report.thin_means import thin_mean_warnings
 from mathinterp.store import Store
 
 MOST_NAMED = 4  # heads named in a row of the curve's table
@@ -25,12 +27,14 @@ class KnockoutSummary:
         seeds), and under the ranking per operation.
     summary: one row an operation and control: where accuracy has halved, area between.
     examples: sentence -> one row a k: the likeliest next tokens with their probabilities.
+    warnings: what makes the figures doubtful, a line each.
     """
 
     curve: list[dict[str, Any]]
     summary: list[dict[str, Any]]
     examples: dict[str, list[dict[str, Any]]]
     verdict: str
+    warnings: list[str]
     queries: list[str]
 
 
@@ -41,19 +45,7 @@ def ranking_from(store: Store, run_id: str, operation: str = "all") -> tuple[tup
     masking: in the order of its steps.
     Raises UserError if there is no such run, it is not finished, or it ranks no heads (under this operation).
     """
-    runs = {row["run_id"]: row for row in store.rows("SELECT run_id, scan, status, shards, shards_done FROM runs")}
-    if run_id not in runs:
-        raise UserError(
-            f"no run '{run_id}' in {store.url}; see: mathinterp sql \"SELECT run_id, scan, prompts, status FROM runs\""
-        )
-    run = runs[run_id]
-    if run["status"] != "finished":
-        raise UserError(
-            f"run {run_id} has {run['shards_done']} of {run['shards']} shards: a ranking of some heads would mislead;"
-            " finish it with the same command"
-        )
-    if run["scan"] not in RANKINGS:
-        raise UserError(f"run {run_id} is a scan of {run['scan']}, which ranks no heads; take one of {_names()}")
+    run = finished_run(store, run_id, "heads", RANKINGS)
     if run["scan"] == "iterative" and operation != "all":
         raise UserError("iterative masking ranks over all operations; leave out --rank-operation")
     quoted = operation.replace("'", "''")
@@ -62,10 +54,6 @@ def ranking_from(store: Store, run_id: str, operation: str = "all") -> tuple[tup
     if not heads:
         raise UserError(f"run {run_id} has no effects of heads for operation '{operation}'")
     return tuple((row["layer"], row["head"]) for row in heads)
-
-
-def _names() -> str:
-    return ", ".join(f"'{name}'" for name in RANKINGS)
 
 
 def summarize_knockout(store: Store, run_id: str) -> KnockoutSummary:
@@ -82,6 +70,7 @@ def summarize_knockout(store: Store, run_id: str) -> KnockoutSummary:
         summary=summary,
         examples=_examples(store, where),
         verdict=_verdict(curve, summary),
+        warnings=thin_mean_warnings(store, run_id),
         queries=[
             f"SELECT * FROM knockout_curve {where} AND operation = 'all' ORDER BY ranking, seed, k",
             f"SELECT * FROM knockout_summary {where}",

@@ -8,27 +8,16 @@ from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.prompts import Prompt
+from mathinterp.report.finished_run import finished_run
 from mathinterp.store import Store
 
 
 def neuron_run(store: Store, run_id: str) -> dict[str, Any]:
     """The record of a finished neuron scan: a row of ``runs`` with the run's row of ``neuron_runs``, and against_label.
 
-    Raises UserError if there is none of this id.
+    Raises UserError if there is no such run, it is another kind of scan, or it is not finished.
     """
-    runs = {row["run_id"]: row for row in store.rows("SELECT * EXCLUDE (parameters) FROM runs")}
-    if run_id not in runs:
-        raise UserError(
-            f"no run '{run_id}' in {store.url}; see: mathinterp sql \"SELECT run_id, scan, model, prompts FROM runs\""
-        )
-    run = runs[run_id]
-    if run["scan"] != "neurons":
-        raise UserError(f"run {run_id} is a scan of {run['scan']}; take one of neurons (mathinterp scan neurons)")
-    if run["status"] != "finished":
-        raise UserError(
-            f"run {run_id} has {run['shards_done']} of {run['shards']} shards: a ranking of some neurons would mislead;"
-            " finish it with the same command"
-        )
+    run = finished_run(store, run_id, "neurons", ("neurons",))
     (more,) = store.rows(
         f"""SELECT n.* EXCLUDE (run_id), notes ->> 'against' AS against_label
             FROM neuron_runs AS n JOIN run_records USING (run_id) WHERE run_id = '{run_id}'"""

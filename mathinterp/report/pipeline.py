@@ -11,6 +11,7 @@ from mathinterp.report.answered import kept_line
 from mathinterp.report.paths import summarize_paths
 from mathinterp.report.probe import summarize_probe
 from mathinterp.report.summary import summarize_ablation
+from mathinterp.report.thin_means import thin_mean_warnings
 from mathinterp.store import Store
 
 VIEWS = (
@@ -105,7 +106,8 @@ def answer_pipeline(store: Store, runs: PipelineRuns) -> PipelineAnswer:
             for run in runs.knockouts.values()
         ),
     ]
-    return PipelineAnswer(sections, paths.warnings, queries)
+    thin = [f"{name}: {line}" for name, run in runs.knockouts.items() for line in thin_mean_warnings(store, run)]
+    return PipelineAnswer(sections, [*paths.warnings, *thin], queries)
 
 
 def _which(store: Store, query: Query, runs: PipelineRuns, verdict: str) -> Section:

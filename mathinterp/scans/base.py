@@ -56,6 +56,11 @@ class Scan(ABC):
         """Whether every prompt must have its counterfactual X_c; those that have none get a neutral operator."""
         return False
 
+    @property
+    def models_held(self) -> int:
+        """Models of the subject's shape whose weights a replica holds, for planning and placing only."""
+        return 1
+
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row, as plain JSON; part of the run id."""

@@ -6,7 +6,8 @@ of w at END. What is compared comes from passes of one batch shape. Five stages,
 - head: every head zeroed alone, at every position, and what that costs w. The first by fall of the probability are the
   prompt's arithmetic heads (or heads given); the very first is zeroed for deep_neuron and prediction.
 - deep_neuron: Comparative Neuron Analysis, original against that head zeroed; the first by change of importance, in its
-  layer and later ones.
+  layer and later ones. (The deep layers of scans/maskkeep.py go by the model's depth; in paper A, whose first
+  arithmetic head is in layer 17 of 32, both are layers 17 to 31.)
 - attention: what END reads through which head from which token, to first order for the log-odds of w and for the deep
   neurons' coefficients (forward/head_reads.py): the first of all heads, and every token of the arithmetic heads; of
   these also the part that FFN neurons of earlier layers put there.

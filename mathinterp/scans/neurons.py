@@ -116,6 +116,11 @@ class NeuronScan(Scan):
         """Whether the intervened side is another model: then change = tuned - original, else original - intervened."""
         return self.other is not None
 
+    @property
+    def models_held(self) -> int:
+        """Another model is held beside the original."""
+        return 1 if self.other is None else 2
+
     def chosen(self, shape: ModelShape) -> list[int]:
         """The layers looked at; raises UserError for a layer or head that does not exist."""
         for layer, head in self.heads:

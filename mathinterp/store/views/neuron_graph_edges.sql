@@ -5,7 +5,7 @@
 -- formulas); share: that over the mean |coefficient|. Means over the graph's n prompts, spreads divided by n.
 CREATE OR REPLACE VIEW neuron_graph_edges AS
 SELECT edges.run_id, edges.graph, edges.operation, place, edges.layer, edges.neuron, to_layer, to_neuron,
-       edges.layer || '_' || edges.neuron AS lower_name, to_layer || '_' || to_neuron AS upper_name,
+       edges.layer || '.' || edges.neuron AS lower_name, to_layer || '.' || to_neuron AS upper_name,
        inner_product, signed_product, signed_product_std, first_order, first_order_std,
        first_order / nullif(upper_node.coefficient_size, 0) AS share, edges.n
 FROM ${neuron_graph_edges} AS edges
