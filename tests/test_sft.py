@@ -171,7 +171,7 @@ def test_compiled_layers_have_the_same_loss_and_gradients():
     torch._dynamo.utils.counters.clear()
     with sft.compiled_layers(base.anatomy, backend="eager"):  # as traced; inductor takes half a minute on a CPU
         assert_close(loss_and_gradients(base, model, padded(batch, pad_id=3)), expected)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # below, with an adapter, with a graph
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # not the last layer: it runs at answers
     assert not torch._dynamo.utils.counters["graph_break"]
     assert all(layer._compiled_call_impl is None for layer in base.anatomy.layers)
 

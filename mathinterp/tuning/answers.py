@@ -1,4 +1,5 @@
-"""Loss and accuracy on the answers alone: the unembedding runs where an answer token is predicted, nowhere else.
+"""Loss and accuracy on the answers alone: the unembedding, and what it can of the last layer, runs where an answer
+token is predicted, nowhere else.
 
 Knows a model's decoder and unembedding, and batches; knows nothing about training or files.
 Shapes: B rows, T tokens of a row, N answer tokens, V vocabulary.
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import _IncompatibleKeys
 
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.tuning.answer_rows import last_layer_on_rows
 from mathinterp.tuning.data import Sample
 from mathinterp.tuning.layout import padded
 from mathinterp.tuning.lower_layers import InputCache
@@ -52,7 +54,7 @@ class AnswerLoss(nn.Module):
             assert samples is not None, "which samples these are"
             assert places is not None, "where their tokens are"
             lower = self._cache.standing_in(input_ids_BT, samples, places)
-        with lower:
+        with lower, last_layer_on_rows(self._parts, before_N.unique()):
             hidden_BTD = self._parts.decoder(input_ids=input_ids_BT, use_cache=False, **arguments).last_hidden_state
         logits_NV = self._parts.unembedding(hidden_BTD.flatten(0, 1)[before_N])
         cap = self._parts.shape.logit_softcap
