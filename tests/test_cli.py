@@ -266,5 +266,8 @@ def test_a_job_keeps_nothing_in_the_folder_it_was_uploaded_to(tmp_path, monkeypa
     folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    assert_one_line(run(*words), option, "give a full path or an s3:// or gs:// URL")
+    urls = "" if option.startswith("--out") else " or an s3:// or gs:// URL"
+    result = run(*words)
+    assert_one_line(result, option)
+    assert result.stderr.endswith(f"deletes after it; give a full path{urls}\n")
     assert list(folder.iterdir()) == []

@@ -25,7 +25,9 @@ from mathinterp.cluster import compile_ahead as ahead
 from mathinterp.cluster import replica
 from mathinterp.cluster.compile_ahead import compile_ahead, reading_ahead
 from mathinterp.forward import replay
+from mathinterp.forward.edits import Edit
 from mathinterp.forward.engine import COMPILE_FROM_NODES
+from mathinterp.forward.replay import PackedEngine
 from mathinterp.models import gguf_files
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
@@ -116,6 +118,21 @@ def test_the_loaded_model_compiles_nothing_and_answers_the_same(
     assert graphs.frame_count == 5
     monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: False)
     assert tables == run_all(scan, resolved, prompts)  # bitwise
+
+
+def test_many_batch_shapes_stay_compiled(graphs: CompileCounter, tmp_path: Path) -> None:
+    """torch gives up, with a warning alone, after eight graphs of a function unless told otherwise."""
+    resolved = resolve(ModelSpec(str(save_deep(tmp_path / "model", "llama")), dtype="float32"))
+    anatomy, prompts = load(resolved, "cpu").anatomy, some_prompts(resolved)
+    found = []
+    for size in range(6):
+        engine = PackedEngine(
+            anatomy, prompts, pack_size=200 + 8 * size, edits_per_batch=size + 1, max_tokens=10_000, compiled=True
+        )
+        before = graphs.frame_count
+        engine.compile_edits([Edit.heads_of(0, [0])] * (size + 1))
+        found.append(graphs.frame_count - before)
+    assert all(count >= 4 for count in found), found
 
 
 def test_other_scans_and_an_adapter_compile_nothing_either_and_the_stand_in_is_gone(

@@ -1,13 +1,16 @@
-"""Kill -9 of the driver in the middle of the scans that read neurons; the same command ends with undisturbed rows.
+"""Kill -9 of the driver in the middle of scans that read neurons, and of a fine-tuning; the same command ends as an
+undisturbed one.
 
-The undisturbed rows are made without Ray: each shard once, in this process.
+The undisturbed rows of scans are made without Ray: each shard once, in this process.
 """
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 import ray
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from mathinterp.cli.main import main
 from mathinterp.cli.running import NotRun, without_running
@@ -128,3 +132,36 @@ def test_graph_killed_midway(local_ray, scanned, tmp_path):
     assert FINISHED <= kill_midway(local_ray, "neuron_graph_check", words, store) < 5
     finish(words)
     assert_stored(Store(store), "graph", undisturbed(what_would_run(words), "bundled", limit))
+
+
+def test_fine_tuning_killed_midway(local_ray, tmp_path):
+    folder, interval, steps = str(save_tiny(tmp_path / "llama", "llama")), 20, 200
+
+    def words(name: str) -> list[str]:
+        return ["tune", "precise", "--model", folder, "--heads-sql", "SELECT 1 AS layer, 2 AS head", "--cpu", "--data",
+                "signed_two_digit_test", "--steps", str(steps), "--batch", "8", "--checkpoint-every", str(interval),
+                "--lr", "0.01", "--store", str(tmp_path / f"{name}-store"), "--out", str(tmp_path / name)]  # fmt: skip
+
+    rows = tmp_path / "killed-store" / "tuning_runs"
+    command = [sys.executable, "-m", "mathinterp.cli.main", *words("killed")]
+    driver = subprocess.Popen(command, env=local_ray, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 200
+    while len(list(rows.glob("*/shard-*.parquet"))) < 2 and driver.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    driver.kill()
+    _, said = driver.communicate()
+    assert driver.returncode == -signal.SIGKILL, said.decode()
+    before = len(list(rows.glob("*/shard-*.parquet")))
+    assert 2 <= before < steps // interval
+    assert not (tmp_path / "killed").exists()
+    finish(words("killed"))
+    finish(words("whole"))
+    stored = [Store(str(tmp_path / f"{name}-store")).rows("SELECT step, loss, lr FROM tuning_runs ORDER BY step")
+              for name in ("killed", "whole")]  # fmt: skip
+    assert stored[0] == stored[1]
+    assert stored[0][-1]["step"] == steps
+    weights = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("killed", "whole")]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    about = json.loads((tmp_path / "whole" / "tuning.json").read_text())
+    assert about["chosen_from"] == "SELECT 1 AS layer, 2 AS head"

@@ -25,7 +25,7 @@ from mathinterp.store import Store
 from mathinterp.tuning import sft_ray
 from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.controls import LoraJob
-from mathinterp.tuning.edit import zero_columns
+from mathinterp.tuning.edit import written_whole, zero_columns
 from mathinterp.tuning.prune import Condition, PruneScan, default_top, pruned_neurons, random_kept
 from mathinterp.tuning.sft import train
 from mathinterp.tuning.sft_ray import ABOUT_FILE, Tuning, TuningResult, earlier_result
@@ -202,6 +202,24 @@ def test_zero_writes_a_model_without_heads(tmp_path: Path) -> None:
         failed = CliRunner().invoke(main, [*words, *options])
         assert failed.exit_code == 2
         assert message in failed.stderr
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+
+    def write(content: str) -> None:
+        with written_whole(out) as part:
+            assert not list(part.iterdir())
+            (part / content).touch()
+            if content == "half":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write("half")
+    assert not out.exists()
+    out.mkdir()  # an empty folder is free
+    write("whole")
+    assert [path.name for path in tmp_path.rglob("*")] == ["deep", "out", "whole"]
 
 
 def test_heads_carry_over_to_a_sibling(tmp_path: Path) -> None:

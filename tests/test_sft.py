@@ -448,5 +448,9 @@ def test_control_heads():
     assert control_heads("bottom", key, ranking, shape, 0) == ranking[-3:]
     with pytest.raises(UserError, match="needs a ranking"):
         control_heads("bottom", key, key, shape, 0)
+    with pytest.raises(UserError, match="all 12 heads, and this one has 11"):  # its last heads may well matter
+        control_heads("bottom", key, ranking[:-1], shape, 0)
+    with pytest.raises(UserError, match="--alpha 0"):
+        LoraJob(alpha=0).check(shape)
     with pytest.raises(UserError, match="not known"):
         control_heads("top", key, ranking, shape, 0)

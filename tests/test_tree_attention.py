@@ -122,8 +122,31 @@ def test_it_compiles_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(found, PackedEngine(anatomy, PROMPTS).run_edits(0, edits, zero))
 
 
+def test_prompts_edited_apart_keep_nodes_of_their_own() -> None:
+    """Replacements that differ between prompts: private nodes, several roots in a pack."""
+    anatomy = Anatomy(tiny_model("llama"))
+    ends = np.array([prompt.end for prompt in PROMPTS])
+    for private_from in (ends.tolist(), [0] * len(PROMPTS)):
+        engines = [
+            PackedEngine(anatomy, PROMPTS, private_from=private_from, tree_attention=tree) for tree in (True, False)
+        ]
+        values = torch.randn(len(PROMPTS), 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        edits = [Edit.heads_of(1, [head]) for head in range(anatomy.shape.n_heads)]
+        replacement = Replacement(values, np.arange(len(PROMPTS)), ends)
+        assert_same(*(engine.run_edits(1, edits, replacement) for engine in engines))
+
+
+def test_what_it_does_not_compute_is_refused() -> None:
+    module, query = torch.nn.Module(), torch.zeros(1, 1, 3, 8)
+    trees = (torch.zeros(1, 3), torch.zeros(1, 1, 16))
+    for name, value in (("softcap", 30.0), ("position_bias", query), ("s_aux", query), ("dropout", 0.1)):
+        with pytest.raises(AssertionError, match="tree attention knows no"):
+            tree_attention._forward(module, query, query, query, trees, **{name: value})
+
+
 def test_it_serves_only_what_it_computes_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_attention.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
     def on_gpu(family: str, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
         anatomy = Anatomy(tiny_model(family))
@@ -139,6 +162,12 @@ def test_it_serves_only_what_it_computes_right(monkeypatch: pytest.MonkeyPatch) 
     assert not serves(on_gpu("gemma2"), short), "a soft-cap"
     assert not serves(on_gpu("llama", torch.float32), long)
     assert not serves(Anatomy(tiny_model("llama").bfloat16()), long), "on a CPU"
+    with monkeypatch.context() as older:
+        older.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+        assert not serves(on_gpu("llama"), long), "an older card"
+    with monkeypatch.context() as narrower:
+        narrower.setattr(tree_attention, "MOST_WIDTH", 4)
+        assert not serves(on_gpu("llama"), long), "heads too wide"
     monkeypatch.setattr(tree_attention.importlib.util, "find_spec", lambda name: None)
     assert not serves(on_gpu("llama"), long), "no Triton"
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
+from mathinterp.cli.tuning import say_whose_ranking
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.store import Store
@@ -77,6 +79,9 @@ def test_mistakes_are_one_line(tmp_path, tiny_folder):
     assert_one_line(cli(*command, "--heads", "1.1", "--data", missing), "line 2", "'response' is missing")
     assert_one_line(cli(*command, *data, "--heads", "1.1", "--max-tokens", "3"), "longer than 3 tokens")
     assert_one_line(cli("tune", "full", *common, *data, "--layers", "7"), "layer 7 does not exist")
+    assert_one_line(cli("tune", "lora", *common, *data, "--alpha", "0"), "--alpha", "0 is not in the range")
+    for url in ("s3://bucket/tuned", "memory://tuned"):
+        assert_one_line(cli(*command, *data, "--heads", "1.1", "--out", url), "is a URL; give a folder")
     assert_one_line(cli("tune", "full", *common, *data, "--dtype", "float16"), "float16")
     assert_one_line(cli("tune", "full", *common, *data, "--gpu", "--workers", 999), "999 workers need a GPU each")
     other = tmp_path / "other"
@@ -89,12 +94,15 @@ def test_mistakes_are_one_line(tmp_path, tiny_folder):
     taken.mkdir()
     write(taken / "tuning.json", {"run_id": "another"})
     assert_one_line(cli(*command, *data, "--heads", "1.1"), "holds run another", "give a new folder")
+    for broken, message in (("{", "is no JSON"), ("[]", "does not say its run_id")):
+        (taken / "tuning.json").write_text(broken)
+        assert_one_line(cli(*command, *data, "--heads", "1.1"), "tuning.json", message, "give another folder")
     (taken / "tuning.json").rename(taken / "notes.txt")
     assert_one_line(cli(*command, *data, "--heads", "1.1"), "something else")
     assert not (tmp_path / "store").exists()
 
 
-def test_heads_from_a_run_and_from_sql(tmp_path):
+def test_heads_from_a_run_and_from_sql(tmp_path, capsys):
     from mathinterp.cli.tune import _ranking
 
     store = Store(tmp_path)
@@ -112,6 +120,11 @@ def test_heads_from_a_run_and_from_sql(tmp_path):
     assert _ranking(None, None, sql, str(tmp_path)) == ((0, 0), (1, 2))
     with pytest.raises(UserError, match="in one way"):
         _ranking("1.1", run, None, str(tmp_path))
+    [ranked] = store.rows("SELECT model, model_fingerprint FROM runs")
+    for fingerprint, said in ((ranked["model_fingerprint"], ""), ("other", f"of another model, {ranked['model']}\n")):
+        say_whose_ranking(str(tmp_path), run, SimpleNamespace(fingerprint=fingerprint))
+        assert capsys.readouterr().err.endswith(said)
+        assert bool(said) == (fingerprint == "other")
 
 
 def test_neurons_from_sql_and_weights_of_data(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Place = TypeVar("Place", str, os.PathLike[str], None)
 DEFAULT_STORE = "results"
 UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib leaves one slash of two
 MOST_LAYERS = 10_000  # more than any model has
 
 
@@ -56,14 +58,19 @@ def lasting(context: click.Context, parameter: click.Parameter, value: Place) ->
     if value is not None and "://" not in str(value) and UPLOADS in Path(value).expanduser().resolve().parts:
         raise UserError(
             f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
-            " give a full path or an s3:// or gs:// URL"
+            f" give a full path{'' if parameter.opts[0] == '--out' else ' or an s3:// or gs:// URL'}"
         )
     return value
 
 
 def out_folder(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
-    """Refuse, before the work, a folder that could not be written after it: in a file, or without permission."""
+    """Refuse, before the work, a folder that could not be written after it: in a file, or without permission.
+
+    What ``--out`` names is a folder of this machine: a URL would become a local folder of that name.
+    """
     lasting(context, parameter, value)
+    if parameter.opts[0] == "--out" and URL.match(str(value)):
+        raise UserError(f"--out '{value}' is a URL; give a folder, and copy it there afterwards")
     if value is None or "://" in str(value):
         return value
     above = Path(value).expanduser().absolute()

@@ -215,11 +215,10 @@ def _pruned_conditions(plan: Plan, name: str, seed: int, kept: Neurons) -> "list
 
 def _check_same(folder: Path, fingerprint: str, kept: Any) -> None:
     """Raise UserError if a folder of an earlier call holds another pruned model."""
-    import json
-
+    from mathinterp.tuning.about import read_about
     from mathinterp.tuning.edit import ABOUT_FILE
 
-    found = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    found = read_about(folder / ABOUT_FILE, "base_fingerprint", "kept")
     if (found["base_fingerprint"], found["kept"]) != (fingerprint, kept):
         raise UserError(f"{folder} holds another pruned model (other settings, data or base); give a new --out")
 

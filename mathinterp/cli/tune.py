@@ -10,7 +10,7 @@ from mathinterp.cli.options import out_folder, parse_layers, parse_neurons
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
 from mathinterp.cli.sweep import sweep
-from mathinterp.cli.tuning import resolve_base, train, training_options
+from mathinterp.cli.tuning import resolve_base, say_whose_ranking, train, training_options
 from mathinterp.cli.zero import zero
 from mathinterp.errors import UserError
 
@@ -89,11 +89,13 @@ def precise(
     drawn = control if control in (None, "bottom") else f"{control} heads, seed {control_seed}"
     job = PreciseJob(selection, drawn)
     job.check(resolved.shape)
+    if heads_from is not None:
+        say_whose_ranking(options["store"], heads_from, resolved)
     if chosen:
         click.echo(f"heads that train: {_names(chosen)}", err=True)
     if with_groups and (moved := heads_that_move_along(resolved.shape, chosen)):
         click.echo(f"they share keys and values with {_names(moved)}, which move along", err=True)
-    train(job, resolved, options)
+    train(job, resolved, options, heads_sql if heads_from is None else f"run {heads_from}")
 
 
 @tune.command()
@@ -119,8 +121,10 @@ def full(layers: str | None, **options: Any) -> None:
 
 
 @tune.command()
-@click.option("--rank", type=int, default=16, show_default=True, help="Rank of each module's adapter.")
-@click.option("--alpha", type=int, default=None, help="Default: twice the rank.")
+@click.option(
+    "--rank", type=click.IntRange(min=1), default=16, show_default=True, help="Rank of each module's adapter."
+)
+@click.option("--alpha", type=click.IntRange(min=1), default=None, help="Default: twice the rank.")
 @click.option("--targets", default="all", show_default=True, help="attention, mlp or all linear modules.")
 @click.option("--layers", default=None, help="Only these layers, for example 9 or 0-3; default all.")
 @training_options(learning_rate=2e-4)
@@ -153,15 +157,16 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     """
     from mathinterp.models.catalog import ModelSpec, load, resolve
     from mathinterp.tuning.controls import save_model
+    from mathinterp.tuning.edit import check_free, written_whole
     from mathinterp.tuning.sft_ray import ABOUT_FILE, check_base
 
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out '{out}' exists already; give a new folder")
+    check_free(out)
     check_base(adapter, resolve(ModelSpec(model)).fingerprint)
     loaded = load(ModelSpec(model, str(adapter), dtype), "cpu")
-    save_model(loaded.model, loaded.tokenizer, out)
-    if (adapter / ABOUT_FILE).is_file():
-        (out / ABOUT_FILE).write_bytes((adapter / ABOUT_FILE).read_bytes())
+    with written_whole(out) as part:
+        save_model(loaded.model, loaded.tokenizer, part)
+        if (adapter / ABOUT_FILE).is_file():
+            (part / ABOUT_FILE).write_bytes((adapter / ABOUT_FILE).read_bytes())
     console.print(f"The merged model ({loaded.dtype}) is in {out}", highlight=False, soft_wrap=True)
 
 

@@ -107,13 +107,22 @@ def _spec(options: dict[str, Any]) -> "ModelSpec":
     return ModelSpec(options["model"], None, options["dtype"], options["trust_remote_code"])
 
 
-def train(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]) -> None:
-    """Read and report the data, train, and say what came of it."""
+def say_whose_ranking(store: str, run_id: str, resolved: "ResolvedModel") -> None:
+    """A line on stderr where the heads of ``--heads-from`` were ranked on another model: that may be meant, or not."""
+    from mathinterp.store import Store
+
+    run = Store(store).rows(f"SELECT model, model_fingerprint FROM runs WHERE run_id = '{run_id}'")[0]
+    if run["model_fingerprint"] != resolved.fingerprint:
+        click.echo(f"run {run_id} ranked the heads of another model, {run['model']}", err=True)
+
+
+def train(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any], chosen_from: str | None = None) -> None:
+    """Read and report the data, train, and say what came of it; ``chosen_from``: which run or SQL named the heads."""
     from ray.train import TrainingFailedError
 
     from mathinterp.tuning.sft_ray import fit, named
 
-    tuning = named(_tuning(job, resolved, options), resolved)
+    tuning = named(_tuning(job, resolved, options, chosen_from), resolved)
     try:
         result = fit(
             tuning, workers=options["workers"], gpu=options["gpu"], out=options["out"], storage=options["storage"],
@@ -125,7 +134,7 @@ def train(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]) 
     _print_result(result, options)
 
 
-def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]) -> "Tuning":
+def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any], chosen_from: str | None) -> "Tuning":
     """The fine-tuning that the options ask for; says on stderr what the data come to."""
     from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import Tuning
@@ -152,7 +161,7 @@ def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]
     return Tuning(
         job=job, model=replace(_spec(options), dtype=resolved.dtype), model_fingerprint=resolved.fingerprint,
         samples=samples, held_out=held_out, config=config, data_label=", ".join(options["data"]),
-        store_url=options["store"], tensorboard=options["tensorboard"],
+        store_url=options["store"], tensorboard=options["tensorboard"], chosen_from=chosen_from,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import click
 
 from mathinterp.cli.options import model_options, out_folder, parse_heads, parse_neurons, store_option
 from mathinterp.cli.output import console
+from mathinterp.cli.tuning import say_whose_ranking
 from mathinterp.errors import UserError
 
 
@@ -64,6 +65,8 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
     check_free(out)
     names = ("model", "adapter", "dtype", "trust_remote_code")
     resolved = resolve(ModelSpec(*(options[name] for name in names)))
+    if heads_from is not None:
+        say_whose_ranking(store, heads_from, resolved)
     export_edited(resolved, out, neurons=units, heads=chosen)
     console.print(
         f"{resolved.label} without {len(chosen)} heads and {len(units)} neurons ({resolved.dtype}) is in {out}",

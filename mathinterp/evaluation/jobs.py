@@ -3,7 +3,6 @@
 Knows names, files and models; loads no weights. One run a task, so that a task asked again is not computed again.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, di
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.sources import find_adapter, find_source
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
+from mathinterp.tuning.about import read_about
 from mathinterp.tuning.edit import ABOUT_FILE as EDIT_FILE
 from mathinterp.tuning.sft_ray import ABOUT_FILE
 
@@ -93,9 +93,9 @@ def _about(folder: Path | None) -> dict[str, Any]:
     if folder is None:
         return {}
     if (folder / ABOUT_FILE).is_file():
-        return json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+        return read_about(folder / ABOUT_FILE, "base_fingerprint", "method")
     if (folder / EDIT_FILE).is_file():
-        about = json.loads((folder / EDIT_FILE).read_text(encoding="utf-8"))
+        about = read_about(folder / EDIT_FILE, "base_fingerprint")
         return {**about, "method": about.get("edit") or "edited"}
     return {}
 

@@ -48,7 +48,7 @@ class Layout:
 
     forest: Forest
     groups: list[Group]
-    edits_per_batch: int  # how many edits of one group make a full batch
+    edits_per_batch: int  # how many edits of one group make a full batch; on a GPU a divisor of those asked for
 
 
 def lay_out(

@@ -29,6 +29,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
+MOST_GRAPHS = 256
 COMPILER: str | Callable[..., Any] = "inductor"  # the backend of torch.compile
 
 
@@ -39,7 +40,8 @@ class PackedEngine:
         anatomy: the model; its weights decide device and dtype.
         prompts: tokenized prompts.
         private_from: see ``tree.plant``.
-        edits_per_batch: how many edits a scan asks for at once; sets how many packs run together.
+        edits_per_batch: how many edits a scan asks for at once; sets how many packs, and how many of these edits, run
+            together.
         max_tokens: most token rows in one batch; halved for good when memory runs out.
         pack_size: nodes a pack aimed at; None = the size of least work.
         compiled: compile layers and scoring (worth it on CUDA for long runs).
@@ -81,6 +83,8 @@ class PackedEngine:
         self._call_attention: Callable[..., torch.Tensor] = call_attention
         self._score_logits = score_logits
         if compiled:
+            # each shape of a batch makes two graphs of a function; past the limit torch goes on uncompiled
+            torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
             self._call_layer = torch.compile(call_layer, dynamic=False, backend=COMPILER)
             self._call_attention = torch.compile(call_attention, dynamic=False, backend=COMPILER)
             # groups differ in their answers

@@ -2,9 +2,9 @@
 
 A pack's nodes are in depth-first order, so node i sees node j iff j <= i < end of j's subtree, and what a block of
 consecutive nodes sees outside itself is the path from the root to its first node. So each block of BLOCK queries reads
-its own BLOCK keys and one short path: work grows with the nodes, not with their square, and packs may be large enough
-to repeat hardly any prefix. A decoder takes this through transformers' attention interface, on a shallow copy of each
-attention module: the model itself stays as it is.
+its own BLOCK keys and one path: work grows with the nodes times the longest prompt, not with their square, and packs
+may be large enough to repeat hardly any prefix. A decoder takes this through transformers' attention interface, on a
+shallow copy of each attention module: the model itself stays as it is.
 
 The kernel for CUDA is in tree_attention_triton.py; ``blockwise`` here is its reference, and runs on a CPU.
 """
@@ -27,6 +27,8 @@ from mathinterp.models.anatomy import Anatomy
 
 NAME = "mathinterp_tree"  # of this attention in transformers' interface
 BLOCK = 64  # queries that share a path
+MOST_WIDTH = 128  # of a head: a block's queries, keys and values stay in the fast memory of one multiprocessor
+OLDEST = (8, 0)  # compute capability: bfloat16 products in Triton
 PATH_CHUNK = 16  # path lengths are multiples of it, filled up with -1
 Trees = tuple[torch.Tensor, torch.Tensor]  # ends P N, paths P B C; what stands in for the attention mask
 
@@ -34,14 +36,16 @@ Trees = tuple[torch.Tensor, torch.Tensor]  # ends P N, paths P B C; what stands 
 def serves(anatomy: Anatomy, sequences: Sequence[Sequence[int]]) -> bool:
     """Whether the kernel can take the place of the model's own attention on these token sequences.
 
-    It wants half precision on CUDA with Triton, attention that transformers dispatches by name, plain softmax of scaled
-    products (no soft-cap), and no sliding window that the sequences would feel.
+    It wants half precision on CUDA with Triton, attention that transformers dispatches by name and that the family runs
+    as SDPA (so no soft-cap), heads no wider than MOST_WIDTH, and no sliding window that the sequences would feel.
     """
     half = anatomy.dtype in (torch.bfloat16, torch.float16)
     longest = max(map(len, sequences))
     return (
         anatomy.device.type == "cuda"
         and half
+        and anatomy.shape.d_head <= MOST_WIDTH
+        and torch.cuda.get_device_capability(anatomy.device) >= OLDEST
         and importlib.util.find_spec("triton") is not None
         and dispatches(anatomy)
         and all(window is None or window >= longest for window in anatomy.shape.attention_windows)
@@ -55,7 +59,7 @@ def dispatches(anatomy: Anatomy) -> bool:
 
 
 def with_tree_attention(anatomy: Anatomy, layer: int) -> nn.Module:
-    """A shallow copy of the layer whose attention takes ``Trees`` for its mask."""
+    """A shallow copy of the layer whose attention takes ``Trees`` for its mask; it has the modules of now."""
     attention = Twin(anatomy.attention(layer), {}).module
     config: Any = copy.copy(attention.config)
     config._attn_implementation = NAME
@@ -173,13 +177,17 @@ def _forward(
     value: torch.Tensor,
     attention_mask: Trees,
     scaling: float | None = None,
+    dropout: float = 0.0,
     softcap: float | None = None,
     position_bias: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; a window is not applied: ``serves`` lets none through that would be felt."""
     assert softcap is None, "tree attention knows no soft-cap"
     assert position_bias is None, "tree attention knows no position bias"
+    assert s_aux is None, "tree attention knows no attention sinks"
+    assert dropout == 0, "tree attention knows no dropout"
     ends_RN, paths_RBC = attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     return tree_attention(query, key, value, ends_RN, paths_RBC, scale), None

@@ -85,6 +85,7 @@ def fused_tree_attention(
     blocks, path_length = paths_RBC.shape[1:]
     assert value.shape[-1] == width
     assert path_length % PATH_CHUNK == 0
+    assert nodes * max(x.stride(2) for x in (query, key, value)) < 2**31, "places in a row are 32-bit numbers"
     output = query.new_empty(rows, nodes, heads, width)
     _tree_kernel[(blocks, heads, rows)](
         query, key, value, ends_RN.contiguous(), paths_RBC.contiguous(), output,

@@ -1,11 +1,13 @@
-"""Fine-tunings in words: the card of what was learnt, and lines on the way.
+"""Fine-tunings in words: the card of what was learnt, and lines on the way; what a folder says of itself.
 
-Knows Markdown and the figures it is given; computes nothing.
+Knows Markdown, JSON and the figures it is given; computes nothing.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
+from mathinterp.errors import UserError
 from mathinterp.tuning.answers import Evaluation
 from mathinterp.tuning.sft import Row
 
@@ -14,18 +16,31 @@ def card(about: dict[str, Any]) -> str:
     """A short model card."""
     settings = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in about["parameters"].items())
     looks = [f"- {when}: {evaluation_line(Evaluation(**about[when]))}" for when in ("before", "after") if about[when]]
+    origin = f"\nHeads from {about['chosen_from']}.\n" if about["chosen_from"] else ""
     held_out = "\n".join(["", "On held-out data:", "", *looks, ""]) if looks else ""
     return f"""# {about["base"]}, {about["method"]} fine-tuning
 
 {about["trained_parameters"]:,} parameters trained on {about["samples"]:,} samples of {about["data"]}
 (base fingerprint {about["base_fingerprint"]}, {about["dtype"]}, {about["seconds"]} s on {about["device"]}).
-{held_out}
+{origin}{held_out}
 Settings:
 
 {settings}
 
 Made by `mathinterp tune {about["command"]}`, run {about["run_id"]}.
 """
+
+
+def read_about(file: Path, *fields: str) -> dict[str, Any]:
+    """What ``file`` (tuning.json and the like) says; raises UserError if it is broken or lacks one of ``fields``."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # JSON or UTF-8
+        raise UserError(f"'{file}' is no JSON ({error}); give another folder") from error
+    missing = [name for name in fields if not isinstance(found, dict) or name not in found]
+    if missing:
+        raise UserError(f"'{file}' does not say its {missing[0]}: not written by this program; give another folder")
+    return found
 
 
 def row_line(row: Row, steps: int) -> str:

@@ -32,7 +32,7 @@ def control_heads(kind: str, key: Sequence[Head], ranking: Sequence[Head], shape
         ranking: all heads, most important first; only "bottom" needs it.
         seed: of the draw.
     Raises:
-        UserError: an unknown kind, no ranking where one is needed, or too few other heads.
+        UserError: an unknown kind, no ranking of all heads where one is needed, or too few other heads.
     """
     if kind not in CONTROLS:
         raise UserError(f"--control '{kind}' is not known; take one of {', '.join(CONTROLS)}")
@@ -41,10 +41,12 @@ def control_heads(kind: str, key: Sequence[Head], ranking: Sequence[Head], shape
     if 2 * len(key) > shape.n_layers * shape.n_heads:
         raise UserError(f"{len(key)} heads leave too few others of {shape.n_layers * shape.n_heads} for a control")
     if kind == "bottom":
-        others = [head for head in ranking if head not in set(key)]
-        if len(others) < len(key):
-            raise UserError("--control bottom needs a ranking of all heads: give --heads-from RUN with --top K")
-        return others[-len(key) :]
+        if len(set(ranking)) < shape.n_layers * shape.n_heads:  # the last of some heads may well matter
+            raise UserError(
+                f"--control bottom needs a ranking of all {shape.n_layers * shape.n_heads} heads, and this one has "
+                f"{len(set(ranking))}: give --heads-from RUN, a scan of all heads, with --top K"
+            )
+        return [head for head in ranking if head not in set(key)][-len(key) :]
     every = [(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
     return (random_heads if kind == "random" else layer_matched_heads)(every, key, seed)
 
@@ -107,13 +109,15 @@ class LoraJob:
         return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets, "layers": layers}
 
     def check(self, shape: ModelShape) -> None:
-        """Raise UserError for a layer that does not exist, unknown targets or an impossible rank."""
+        """Raise UserError for a layer that does not exist, unknown targets, an impossible rank or alpha."""
         for layer in self.layers or ():
             shape.check_layer(layer)
         if self.targets not in TARGETS:
             raise UserError(f"--targets '{self.targets}' is not known; take one of {', '.join(TARGETS)}")
         if self.rank < 1:
             raise UserError(f"--rank {self.rank}: at least 1 is needed")
+        if self.alpha < 1:
+            raise UserError(f"--alpha {self.alpha}: at least 1 is needed; at 0 the adapter would change nothing")
 
     def build(self, loaded: LoadedModel) -> nn.Module:
         """The model with the adapter; a module's lora_A is drawn from torch's generator, lora_B is 0."""

@@ -4,8 +4,10 @@ A neuron's column of down_proj at zero equals its coefficient at zero; a head's 
 slice of o_proj's input at zero (method.md section 2). Biases stay. Everything else is bitwise what it was.
 """
 
+import contextlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,18 @@ def check_free(out: Path) -> None:
         raise UserError(f"--out '{out}' exists already; give a new folder")
 
 
+@contextlib.contextmanager
+def written_whole(out: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes ``out`` (free: see check_free) at the end of the block, or not at all."""
+    part = out.with_name(out.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)  # of a call that was killed
+    part.mkdir(parents=True)
+    yield part
+    if out.exists():
+        out.rmdir()
+    part.replace(out)
+
+
 def export_edited(
     resolved: ResolvedModel, out: Path, *, neurons: Sequence[Pair] = (), heads: Sequence[Pair] = (),
     about: dict[str, Any] | None = None,
@@ -59,10 +73,6 @@ def export_edited(
     """
     loaded = load(resolved, "cpu")
     zero_columns(loaded.anatomy, neurons, heads)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(out.name + ".part")
-    with quiet_transformers():
-        save_model(loaded.model, loaded.tokenizer, part)
     found = {
         "base": resolved.label,
         "base_fingerprint": loaded.fingerprint,
@@ -71,7 +81,7 @@ def export_edited(
         "heads": [f"{layer}.{head}" for layer, head in heads],
         **(about or {}),
     }
-    (part / ABOUT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if out.exists():
-        out.rmdir()  # it is empty: see check_free
-    part.replace(out)
+    with written_whole(out) as part:
+        with quiet_transformers():
+            save_model(loaded.model, loaded.tokenizer, part)
+        (part / ABOUT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

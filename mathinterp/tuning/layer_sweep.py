@@ -28,6 +28,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
 from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.scans.scored import score_table, scores_of
+from mathinterp.tuning.about import read_about
 from mathinterp.tuning.answers import evaluate
 from mathinterp.tuning.attached import detached_after
 from mathinterp.tuning.batches import padding_id
@@ -202,7 +203,7 @@ def claim_folder(folder: Path, scan: LayerSweep, model_fingerprint: str, dtype: 
     about = folder / ABOUT_FILE
     identity = {**scan.parameters(), "model_fingerprint": model_fingerprint, "dtype": dtype}
     if about.is_file():
-        if json.loads(about.read_text(encoding="utf-8")) != identity:
+        if read_about(about) != identity:
             raise UserError(f"--out '{folder}' holds another sweep (other settings, data or model); give a new folder")
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

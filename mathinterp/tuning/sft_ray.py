@@ -5,7 +5,6 @@ command is given again, training goes on from the last checkpoint; rows of ``tun
 interval at a time, so that what is trained again replaces its own rows.
 """
 
-import json
 import math
 import shutil
 import sys
@@ -28,6 +27,7 @@ from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
+from mathinterp.tuning.about import read_about
 from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES
 from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.lines import new_lines, printing
@@ -72,6 +72,7 @@ class Tuning:
     data_label: str
     store_url: str
     tensorboard: str | None = None  # folder; each run gets one of its own in it
+    chosen_from: str | None = None  # which run or SQL named the heads, for people; the heads themselves are parameters
     run_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)  # for the footers of result files
 
@@ -134,10 +135,10 @@ def earlier_result(out: Path, run_id: str) -> dict[str, Any] | None:
     about = out / ABOUT_FILE
     if not about.is_file():
         raise UserError(f"--out '{out}' exists and holds something else; give a new folder")
-    found = json.loads(about.read_text(encoding="utf-8"))
-    if found.get("run_id") != run_id:
+    found = read_about(about, "run_id")
+    if found["run_id"] != run_id:
         raise UserError(
-            f"--out '{out}' holds run {found.get('run_id')}, and this one is {run_id} (other settings, data or model); "
+            f"--out '{out}' holds run {found['run_id']}, and this one is {run_id} (other settings, data or model); "
             "give a new folder"
         )
     return found
@@ -146,7 +147,7 @@ def earlier_result(out: Path, run_id: str) -> dict[str, Any] | None:
 def check_base(adapter: Path, fingerprint: str) -> None:
     """Raise UserError if an adapter made here says that it was trained on a model of another fingerprint."""
     about = adapter / ABOUT_FILE
-    trained_on = json.loads(about.read_text(encoding="utf-8"))["base_fingerprint"] if about.is_file() else fingerprint
+    trained_on = read_about(about, "base_fingerprint")["base_fingerprint"] if about.is_file() else fingerprint
     if trained_on != fingerprint:
         raise UserError(f"adapter '{adapter}' was trained on a model of fingerprint {trained_on}, not {fingerprint}")
 
@@ -192,8 +193,8 @@ def fit(
         assert result.checkpoint is not None
         with result.checkpoint.as_directory() as folder:
             _copy_folder(Path(folder) / EXPORT_FOLDER, out)
-    about = json.loads((out / ABOUT_FILE).read_text(encoding="utf-8"))
-    run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device")})
+    about = read_about(out / ABOUT_FILE)
+    run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device", "chosen_from")})
     run.finish()
     return TuningResult(tuning.run_id, out, about, trained_now=True)
 

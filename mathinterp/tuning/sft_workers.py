@@ -157,6 +157,7 @@ def about_run(
         "dtype": tuning.model.dtype,
         "data": tuning.data_label,
         "samples": len(tuning.samples),
+        "chosen_from": tuning.chosen_from,
         "parameters": tuning.metadata["parameters"],
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "before": None if before is None else asdict(before),
