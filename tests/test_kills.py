@@ -135,7 +135,7 @@ def test_graph_killed_midway(local_ray, scanned, tmp_path):
 
 
 def test_fine_tuning_killed_midway(local_ray, tmp_path):
-    folder, interval, steps = str(save_tiny(tmp_path / "llama", "llama")), 20, 200
+    folder, interval, steps = str(save_tiny(tmp_path / "llama", "llama")), 20, 80
 
     def words(name: str) -> list[str]:
         return ["tune", "precise", "--model", folder, "--heads-sql", "SELECT 1 AS layer, 2 AS head", "--cpu", "--data",
@@ -146,13 +146,13 @@ def test_fine_tuning_killed_midway(local_ray, tmp_path):
     command = [sys.executable, "-m", "mathinterp.cli.main", *words("killed")]
     driver = subprocess.Popen(command, env=local_ray, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 200
-    while len(list(rows.glob("*/shard-*.parquet"))) < 2 and driver.poll() is None and time.monotonic() < deadline:
+    while len(list(rows.glob("*/shard-*.parquet"))) < 1 and driver.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     driver.kill()
     _, said = driver.communicate()
     assert driver.returncode == -signal.SIGKILL, said.decode()
     before = len(list(rows.glob("*/shard-*.parquet")))
-    assert 2 <= before < steps // interval
+    assert 1 <= before < steps // interval
     assert not (tmp_path / "killed").exists()
     finish(words("killed"))
     finish(words("whole"))
