@@ -55,31 +55,45 @@ ABOVE_0 = FiniteRange(min=0, min_open=True)
 
 def lasting(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
     """Refuse a place in the folder that a Ray job runs in: Ray deletes that one some time after the job."""
-    if value is not None and "://" not in str(value) and UPLOADS in Path(value).expanduser().resolve().parts:
-        raise UserError(
-            f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
-            f" give a full path{'' if parameter.opts[0] == '--out' else ' or an s3:// or gs:// URL'}"
-        )
+    _check_lasting(parameter, value, "a full path or an s3:// or gs:// URL")
+    return value
+
+
+def out_place(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
+    """A folder or URL for what a command leaves. Refuse, before the work, a folder that could not be written after it:
+    in a file, or without permission.
+    """
+    lasting(context, parameter, value)
+    if value is not None and "://" not in str(value):
+        _check_writable(parameter, Path(value))
     return value
 
 
 def out_folder(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
-    """Refuse, before the work, a folder that could not be written after it: in a file, or without permission.
+    """As out_place, of this machine: a URL, which would become a local folder of that name, is refused too."""
+    if value is not None:
+        _check_lasting(parameter, value, "a full path")
+        if URL.match(str(value)):
+            raise UserError(f"{parameter.opts[0]} '{value}' is a URL; give a folder, and copy it there afterwards")
+        _check_writable(parameter, Path(value))
+    return value
 
-    What ``--out`` names is a folder of this machine: a URL would become a local folder of that name.
-    """
-    lasting(context, parameter, value)
-    if parameter.opts[0] == "--out" and URL.match(str(value)):
-        raise UserError(f"--out '{value}' is a URL; give a folder, and copy it there afterwards")
-    if value is None or "://" in str(value):
-        return value
-    above = Path(value).expanduser().absolute()
+
+def _check_lasting(parameter: click.Parameter, value: Place, instead: str) -> None:
+    if value is not None and "://" not in str(value) and UPLOADS in Path(value).expanduser().resolve().parts:
+        raise UserError(
+            f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
+            f" give {instead}"
+        )
+
+
+def _check_writable(parameter: click.Parameter, folder: Path) -> None:
+    above = folder.expanduser().absolute()
     while not above.exists() and above != above.parent:
         above = above.parent
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "may not be written to" if above.is_dir() else "is a file"
-        raise UserError(f"{parameter.opts[0]} '{value}' cannot be made: '{above}' {reason}; give another folder")
-    return value
+        raise UserError(f"{parameter.opts[0]} '{folder}' cannot be made: '{above}' {reason}; give another folder")
 
 
 def model_options() -> Callable[[Command], Command]:

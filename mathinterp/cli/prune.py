@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import ABOVE_0, out_folder, parse_layers
+from mathinterp.cli.options import ABOVE_0, out_place, parse_layers
 from mathinterp.cli.output import print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.cli.sweep import lora_options, read_samples, resolve_lora_base, run_prompts, say_where, training
@@ -60,7 +60,7 @@ class Plan:
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True,
               help="Data-parallel workers of a training.")  # fmt: skip
 @click.option("--gpu/--cpu", "gpu", default=None, help="Of the trainings; default: GPUs if there are enough.")
-@click.option("--storage", default=None, callback=out_folder, help="Checkpoints: folder or URI; default inside OUT.")
+@click.option("--storage", default=None, callback=out_place, help="Checkpoints: folder or URI; default inside OUT.")
 @lora_options()
 def prune(
     layer: int | None, deep: str | None, top: int | None, lr: float, control_seeds: int, workers: int,

@@ -16,6 +16,7 @@ from mathinterp.cli.options import (
     json_option,
     model_options,
     out_folder,
+    out_place,
     store_option,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint
@@ -61,9 +62,9 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
                      help="Keep the inputs of the lowest trained layer in memory: later epochs skip what lies below."),
         click.option("--compile/--no-compile", "compiled", default=None,
                      help="Layers through torch.compile; default: long runs on GPUs."),
-        click.option("--tensorboard", default=None, metavar="DIR", callback=out_folder,
+        click.option("--tensorboard", default=None, metavar="DIR", callback=out_place,
                      help="Also write the course of training for it."),
-        click.option("--storage", default=None, callback=out_folder,
+        click.option("--storage", default=None, callback=out_place,
                      help="Checkpoints: folder or URI; default OUT-training."),
         click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
         model_options(),

@@ -70,9 +70,7 @@ class FillsRows(AtRows):
     def forward(self, values_RNX: torch.Tensor) -> torch.Tensor:
         """The projection of the loaded rows in their places."""
         rows, found_RMY = self.at_rows(values_RNX)
-        filled = found_RMY.new_zeros(*values_RNX.shape[:2], found_RMY.shape[-1])
-        filled.flatten(0, 1).index_copy_(0, _flat(rows, values_RNX.shape[1]), found_RMY.flatten(0, 1))
-        return filled
+        return fill_rows(found_RMY.flatten(0, 1), _flat(rows, values_RNX.shape[1]), values_RNX.shape[:2])
 
 
 class Twin:
@@ -126,6 +124,12 @@ def gather_rows(values_RNX: torch.Tensor, rows_RM: torch.Tensor) -> torch.Tensor
     """R M X: row r's entries ``rows_RM[r]``."""
     picked = values_RNX.flatten(0, 1).index_select(0, _flat(rows_RM, values_RNX.shape[1]))
     return picked.unflatten(0, rows_RM.shape)
+
+
+def fill_rows(found_nY: torch.Tensor, flat_n: torch.Tensor, places: torch.Size) -> torch.Tensor:
+    """R N Y for ``places`` R N: the found rows at ``flat_n`` of R * N, zero everywhere else."""
+    filled = found_nY.new_zeros(places.numel(), found_nY.shape[-1])
+    return filled.index_copy_(0, flat_n, found_nY).unflatten(0, places)
 
 
 def _flat(rows_RM: torch.Tensor, places: int) -> torch.Tensor:

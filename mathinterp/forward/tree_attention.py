@@ -89,7 +89,7 @@ def trees_of(forest: Forest, packs: np.ndarray, device: torch.device) -> Trees:
     paths = [[_path(forest.parents_PN[pack], start) for start in range(0, forest.pack_size, BLOCK)] for pack in packs]
     # one length for all packs of the forest: each length would be a compilation
     length = max(PATH_CHUNK, -(-int(forest.depths_PN.max()) // PATH_CHUNK) * PATH_CHUNK)
-    filled = np.full((*ends.shape[:1], len(paths[0]), length), -1)
+    filled = np.full((len(packs), len(paths[0]), length), -1)
     for pack, blocks in enumerate(paths):
         for block, path in enumerate(blocks):
             filled[pack, block, : len(path)] = path
@@ -104,46 +104,6 @@ def _path(parents_N: np.ndarray, node: int) -> list[int]:
     return path[::-1]
 
 
-@torch.library.custom_op("mathinterp::tree_attention", mutates_args=())
-def tree_attention(
-    query_RHNZ: torch.Tensor,
-    key_RGNZ: torch.Tensor,
-    value_RGNZ: torch.Tensor,
-    ends_RN: torch.Tensor,
-    paths_RBC: torch.Tensor,
-    scaling: float,
-) -> torch.Tensor:
-    """Attention of every node to itself and its ancestors: R N H Z, Z the width of a head, G key/value groups."""
-    return blockwise(query_RHNZ, key_RGNZ, value_RGNZ, ends_RN, paths_RBC, scaling)
-
-
-@tree_attention.register_kernel("cuda")
-def _on_cuda(
-    query_RHNZ: torch.Tensor,
-    key_RGNZ: torch.Tensor,
-    value_RGNZ: torch.Tensor,
-    ends_RN: torch.Tensor,
-    paths_RBC: torch.Tensor,
-    scaling: float,
-) -> torch.Tensor:
-    from mathinterp.forward.tree_attention_triton import fused_tree_attention  # Triton comes with CUDA builds alone
-
-    return fused_tree_attention(query_RHNZ, key_RGNZ, value_RGNZ, ends_RN, paths_RBC, scaling)
-
-
-@tree_attention.register_fake
-def _shape(
-    query_RHNZ: torch.Tensor,
-    key_RGNZ: torch.Tensor,
-    value_RGNZ: torch.Tensor,
-    ends_RN: torch.Tensor,
-    paths_RBC: torch.Tensor,
-    scaling: float,
-) -> torch.Tensor:
-    rows, heads, nodes, _ = query_RHNZ.shape
-    return query_RHNZ.new_empty(rows, nodes, heads, value_RGNZ.shape[-1])
-
-
 def blockwise(
     query_RHNZ: torch.Tensor,
     key_RGNZ: torch.Tensor,
@@ -152,7 +112,10 @@ def blockwise(
     paths_RBC: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """The kernel's steps one after another: each block of queries against its own nodes and its path; R N H Z."""
+    """Attention of every node to itself and its ancestors: R N H Z, Z the width of a head, G key/value groups.
+
+    The kernel's steps one after another: each block of queries against its own nodes and its path.
+    """
     (rows, heads, nodes, _), groups = query_RHNZ.shape, key_RGNZ.shape[1]
     key, value = (x.repeat_interleave(heads // groups, dim=1) for x in (key_RGNZ, value_RGNZ))
     at_row = torch.arange(rows, device=query_RHNZ.device)[:, None]
@@ -168,6 +131,22 @@ def blockwise(
         allowed = (inside_RQK & known_RK[:, None])[:, None]
         blocks.append(products.masked_fill(~allowed, -torch.inf).softmax(dim=-1) @ values_RHKZ)
     return torch.cat(blocks, dim=2).transpose(1, 2).contiguous()
+
+
+tree_attention = torch.library.custom_op("mathinterp::tree_attention", blockwise, mutates_args=())
+
+
+@tree_attention.register_kernel("cuda")
+def _on_cuda(*inputs: Any) -> torch.Tensor:
+    from mathinterp.forward.tree_attention_triton import fused_tree_attention  # Triton comes with CUDA builds alone
+
+    return fused_tree_attention(*inputs)
+
+
+@tree_attention.register_fake
+def _shape(query_RHNZ: torch.Tensor, *_: Any) -> torch.Tensor:
+    rows, heads, nodes, width = query_RHNZ.shape
+    return query_RHNZ.new_empty(rows, nodes, heads, width)
 
 
 def _forward(

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mathinterp.forward.parts import Twin
+from mathinterp.forward.parts import Twin, fill_rows
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.tuning.attached import other_layers
 
 
 class OnRows(nn.Module):
@@ -26,8 +27,7 @@ class OnRows(nn.Module):
     def forward(self, values_BTX: torch.Tensor) -> torch.Tensor:
         """B T X -> B T Y."""
         found_NY = self._modules["module"](values_BTX.flatten(0, 1)[self._flat_N])  # type: ignore[misc]
-        filled = found_NY.new_zeros(values_BTX.shape[0] * values_BTX.shape[1], found_NY.shape[-1])
-        return filled.index_copy(0, self._flat_N, found_NY).unflatten(0, values_BTX.shape[:2])
+        return fill_rows(found_NY, self._flat_N, values_BTX.shape[:2])
 
 
 @contextmanager
@@ -38,13 +38,9 @@ def last_layer_on_rows(anatomy: Anatomy, flat_N: torch.Tensor) -> Iterator[None]
 
     What it gives at other tokens means nothing. The layer runs uncompiled: the number of answer tokens varies.
     """
-    family, decoder, last = anatomy.family, anatomy.decoder, anatomy.shape.n_layers - 1
-    layers = getattr(decoder, family.layers)
-    setattr(decoder, family.layers, nn.ModuleList([*layers[:-1], _on_rows(anatomy, last, flat_N)]))
-    try:
+    running = getattr(anatomy.decoder, anatomy.family.layers)  # those of an input cache, perhaps
+    with other_layers(anatomy, [*running[:-1], _on_rows(anatomy, anatomy.shape.n_layers - 1, flat_N)]):
         yield
-    finally:
-        setattr(decoder, family.layers, layers)
 
 
 def _on_rows(anatomy: Anatomy, layer: int, flat_N: torch.Tensor) -> nn.Module:

@@ -1,9 +1,9 @@
-"""An adapter put on a model in memory for a while, and the model as it was afterwards.
+"""An adapter or other layers put on a model in memory for a while, and the model as it was afterwards.
 
 Knows PEFT and anatomy. The adapter stays beside the weights, which are never changed; scoring runs through it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,18 @@ def attached(anatomy: Anatomy, folder: Path) -> Iterator[nn.Module]:
     put_on = PeftModel.from_pretrained(anatomy.model, str(folder), torch_device=str(anatomy.device))
     with detached_after(put_on) as tuned:
         yield tuned
+
+
+@contextmanager
+def other_layers(anatomy: Anatomy, layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the block the decoder runs ``layers`` in place of its own."""
+    decoder, name = anatomy.decoder, anatomy.family.layers
+    own = getattr(decoder, name)
+    setattr(decoder, name, nn.ModuleList(layers))
+    try:
+        yield
+    finally:
+        setattr(decoder, name, own)
 
 
 @contextmanager

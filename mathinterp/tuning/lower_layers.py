@@ -14,6 +14,7 @@ from torch import nn
 
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.tuning.attached import other_layers
 from mathinterp.tuning.data import Sample
 from mathinterp.tuning.layout import padded
 
@@ -66,13 +67,8 @@ class InputCache:
         hidden = values.new_zeros(input_ids_BT.numel(), values.shape[-1])  # what is padded is seen by nothing
         hidden[places] = values
         given = _Given(hidden.view(*input_ids_BT.shape, -1), self._layer_returns_tuple)
-        decoder, name = self._anatomy.decoder, self._anatomy.family.layers
-        layers = getattr(decoder, name)
-        setattr(decoder, name, nn.ModuleList([*[given] * self.first, *layers[self.first :]]))
-        try:
+        with other_layers(self._anatomy, [*[given] * self.first, *self._anatomy.layers[self.first :]]):
             yield
-        finally:
-            setattr(decoder, name, layers)
 
     @torch.no_grad()
     def _compute(self, missing: Sequence[int]) -> None:
