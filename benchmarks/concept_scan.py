@@ -23,15 +23,15 @@ from collections.abc import Sequence
 import click
 import torch
 
-from mathinterp.forward.concepts import ConceptReader, concept_hits, top_ids, value_output_matrix
-from mathinterp.forward.lens import norm_parts, written_values
+from mathinterp.engine.lens.concepts import ConceptReader, concept_hits, top_ids, value_output_matrix
+from mathinterp.engine.lens.lens import norm_parts, written_values
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.concepts import ConceptScan, Vocabulary, default_top, match_vocabulary
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.concepts import ConceptScan, Vocabulary, default_top, match_vocabulary
 from mathinterp.store import Store
 
 Pair = tuple[int, int]  # neuron layer, attention layer

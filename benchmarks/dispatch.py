@@ -20,7 +20,7 @@ import click
 from mathinterp.cluster.dispatch import Dispatcher, Event, Finished, Ready, Receipt
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 
 def sleeping_shards(count: int) -> list[Shard]:

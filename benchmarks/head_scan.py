@@ -26,16 +26,16 @@ import torch
 from torch._dynamo.utils import counters
 
 from mathinterp.cluster.compile_ahead import compile_ahead
-from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.heads import HeadScan
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.heads import HeadScan
 from mathinterp.store import Store
 
 

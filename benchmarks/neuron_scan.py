@@ -18,15 +18,15 @@ from collections.abc import Sequence
 import click
 import torch
 
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.neurons import EndActivations, NeuronLens, end_activations
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import NeuronScan
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
 
 

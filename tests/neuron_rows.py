@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mathinterp.cluster.replica import check_rows
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import NeuronScan
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
 from tests.small_store import open_run
 from tests.test_scans import PROMPTS as MADE

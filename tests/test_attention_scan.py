@@ -16,19 +16,19 @@ from click.testing import CliRunner
 from transformers.models.gptj import modeling_gptj
 
 from mathinterp.cli.main import main
+from mathinterp.engine.attention_rows import eager_attention, eager_deviation, end_attention, end_logits
+from mathinterp.engine.hooks import caught_input, caught_output
+from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.errors import UserError
-from mathinterp.forward.attention_rows import eager_attention, eager_deviation, end_attention, end_logits
-from mathinterp.forward.hooks import caught_input, caught_output
-from mathinterp.forward.pairs import Batch, batches_of
+from mathinterp.experiments.answered import answered_rightly
+from mathinterp.experiments.attention import AttentionScan
+from mathinterp.experiments.attention.summary import summarize_attention
+from mathinterp.experiments.base import Shard, Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import TOKEN_TYPES, operand_spans, typed_tokens
-from mathinterp.report.attention import summarize_attention
 from mathinterp.report.figures import draw
-from mathinterp.scans.answered import answered_rightly
-from mathinterp.scans.attention import AttentionScan
-from mathinterp.scans.base import Shard, Subject
 from mathinterp.store import Store
 from mathinterp.store.schema import TABLES
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
@@ -246,7 +246,7 @@ def test_no_weights_and_no_switch_are_said(llama: Anatomy, monkeypatch: pytest.M
     monkeypatch.setattr(type(llama.model), "set_attn_implementation", lambda *_: None)
     with pytest.raises(UserError, match="cannot be switched to eager attention"):
         end_attention(llama, batch, [0])
-    monkeypatch.setattr("mathinterp.forward.attention_rows.eager_attention", lambda _: torch.no_grad())
+    monkeypatch.setattr("mathinterp.engine.attention_rows.eager_attention", lambda _: torch.no_grad())
     with pytest.raises(UserError, match="LlamaAttention gives no attention weights"):
         end_attention(llama, batch, [0])
 

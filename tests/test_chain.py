@@ -12,22 +12,22 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.replica import check_rows
+from mathinterp.engine.hooks import caught_input, edited_output, zeroed_columns
+from mathinterp.engine.lens.head_reads import HeadReader, target_logodds
+from mathinterp.engine.lens.shares import NeuronShares
+from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
-from mathinterp.forward.head_reads import HeadReader, target_logodds
-from mathinterp.forward.hooks import caught_input, edited_output, zeroed_columns
-from mathinterp.forward.neuron_shares import NeuronShares
-from mathinterp.forward.pairs import batches_of
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.chain import ChainScan
+from mathinterp.experiments.chain.summary import STAGES, chain_figure, summarize_chain
+from mathinterp.experiments.neurons import NeuronScan
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.sentence import sentence_prompt
-from mathinterp.report.chain import STAGES, chain_figure, summarize_chain
 from mathinterp.report.figures import save
 from mathinterp.report.page import write_report
-from mathinterp.scans.base import Subject
-from mathinterp.scans.chain import ChainScan
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
 from tests.neuron_rows import grid
 from tests.neuron_twin import gain, spread

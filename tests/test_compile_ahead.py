@@ -24,10 +24,15 @@ from transformers import AutoModelForCausalLM
 from mathinterp.cluster import compile_ahead as ahead
 from mathinterp.cluster import replica
 from mathinterp.cluster.compile_ahead import compile_ahead, reading_ahead
-from mathinterp.forward import replay
-from mathinterp.forward.edits import Edit
-from mathinterp.forward.engine import COMPILE_FROM_NODES
-from mathinterp.forward.replay import PackedEngine
+from mathinterp.engine import packed as replay
+from mathinterp.engine.choose import COMPILE_FROM_NODES
+from mathinterp.engine.edits import Edit
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.experiments import ablation
+from mathinterp.experiments.base import Scan, Subject
+from mathinterp.experiments.heads import HeadScan
+from mathinterp.experiments.iterative import IterativeScan
+from mathinterp.experiments.mlps import MlpScan
 from mathinterp.models import gguf_files
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
@@ -36,11 +41,6 @@ from mathinterp.models.random_shapes import build_random, random_config, stand_i
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans import ablation
-from mathinterp.scans.base import Scan, Subject
-from mathinterp.scans.heads import HeadScan
-from mathinterp.scans.iterative import IterativeScan
-from mathinterp.scans.mlps import MlpScan
 from mathinterp.store import prompts_fingerprint
 from tests.test_gguf import save_tiny_gguf
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_tokenizer

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
 from mathinterp.errors import UserError
-from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.experiments.concepts.summary import kept_neurons, missing_controls, summarize_concepts
+from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.concepts import kept_neurons, missing_controls, summarize_concepts
-from mathinterp.scans.base import Subject
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
-from mathinterp.scans.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.store import Store
 from mathinterp.store.schema import TABLES
 from tests.small_store import FINGERPRINT, open_run, prompt

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from mathinterp.errors import UserError
-from mathinterp.forward import concepts
-from mathinterp.forward.concepts import (
+from mathinterp.engine.layers import recorded
+from mathinterp.engine.lens import concepts
+from mathinterp.engine.lens.concepts import (
     NO_CONCEPT,
     ConceptReader,
     concept_hits,
     top_ids,
     value_output_matrix,
 )
-from mathinterp.forward.layers import recorded
-from mathinterp.forward.lens import written_values
+from mathinterp.engine.lens.lens import written_values
+from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.concepts import ConceptScan, default_top, match_vocabulary
+from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.scans.base import Subject
-from mathinterp.scans.concept_words import ConceptList, read_concepts
-from mathinterp.scans.concepts import ConceptScan, default_top, match_vocabulary
 from tests.test_forward import anatomy
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 

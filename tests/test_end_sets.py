@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.edits import Replacement
-from mathinterp.forward.end_sets import EndHeadSets
-from mathinterp.forward.knockout import NO_HEADS, HeadSet, PlainHeadSets
-from mathinterp.forward.scores import Scores
+from mathinterp.engine.edits import Replacement
+from mathinterp.engine.end_rows import EndHeadSets
+from mathinterp.engine.head_sets import NO_HEADS, HeadSet, PlainHeadSets
+from mathinterp.engine.scores import Scores
+from mathinterp.experiments.iterative import IterativeScan
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.scans.iterative import IterativeScan
 from tests import test_scans
 from tests.head_sets import SETS, resampled, zeros
 from tests.test_forward import PROMPTS, anatomy, assert_same

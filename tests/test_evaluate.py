@@ -13,14 +13,14 @@ from scipy.stats import binomtest
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
+from mathinterp.evaluation.evaluate import Origin, PromptSetScan
 from mathinterp.evaluation.jobs import Job, Settings, origin_of, parse_tasks, prepare_jobs
-from mathinterp.evaluation.scan import Origin, PromptSetScan
 from mathinterp.evaluation.task_files import TaskFile, task_file
+from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.report.evaluation import summarize_evaluations
-from mathinterp.scans.base import Subject
 from mathinterp.store import Store
 from mathinterp.store.query import json_rows
 from mathinterp.store.schema import TABLES
@@ -43,7 +43,7 @@ def benchmark(name: str, data: Path, **settings: Any) -> Job:
 
 
 def test_scan_rows_are_the_items_in_order_whatever_the_blocks(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mathinterp.evaluation.scan.CHOICE_BLOCK", 5)
+    monkeypatch.setattr("mathinterp.evaluation.evaluate.CHOICE_BLOCK", 5)
     job = benchmark("mmlu", data, fewshot=2)
     anatomy_ = Anatomy(tiny_model("llama"))
     prompts = tokenize_prompts(

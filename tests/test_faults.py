@@ -26,9 +26,9 @@ from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import loading_turn
 from mathinterp.cluster.run import RunSummary, close_run, open_run, prepare_work, run_scan
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.scans.base import Shard
 from mathinterp.store import Store
 from tests.moody import Moody
 from tests.toy_scan import ToyScan

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mathinterp.errors import UserError
-from mathinterp.report.finished_run import finished_run
-from mathinterp.report.knockout import ranking_from
-from mathinterp.report.neuron_runs import neuron_run
+from mathinterp.experiments.finished_run import finished_run
+from mathinterp.experiments.knockout.summary import ranking_from
+from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.store import Store
 from tests.small_store import fill, open_run, prompt
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.hooks import caught_input, caught_output, edited_input, zeroed_columns
-from mathinterp.forward.layers import record
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
-from mathinterp.forward.scores import Scores
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.hooks import caught_input, caught_output, edited_input, zeroed_columns
+from mathinterp.engine.layers import record
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.scores import Scores
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from tests.tiny import TINY_FAMILIES, VOCABULARY, tiny_model

@@ -13,19 +13,19 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.neurons import end_activations
+from mathinterp.engine.neuron_sets import neuron_mask, zeroed_neurons
 from mathinterp.errors import UserError
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.neuron_ablation import neuron_mask, zeroed_neurons
-from mathinterp.forward.neurons import end_activations
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.gender_neurons import GenderNeuronScan, terms_of
+from mathinterp.experiments.neuron_controls import layer_matched_neurons
+from mathinterp.experiments.neuron_edit import NeuronEditScan
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.gender import GENDERS, PROFESSIONS, TEMPLATES, bias_prompts, contrast_prompts
 from mathinterp.prompts.passages import encode_passages, read_passages
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.gender import GenderNeuronScan, terms_of
-from mathinterp.scans.neuron_controls import layer_matched_neurons
-from mathinterp.scans.neuron_edit import NeuronEditScan
 from mathinterp.store import Store, query
 from mathinterp.store.manifest import Run
 from mathinterp.tuning.edit import export_edited, zero_columns
@@ -226,7 +226,7 @@ def test_bias_and_perplexity_by_hand(tmp_path) -> None:
     """Two professions a stereotype, two sentences; numbers computed here again from the log-probabilities."""
     import pyarrow as pa
 
-    from mathinterp.scans import tables
+    from mathinterp.experiments import tables
 
     rng = np.random.default_rng(0)
     names = {"woman": ["nurse", "maid"], "man": ["miner", "guard"]}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.evaluation import harness
 from mathinterp.evaluation.greedy import GreedyDecoder
@@ -14,7 +15,6 @@ from mathinterp.evaluation.harness import Harness, require_harness
 from mathinterp.evaluation.items import read_examples, read_items
 from mathinterp.evaluation.numbers import final_number, starts_with_answer
 from mathinterp.evaluation.task_files import TaskFile, own_examples, task_file
-from mathinterp.forward.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import Prompt, load_prompts

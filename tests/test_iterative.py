@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mathinterp.engine.head_sets import PlainHeadSets
+from mathinterp.engine.scores import Scores, answers_of
 from mathinterp.errors import UserError
-from mathinterp.forward.knockout import PlainHeadSets
-from mathinterp.forward.scores import Scores, answers_of
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.controls import Head
+from mathinterp.experiments.heads import chosen_heads
+from mathinterp.experiments.iterative import IterativeScan, operation_means
+from mathinterp.experiments.knockout import KnockoutScan
 from mathinterp.models.anatomy import model_shape
-from mathinterp.scans.base import Subject
-from mathinterp.scans.controls import Head
-from mathinterp.scans.heads import chosen_heads
-from mathinterp.scans.iterative import IterativeScan, operation_means
-from mathinterp.scans.knockout import KnockoutScan
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests import test_scans
 from tests.head_sets import RANKING, zeros

@@ -24,12 +24,12 @@ from safetensors.torch import load_file
 from mathinterp.cli.main import main
 from mathinterp.cli.running import NotRun, without_running
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.experiments.base import Scan, Subject
+from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.experiments.concepts.summary import kept_neurons
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.report.concepts import kept_neurons
-from mathinterp.scans.base import Scan, Subject
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.store import Store
 from tests.test_neuron_graph import scanned
 from tests.tiny import save_tiny

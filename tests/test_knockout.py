@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.engine.hooks import edited_input
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import edited_input
+from mathinterp.experiments.controls import Head, layer_matched_heads, random_heads
+from mathinterp.experiments.heads import chosen_heads
+from mathinterp.experiments.knockout import KnockoutScan, Sentence
 from mathinterp.models.anatomy import model_shape
 from mathinterp.report.figures import draw
-from mathinterp.scans.controls import Head, layer_matched_heads, random_heads
-from mathinterp.scans.heads import chosen_heads
-from mathinterp.scans.knockout import KnockoutScan, Sentence
 from mathinterp.store import Store
 from tests import test_scans
 from tests.head_sets import RANKING

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
-from mathinterp.report.knockout import ranking_from
+from mathinterp.experiments.knockout.summary import ranking_from
 from mathinterp.store import Store
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores
 

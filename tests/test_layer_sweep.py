@@ -10,21 +10,21 @@ from click.testing import CliRunner
 from peft import PeftModel
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.errors import UserError
-from mathinterp.forward.neurons import NeuronLens, end_activations
+from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.report.figures import draw
 from mathinterp.report.page import write_report
-from mathinterp.scans.base import Subject
 from mathinterp.store import Store
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.data import Sample
 from mathinterp.tuning.depth import deep_layers, lora_layer
-from mathinterp.tuning.layer_sweep import LayerSweep, adapter_folder, claim_folder, split_samples
+from mathinterp.tuning.lora_sweep import LayerSweep, adapter_folder, claim_folder, split_samples
 from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep_neurons import LayerSweepNeurons, missing_adapters
 from tests.test_forward import PROMPTS, anatomy, one_at_a_time

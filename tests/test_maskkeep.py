@@ -12,10 +12,10 @@ import torch
 
 from mathinterp.cluster.replica import check_rows
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mask_keep import MaskKeepScan, RankedNeurons, first_deep_layer, random_neurons
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.maskkeep import MaskKeepScan, RankedNeurons, first_deep_layer, random_neurons
 from tests.test_forward import anatomy, random_prompts
 from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_config, tiny_model

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mask_keep.summary import neurons_from, summarize_maskkeep
+from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.maskkeep import neurons_from, summarize_maskkeep
-from mathinterp.report.neuron_runs import neuron_run
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
 from mathinterp.store.schema import TABLES
 from mathinterp.store.statistics import Z_95, Unit, effects_by_operation

@@ -17,17 +17,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.mlp_vectors import mlp_vectors
+from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
-from mathinterp.forward.mlp_vectors import mlp_vectors
-from mathinterp.forward.pairs import batches_of
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mlp_probe import MEASURES, TARGETS, MlpProbe, target_ids
+from mathinterp.experiments.mlp_probe.summary import summarize_probe
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import typed_tokens
 from mathinterp.report.figures import draw
-from mathinterp.report.probe import summarize_probe
-from mathinterp.scans.base import Subject
-from mathinterp.scans.mlp_probe import MEASURES, TARGETS, MlpProbe, target_ids
 from mathinterp.store import Store
 from mathinterp.store.schema import TABLES
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask, zeroed_neurons
-from mathinterp.forward.neurons import end_activations
+from mathinterp.engine.lens.neurons import end_activations
+from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask, zeroed_neurons
 from mathinterp.models.anatomy import Anatomy
 from tests.test_forward import PROMPTS, anatomy, assert_same, random_prompts
 

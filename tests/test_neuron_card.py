@@ -10,18 +10,18 @@ import torch
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.neurons import NeuronLens
+from mathinterp.engine.lens.top_tokens import top_tokens, value_directions
 from mathinterp.errors import UserError
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.neurons import NeuronLens
-from mathinterp.forward.top_tokens import top_tokens, value_directions
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons.card import NeuronCard, neuron_card, written_tokens
+from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.report.neuron import NeuronCard, neuron_card, written_tokens
-from mathinterp.report.neuron_runs import neuron_run
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store, prompts_fingerprint
 from tests.test_forward import anatomy
 from tests.tiny import save_tiny

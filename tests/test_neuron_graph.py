@@ -13,21 +13,21 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.replica import check_rows
+from mathinterp.engine.hooks import caught_input, edited_input
+from mathinterp.engine.lens.graph import NeuronGraph
+from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import caught_input, edited_input
-from mathinterp.forward.neuron_graph import NeuronGraph
-from mathinterp.forward.neurons import end_activations
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neuron_graph import NeuronGraphScan
+from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes
+from mathinterp.experiments.neuron_graph.summary import graph_figure, nodes_from, summarize_graph
+from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons.stored import check_model, neuron_run
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.report.figures import save
-from mathinterp.report.graph import graph_figure, nodes_from, summarize_graph
-from mathinterp.report.neuron_runs import check_model, neuron_run
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neuron_graph import NeuronGraphScan
-from mathinterp.scans.neuron_nodes import NeuronNodes, RankedNodes
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
 from tests.neuron_twin import gain, look, spread
 from tests.small_store import open_run

@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.plan import plan_scan
+from mathinterp.engine.hooks import zeroed_columns
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import zeroed_columns
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import NeuronScan, OtherModel
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan, OtherModel
 from mathinterp.store import Store
 from tests.neuron_rows import grid, rows_of, scan_of, stored
 from tests.neuron_twin import log_probability, look, slow_head, slow_neuron, spread
@@ -110,7 +110,7 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
     }
     columns["change"] = columns["importance"] - columns["intervened_importance"]
     columns["coefficient_change"] = columns["coefficient"] - columns["intervened_coefficient"]
-    monkeypatch.setattr("mathinterp.scans.neurons.PROMPTS_A_SHARD", block)
+    monkeypatch.setattr("mathinterp.experiments.neurons.PROMPTS_A_SHARD", block)
     store = stored(tmp_path, NeuronScan("head", ((0, 1),), top=4), model)
     top = store.rows("SELECT layer, neuron, operation, count(*) AS times FROM neuron_changes GROUP BY ALL")
     times = {(row["layer"], row["neuron"], row["operation"]): row["times"] for row in top}
@@ -141,7 +141,7 @@ def test_shards_of_some_prompts_have_the_rows_of_all(name: str, monkeypatch: pyt
         return sorted(rows, key=lambda row: (row["layer"], row["node"], row["prompt_id"], row["unit"]))
 
     whole = of_prompts()
-    monkeypatch.setattr("mathinterp.scans.neurons.PROMPTS_A_SHARD", 5)
+    monkeypatch.setattr("mathinterp.experiments.neurons.PROMPTS_A_SHARD", 5)
     shards = [shard for shard in scan.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     assert len(shards) == 3 * -(-len(MADE) // 5)
     assert sum(scan.evaluations(shard, MADE) for shard in shards) == 3 * 2 * len(MADE)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from mathinterp.engine.hooks import zeroed_columns
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.logsumexp import Base, slow_increases
+from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import zeroed_columns
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.logsumexp import Base, slow_increases
-from mathinterp.forward.neurons import NeuronLens, end_activations
 from mathinterp.models.anatomy import Anatomy
 from tests.neuron_twin import SEQUENCES, look, slow_head, slow_neuron
 from tests.test_forward import anatomy

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.hooks import edited_output
-from mathinterp.forward.pairs import ends_of
-from mathinterp.forward.paths import MLP
-from mathinterp.forward.receivers import Receiver, ReceiverEngine, receiving_features
+from mathinterp.engine.hooks import edited_output
+from mathinterp.engine.pairs import ends_of
+from mathinterp.engine.paths.frozen import MLP
+from mathinterp.engine.paths.receivers import Receiver, ReceiverEngine, receiving_features
 from mathinterp.models.anatomy import Anatomy
 from tests.path_twin import EXACT, PAIRS, activations, anatomy, expected, forward, three
 

@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from scipy.stats import norm
 
 from mathinterp.cli.main import main
+from mathinterp.engine.pairs import pairs_of
+from mathinterp.engine.paths.frozen import MLP
 from mathinterp.errors import UserError
-from mathinterp.forward.pairs import pairs_of
-from mathinterp.forward.paths import MLP
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.paths import PathScan
+from mathinterp.experiments.paths.summary import summarize_paths
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.report.figures import draw
-from mathinterp.report.paths import summarize_paths
-from mathinterp.scans.base import Subject
-from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
 from mathinterp.store.statistics import benjamini_hochberg, spearman
 from tests.path_twin import PAIRS, anatomy_of, forward, patched_logits

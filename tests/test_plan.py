@@ -12,21 +12,21 @@ from mathinterp.cli.main import main
 from mathinterp.cli.plan import PLANNED
 from mathinterp.cluster.plan import CpuSpeed, measure_cpu, plan_scan, row_bytes
 from mathinterp.cluster.scan_costs import PACK_SIZE, layer_flops, parameters, replayed_layers
-from mathinterp.forward.tree import count_nodes
+from mathinterp.engine.tree.forest import count_nodes
+from mathinterp.experiments.attention import AttentionScan
+from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.heads import HeadScan
+from mathinterp.experiments.iterative import IterativeScan
+from mathinterp.experiments.knockout import KnockoutScan
+from mathinterp.experiments.mlp_probe import MlpProbe
+from mathinterp.experiments.mlps import MlpScan
+from mathinterp.experiments.neurons import NeuronScan, OtherModel
+from mathinterp.experiments.paths import PathScan
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
-from mathinterp.scans.attention import AttentionScan
-from mathinterp.scans.base import Scan, Shard, Subject
-from mathinterp.scans.heads import HeadScan
-from mathinterp.scans.iterative import IterativeScan
-from mathinterp.scans.knockout import KnockoutScan
-from mathinterp.scans.mlp_probe import MlpProbe
-from mathinterp.scans.mlps import MlpScan
-from mathinterp.scans.neurons import NeuronScan, OtherModel
-from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan
@@ -120,9 +120,11 @@ COUNTED: list[tuple[Scan, tuple[float, float]]] = [  # a scan, and torch's count
 def test_rows_are_those_of_the_run_and_flops_what_torch_counts(small, scan, part, monkeypatch):
     """Every kind of scan, run whole, in packs and batches as small for the tiny model as they are for a large one."""
     monkeypatch.setattr("mathinterp.cluster.scan_costs.PACK_SIZE", 64)
-    monkeypatch.setattr("mathinterp.forward.pairs.CPU_TOKENS", 40)
+    monkeypatch.setattr("mathinterp.engine.pairs.CPU_TOKENS", 40)
     # neurons' sums over the vocabulary are planned as terms, apart
-    monkeypatch.setattr("mathinterp.forward.neurons.neuron_increases", lambda _, amounts, __: torch.zeros_like(amounts))
+    monkeypatch.setattr(
+        "mathinterp.engine.lens.neurons.neuron_increases", lambda _, amounts, __: torch.zeros_like(amounts)
+    )
     anatomy, prompts = small
     plan = plan_scan(scan, anatomy.shape, prompts, "float32")
     subject = Subject(anatomy, prompts, tokenizer=tiny_tokenizer(["followed"]))

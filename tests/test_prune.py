@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.models.random_shapes import random_config
@@ -20,7 +21,6 @@ from mathinterp.models.sources import BUNDLED_FOLDER
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
 from mathinterp.store import Store
 from mathinterp.tuning import sft_ray
 from mathinterp.tuning.batches import padding_id

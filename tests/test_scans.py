@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
-from mathinterp.forward.replay import PackedEngine
+from mathinterp.experiments.ablation import AblationScan
+from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.heads import FEWEST_HEADS, HeadScan
+from mathinterp.experiments.mlps import MlpScan
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.scans.ablation import AblationScan
-from mathinterp.scans.base import Shard, Subject
-from mathinterp.scans.heads import FEWEST_HEADS, HeadScan
-from mathinterp.scans.mlps import MlpScan
 from tests import tiny
 from tests.tiny import tiny_config
 

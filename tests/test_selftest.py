@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward import packing
-from mathinterp.forward.edits import Edit, PlacedReplacement
-from mathinterp.forward.engine import build_engine, packing_deviation
-from mathinterp.forward.hooks import caught_input
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
-from mathinterp.forward.selftest import Check, selftest
-from mathinterp.forward.tree import Forest
+from mathinterp.engine.choose import build_engine, packing_deviation
+from mathinterp.engine.edits import Edit, PlacedReplacement
+from mathinterp.engine.hooks import caught_input
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.selftest import Check, selftest
+from mathinterp.engine.tree import packing
+from mathinterp.engine.tree.forest import Forest
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from tests.tiny import VOCABULARY, tiny_model

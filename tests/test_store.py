@@ -19,7 +19,7 @@ import pytest
 
 import mathinterp.scans
 from mathinterp.errors import UserError
-from mathinterp.scans.base import Scan
+from mathinterp.experiments.base import Scan
 from mathinterp.store import Store, query, run_id
 from mathinterp.store.schema import TABLES, conform
 from tests.small_store import FINGERPRINT, drive, fill, head_rows, open_run, prompt, write_head

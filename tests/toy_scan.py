@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
-from mathinterp.scans.base import Scan, Shard
+from mathinterp.experiments.base import Scan, Shard
 from mathinterp.store.schema import TABLES
 
 

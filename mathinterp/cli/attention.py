@@ -43,9 +43,9 @@ def attention(
       mathinterp scan attention
       mathinterp scan attention --heads 0.6,0.1 --prompts two_digit
     """
-    from mathinterp.report.answered import kept_line
-    from mathinterp.report.attention import summarize_attention
-    from mathinterp.scans.attention import AttentionScan
+    from mathinterp.experiments.attention import AttentionScan
+    from mathinterp.experiments.attention.summary import summarize_attention
+    from mathinterp.experiments.kept import kept_line
     from mathinterp.store import Store
 
     require_one(heads, layers)

@@ -23,7 +23,7 @@ from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.scans.chain import ChainScan
+    from mathinterp.experiments.chain import ChainScan
 
 
 @click.command()
@@ -70,9 +70,9 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
       mathinterp chain --prompts two_digit --limit 64 --operation add
     """
     from mathinterp.cli.knockout import parse_ranking
-    from mathinterp.report.chain import STAGES_EXPLAINED, chain_figure, summarize_chain
+    from mathinterp.experiments.chain import ChainScan
+    from mathinterp.experiments.chain.summary import STAGES_EXPLAINED, chain_figure, summarize_chain
     from mathinterp.report.figures import save
-    from mathinterp.scans.chain import ChainScan
     from mathinterp.store import Store
 
     require_one(heads, layers)

@@ -19,7 +19,7 @@ from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.scans.concepts import ConceptScan
+    from mathinterp.experiments.concepts import ConceptScan
 
 
 @click.command()
@@ -67,9 +67,9 @@ def concepts(
       mathinterp scan concepts --model smollm2 --adapter smollm2-arithmetic --layers 0-3 --attention-layers 0-4
       mathinterp scan concepts --concepts my_concepts.json --top 10 --sign both --no-zero
     """
-    from mathinterp.scans.concept_words import read_concepts
-    from mathinterp.scans.concept_zeroing import check_zeroing
-    from mathinterp.scans.concepts import ConceptScan
+    from mathinterp.experiments.concept_zeroing import check_zeroing
+    from mathinterp.experiments.concepts import ConceptScan
+    from mathinterp.experiments.concepts.words import read_concepts
 
     kept_at = _parse_levels(levels)
     check_zeroing(control_seeds, scoring)
@@ -102,8 +102,8 @@ def _fit_to_model(chosen: "ConceptScan", top: int | None, options: dict[str, Any
     """The scan with ``top`` resolved, after finding its concepts among the model's tokens: before anything starts."""
     from dataclasses import replace
 
+    from mathinterp.experiments.concepts import default_top, match_vocabulary
     from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.scans.concepts import default_top, match_vocabulary
 
     model = resolve(ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code"))))
     match_vocabulary(chosen.looked_for, model.tokenizer, model.shape.vocabulary)
@@ -114,8 +114,8 @@ def _zero(
     run: "RunSummary", levels: list[int], seeds: int, scoring: str, options: dict[str, Any]
 ) -> "RunSummary | None":
     """Zero the kept neurons of each level; None where no neuron is kept."""
-    from mathinterp.report.concepts import kept_neurons
-    from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
+    from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
+    from mathinterp.experiments.concepts.summary import kept_neurons
     from mathinterp.store import Store
 
     sets = tuple(NeuronSet(*item) for item in kept_neurons(Store(run.store), run.run_id, levels).items())
@@ -127,7 +127,7 @@ def _show(
 ) -> None:
     from dataclasses import asdict
 
-    from mathinterp.report.concepts import missing_controls, summarize_concepts, zeroing_table
+    from mathinterp.experiments.concepts.summary import missing_controls, summarize_concepts, zeroing_table
     from mathinterp.store import Store
 
     store = Store(run.store)

@@ -14,9 +14,9 @@ from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
+    from mathinterp.experiments.base import Scan
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts.prompt import Prompt
-    from mathinterp.scans.base import Scan
 
 DEFAULT_TOP = 18
 
@@ -52,11 +52,11 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
       mathinterp edit --model smollm2 --top 18 --text book.txt --out edited
     """
     from mathinterp.cluster.ray_cluster import connection
+    from mathinterp.experiments.gender_neurons import GenderNeuronScan
+    from mathinterp.experiments.neuron_edit import NeuronEditScan
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts.gender import bias_prompts, contrast_prompts
     from mathinterp.prompts.passages import encode_passages, read_passages
-    from mathinterp.scans.gender import GenderNeuronScan
-    from mathinterp.scans.neuron_edit import NeuronEditScan
     from mathinterp.store import Store
     from mathinterp.tuning.edit import check_free, export_edited
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.scans.iterative import IterativeScan
-    from mathinterp.scans.knockout import KnockoutScan, Sentence
+    from mathinterp.experiments.iterative import IterativeScan
+    from mathinterp.experiments.knockout import KnockoutScan, Sentence
 
 Ranking = tuple[tuple[int, int], ...]
 
@@ -103,7 +103,7 @@ def knockout(
       mathinterp knockout --rank-from RUN_ID --prompts pairs --show "3 plus 5 is"
       mathinterp knockout --iterative 8 --limit 160
     """
-    from mathinterp.forward.engine import ENGINES
+    from mathinterp.engine.choose import ENGINES
 
     if engine not in ENGINES:
         raise UserError(f"--engine '{engine}' is not known; take one of {', '.join(ENGINES)}")
@@ -128,7 +128,7 @@ def knockout(
 
 
 def _ranking(heads: str | None, rank_from: str | None, operation: str, store: str) -> Ranking:
-    from mathinterp.report.knockout import ranking_from
+    from mathinterp.experiments.knockout.summary import ranking_from
     from mathinterp.store import Store
 
     if rank_from is not None:
@@ -164,8 +164,8 @@ def _knock_out(
     ranking: Ranking, ks: tuple[int, ...] | None, seeds: int, texts: tuple[str, ...],
     edit: dict[str, Any], as_json: bool, options: dict[str, Any],
 ) -> None:  # fmt: skip
-    from mathinterp.report.knockout import summarize_knockout
-    from mathinterp.scans.knockout import KnockoutScan
+    from mathinterp.experiments.knockout import KnockoutScan
+    from mathinterp.experiments.knockout.summary import summarize_knockout
     from mathinterp.store import Store
 
     chosen = KnockoutScan(**edit, ranking=ranking, ks=ks, seeds=seeds)
@@ -209,7 +209,7 @@ def _with_sentences(scan: "KnockoutScan", texts: tuple[str, ...], options: dict[
 
 
 def _tokenize(text: str, tokenizer: "PreTrainedTokenizerBase") -> "Sentence":
-    from mathinterp.scans.knockout import Sentence
+    from mathinterp.experiments.knockout import Sentence
 
     ids = tuple(tokenizer(text)["input_ids"])
     if not text.strip() or tokenizer.unk_token_id in ids:
@@ -220,8 +220,8 @@ def _tokenize(text: str, tokenizer: "PreTrainedTokenizerBase") -> "Sentence":
 def _find_ranking(
     steps: int, rank_by: str, layers: str | None, edit: dict[str, Any], as_json: bool, options: dict[str, Any]
 ) -> None:
-    from mathinterp.report.thin_means import thin_mean_warnings
-    from mathinterp.scans.iterative import IterativeScan
+    from mathinterp.experiments.iterative import IterativeScan
+    from mathinterp.experiments.thin_means import thin_mean_warnings
     from mathinterp.store import Store
 
     if (options["replicas"] or 1) != 1:

@@ -55,11 +55,11 @@ def maskkeep(
       mathinterp maskkeep --neurons-from RUN_ID --limit 160
       mathinterp maskkeep --neurons-from RUN_ID --limit 160 --ks 99,10 --cases flipped --scoring first_token
     """
+    from mathinterp.experiments.mask_keep import MaskKeepScan
+    from mathinterp.experiments.mask_keep.summary import CASES, SCORINGS, neurons_from, summarize_maskkeep
+    from mathinterp.experiments.neurons.stored import check_model, neuron_run
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts import load_prompts
-    from mathinterp.report.maskkeep import CASES, SCORINGS, neurons_from, summarize_maskkeep
-    from mathinterp.report.neuron_runs import check_model, neuron_run
-    from mathinterp.scans.maskkeep import MaskKeepScan
     from mathinterp.store import Store
 
     for name, value, known in (("cases", cases, CASES), ("scoring", scoring, SCORINGS)):

@@ -9,8 +9,8 @@ from mathinterp.cli.output import console, print_json, print_sql_hint, print_tab
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
+    from mathinterp.experiments.neurons.card import NeuronCard
     from mathinterp.models.catalog import LoadedModel, ModelSpec
-    from mathinterp.report.neuron import NeuronCard
 
 
 @click.command()
@@ -39,9 +39,9 @@ def neuron(neuron: str, source: str | None, tokens: int, store: str, as_json: bo
       mathinterp neuron 4.312
       mathinterp neuron 28.3696 --model MODEL --neurons-from RUN_ID --json
     """
+    from mathinterp.experiments.neurons.card import neuron_card, only_run
+    from mathinterp.experiments.neurons.stored import check_model, neuron_run
     from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.report.neuron import neuron_card, only_run
-    from mathinterp.report.neuron_runs import check_model, neuron_run
     from mathinterp.store import Store
 
     chosen, results = _parse(neuron), Store(store)

@@ -21,8 +21,8 @@ from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
+    from mathinterp.experiments.neurons import NeuronScan
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
-    from mathinterp.scans.neurons import NeuronScan
 
 BYTES_A_NEURON = 8  # of a stored neuron, prompt and condition: two float32 that hardly compress
 SHOWN = 5  # neurons an operation
@@ -60,7 +60,7 @@ def neurons(against: str | None, target: str, rank: str, keep: str, layers: str 
       mathinterp scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 8
       mathinterp scan neurons --prompts pairs --against input --keep topk:500
     """
-    from mathinterp.scans.neurons import NeuronScan
+    from mathinterp.experiments.neurons import NeuronScan
 
     top, keep_all = _parse_keep(keep)
     spec = _spec(options)
@@ -131,8 +131,8 @@ def _parse_against(text: str | None, spec: "ModelSpec") -> dict[str, Any]:
 def _other_model(kind: str, value: str, spec: "ModelSpec") -> Any:
     from dataclasses import replace
 
+    from mathinterp.experiments.neurons import OtherModel
     from mathinterp.models.catalog import resolve
-    from mathinterp.scans.neurons import OtherModel
 
     original = resolve(spec)
     wanted = replace(spec, adapter=value) if kind == "adapter" else replace(spec, name=value, adapter=None)
@@ -196,7 +196,7 @@ def _top_neurons(store: str, run_id: str, change: str) -> list[dict[str, Any]]:
 def _written(found: list[dict[str, Any]], spec: "ModelSpec") -> list[dict[str, Any]]:
     """The tokens of each shown neuron, under its mean coefficient in the original model."""
     from mathinterp.cli.neuron import load_here
-    from mathinterp.report.neuron import written_tokens
+    from mathinterp.experiments.neurons.card import written_tokens
 
     loaded = load_here(spec)
     return written_tokens(found, loaded.anatomy, loaded.tokenizer, SHOWN_TOKENS)

@@ -32,7 +32,7 @@ def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Co
 
 def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Refuse an unknown engine here: the scan itself would only do so in a replica that has loaded its model."""
-    from mathinterp.forward.engine import ENGINES
+    from mathinterp.engine.choose import ENGINES
 
     if value not in ENGINES:
         raise UserError(f"--engine '{value}' is not known; take one of {', '.join(ENGINES)}")

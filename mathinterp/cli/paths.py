@@ -63,8 +63,8 @@ def paths(
       mathinterp scan paths --freeze all --effect logprob --limit 400
       mathinterp scan paths --receiver 5.2.q
     """
-    from mathinterp.report.paths import summarize_paths
-    from mathinterp.scans.paths import PathScan
+    from mathinterp.experiments.paths import PathScan
+    from mathinterp.experiments.paths.summary import summarize_paths
     from mathinterp.store import Store
 
     chosen = PathScan(

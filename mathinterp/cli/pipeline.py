@@ -14,10 +14,10 @@ from mathinterp.cli.running import print_run, run_chosen
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
+    from mathinterp.experiments.base import Scan
+    from mathinterp.experiments.knockout import KnockoutScan
+    from mathinterp.experiments.paths import PathScan
     from mathinterp.report.pipeline import PipelineAnswer, PipelineRuns
-    from mathinterp.scans.base import Scan
-    from mathinterp.scans.knockout import KnockoutScan
-    from mathinterp.scans.paths import PathScan
 
 logger = logging.getLogger("mathinterp.pipeline")
 
@@ -64,9 +64,9 @@ def pipeline(
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
     from mathinterp.cluster.ray_cluster import connection
+    from mathinterp.experiments.knockout import KnockoutScan
+    from mathinterp.experiments.paths import PathScan
     from mathinterp.report.pipeline import answer_pipeline
-    from mathinterp.scans.knockout import KnockoutScan
-    from mathinterp.scans.paths import PathScan
     from mathinterp.store import Store
 
     store = Store(options["store"])
@@ -92,13 +92,13 @@ def _checked(
     options: dict[str, Any],
 ) -> "KnockoutScan":  # fmt: skip
     """The knock-out with ``ks``; raises UserError for what a later stage would refuse after minutes of work."""
+    from mathinterp.experiments.attention import AttentionScan
+    from mathinterp.experiments.heads import chosen_heads
+    from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts import load_prompts
     from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
-    from mathinterp.scans.attention import AttentionScan
-    from mathinterp.scans.heads import chosen_heads
-    from mathinterp.scans.mlp_probe import MlpProbe
 
     model = resolve(ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code"))))
     knockout = replace(knockout, ranking=tuple(chosen_heads(model.shape, None, None)), ks=ks)
@@ -118,11 +118,11 @@ def _run_stages(
     paths: "PathScan", knockout: "KnockoutScan", others: tuple[str, ...], top: int, options: dict[str, Any]
 ) -> "PipelineRuns":
     """Run, or resume, every stage; the ranking of one is what the next ones take out and look at."""
-    from mathinterp.report.knockout import ranking_from
+    from mathinterp.experiments.attention import AttentionScan
+    from mathinterp.experiments.heads import HeadScan
+    from mathinterp.experiments.knockout.summary import ranking_from
+    from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.report.pipeline import PipelineRuns, described_heads
-    from mathinterp.scans.attention import AttentionScan
-    from mathinterp.scans.heads import HeadScan
-    from mathinterp.scans.mlp_probe import MlpProbe
     from mathinterp.store import Store
 
     own = options["prompt_name"]

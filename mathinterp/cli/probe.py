@@ -46,9 +46,9 @@ def probe(
       mathinterp scan probe
       mathinterp scan probe --vectors written --fold-norm --prompts two_digit
     """
-    from mathinterp.report.answered import kept_line
-    from mathinterp.report.probe import summarize_probe
-    from mathinterp.scans.mlp_probe import MlpProbe
+    from mathinterp.experiments.kept import kept_line
+    from mathinterp.experiments.mlp_probe import MlpProbe
+    from mathinterp.experiments.mlp_probe.summary import summarize_probe
     from mathinterp.store import Store
 
     run = run_chosen(MlpProbe(vectors, fold_norm, parse_layers(layers), keep_all), **options)

@@ -135,7 +135,7 @@ def train_lora(plan: Plan, spec: "ModelSpec", resolved: "ResolvedModel", name: s
     from ray.train import TrainingFailedError
 
     from mathinterp.tuning.controls import LoraJob
-    from mathinterp.tuning.layer_sweep import TARGETS
+    from mathinterp.tuning.lora_sweep import TARGETS
     from mathinterp.tuning.sft_ray import Tuning, fit, named
 
     options = plan.options
@@ -157,8 +157,8 @@ def train_lora(plan: Plan, spec: "ModelSpec", resolved: "ResolvedModel", name: s
 
 def compare(plan: Plan, lora: "TuningResult") -> "RunSummary":
     """CNA original against tuned, in the deep layers; stops the command where it cannot be finished."""
+    from mathinterp.experiments.neurons import NeuronScan, OtherModel
     from mathinterp.models.catalog import resolve
-    from mathinterp.scans.neurons import NeuronScan, OtherModel
 
     tuned = replace(plan.spec, adapter=str(lora.out))
     other = OtherModel(tuned, resolve(tuned).fingerprint, f"{plan.resolved.label}+lora")

@@ -11,7 +11,7 @@ from mathinterp.cli.output import console
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.scans.base import Scan
+    from mathinterp.experiments.base import Scan
 
 _running = ContextVar("running", default=True)
 

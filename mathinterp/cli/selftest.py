@@ -27,8 +27,8 @@ def selftest(
     """
     import torch
 
+    from mathinterp.engine.selftest import selftest as run_checks
     from mathinterp.errors import UserError
-    from mathinterp.forward.selftest import selftest as run_checks
     from mathinterp.models.catalog import ModelSpec, load, resolve
     from mathinterp.prompts import load_prompts
     from mathinterp.prompts.alignment import tokenize_prompts

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mathinterp.cluster.run import RunSummary
+    from mathinterp.experiments.base import Scan
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
     from mathinterp.prompts.prompt import Prompt
-    from mathinterp.scans.base import Scan
     from mathinterp.tuning.data import Sample
     from mathinterp.tuning.sft import SftConfig
 
@@ -39,7 +39,7 @@ MOST_EPOCHS = 4
 
 def _known_target(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Refuse an unknown target here: the scan that has it comes after the training."""
-    from mathinterp.forward.neurons import TARGETS
+    from mathinterp.engine.lens.neurons import TARGETS
 
     if value not in TARGETS:
         raise UserError(f"--target '{value}' is not known; take one of {', '.join(TARGETS)}")
@@ -105,7 +105,7 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
     from mathinterp.cluster.ray_cluster import connection
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
-    from mathinterp.tuning.layer_sweep import LayerSweep, claim_folder, split_samples
+    from mathinterp.tuning.lora_sweep import LayerSweep, claim_folder, split_samples
     from mathinterp.tuning.sweep_neurons import LayerSweepNeurons, missing_adapters
 
     store, chosen_rates, chosen_layers = Store(options["store"]), parse_rates(rates), parse_layers(layers)

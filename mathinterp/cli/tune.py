@@ -172,7 +172,7 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
 
 def _ranking(heads: str | None, heads_from: str | None, heads_sql: str | None, store: str) -> Pairs:
     """The heads in the order given or found; empty if none are asked for."""
-    from mathinterp.report.knockout import ranking_from
+    from mathinterp.experiments.knockout.summary import ranking_from
     from mathinterp.store import Store
 
     if sum(value is not None for value in (heads, heads_from, heads_sql)) > 1:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mathinterp.errors import UserError
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 
 @dataclass(frozen=True)

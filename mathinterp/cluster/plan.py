@@ -12,11 +12,11 @@ import pyarrow as pa
 import torch
 
 from mathinterp.cluster.scan_costs import parameters, scan_cost
-from mathinterp.forward.logsumexp import Base
-from mathinterp.forward.neuron_increases import neuron_increases
+from mathinterp.engine.lens.increases import neuron_increases
+from mathinterp.engine.lens.logsumexp import Base
+from mathinterp.experiments.base import Scan
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Scan
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -23,9 +23,9 @@ import torch
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Scan, Shard, Subject
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.store import Store, prompts_fingerprint
 
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory

@@ -20,11 +20,11 @@ from mathinterp.cluster.ray_cluster import Placement, connection, existing_clust
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Scan, Shard
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
-from mathinterp.scans.base import Scan, Shard
 from mathinterp.store import Run, Store, prompts_fingerprint
 
 

@@ -9,23 +9,23 @@ Shape legend: P prompt, L layer, H query head, G key/value group, D model width,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mathinterp.forward.logsumexp import GPU_ELEMENTS
-from mathinterp.forward.packing import GPU_TOKENS
-from mathinterp.forward.pairs import GPU_TOKENS as GPU_PAIR_TOKENS
-from mathinterp.forward.paths import GPU_ROWS, MLP
-from mathinterp.forward.scores import LOGITS_AT_ONCE
-from mathinterp.forward.tree import Planter, plant
+from mathinterp.engine.lens.logsumexp import GPU_ELEMENTS
+from mathinterp.engine.pairs import GPU_TOKENS as GPU_PAIR_TOKENS
+from mathinterp.engine.paths.frozen import GPU_ROWS, MLP
+from mathinterp.engine.scores import LOGITS_AT_ONCE
+from mathinterp.engine.tree.forest import Planter, plant
+from mathinterp.engine.tree.packing import GPU_TOKENS
+from mathinterp.experiments.ablation import AblationScan, private_from
+from mathinterp.experiments.attention import AttentionScan
+from mathinterp.experiments.base import Scan, Shard
+from mathinterp.experiments.iterative import IterativeScan
+from mathinterp.experiments.knockout import SHOWN_TOKENS, KnockoutScan
+from mathinterp.experiments.mlp_probe import TARGETS, MlpProbe
+from mathinterp.experiments.neurons import PROMPTS_A_SHARD, NeuronScan
+from mathinterp.experiments.paths import PathScan
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TOKEN_TYPES
-from mathinterp.scans.ablation import AblationScan, private_from
-from mathinterp.scans.attention import AttentionScan
-from mathinterp.scans.base import Scan, Shard
-from mathinterp.scans.iterative import IterativeScan
-from mathinterp.scans.knockout import SHOWN_TOKENS, KnockoutScan
-from mathinterp.scans.mlp_probe import TARGETS, MlpProbe
-from mathinterp.scans.neurons import PROMPTS_A_SHARD, NeuronScan
-from mathinterp.scans.paths import PathScan
 
 PACK_SIZE = 512  # nodes of a typical tree pack
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.evaluation.evaluate import BenchmarkScan, Origin, PromptSetScan
 from mathinterp.evaluation.harness import require_harness
 from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
-from mathinterp.evaluation.scan import BenchmarkScan, Origin, PromptSetScan
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.sources import find_adapter, find_source

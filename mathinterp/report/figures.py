@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
-from mathinterp.report.chain import chain_figure
-from mathinterp.report.graph import graph_figure
+from mathinterp.experiments.chain.summary import chain_figure
+from mathinterp.experiments.neuron_graph.summary import graph_figure
 from mathinterp.store import Store
 
 PANEL = 3.2  # inches, width and height of one panel

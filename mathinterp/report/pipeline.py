@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mathinterp.report.answered import kept_line
-from mathinterp.report.paths import summarize_paths
-from mathinterp.report.probe import summarize_probe
-from mathinterp.report.summary import summarize_ablation
-from mathinterp.report.thin_means import thin_mean_warnings
+from mathinterp.experiments.ablation_summary import summarize_ablation
+from mathinterp.experiments.kept import kept_line
+from mathinterp.experiments.mlp_probe.summary import summarize_probe
+from mathinterp.experiments.paths.summary import summarize_paths
+from mathinterp.experiments.thin_means import thin_mean_warnings
 from mathinterp.store import Store
 
 VIEWS = (

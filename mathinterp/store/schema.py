@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mathinterp.scans import tables
+from mathinterp.experiments import tables
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mathinterp.forward.parts import Twin, fill_rows
+from mathinterp.engine.parts import Twin, fill_rows
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.attached import other_layers
 

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.models.catalog import LoadedModel
-from mathinterp.scans.controls import layer_matched_heads, random_heads
 from mathinterp.tuning.precise import Head, save_adapter
 
 CONTROLS = ("random", "random_layer", "bottom")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mathinterp.engine.layers import tree_mask
+from mathinterp.engine.tree.forest import plant
 from mathinterp.errors import UserError
-from mathinterp.forward.layers import tree_mask
-from mathinterp.forward.tree import plant
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.data import Sample
 

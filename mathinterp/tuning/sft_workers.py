@@ -21,8 +21,8 @@ from torch import nn
 
 import mathinterp
 from mathinterp.errors import UserError
+from mathinterp.experiments.tables import TUNING_RUNS
 from mathinterp.models.catalog import LoadedModel, load
-from mathinterp.scans.tables import TUNING_RUNS
 from mathinterp.store import Store
 from mathinterp.tuning.about import card, evaluation_line, row_line
 from mathinterp.tuning.answers import Evaluation, evaluate

@@ -15,29 +15,29 @@ import pyarrow.parquet as pq
 
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.cluster.run import open_run, prepare_work
+from mathinterp.experiments.attention import AttentionScan
+from mathinterp.experiments.base import Scan
+from mathinterp.experiments.chain import ChainScan
+from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.experiments.concepts import ConceptScan
+from mathinterp.experiments.concepts.summary import kept_neurons
+from mathinterp.experiments.gender_neurons import GenderNeuronScan
+from mathinterp.experiments.heads import HeadScan
+from mathinterp.experiments.iterative import IterativeScan
+from mathinterp.experiments.knockout import KnockoutScan
+from mathinterp.experiments.mask_keep import MaskKeepScan
+from mathinterp.experiments.mask_keep.summary import neurons_from
+from mathinterp.experiments.mlp_probe import MlpProbe
+from mathinterp.experiments.mlps import MlpScan
+from mathinterp.experiments.neuron_edit import NeuronEditScan
+from mathinterp.experiments.neuron_graph import NeuronGraphScan
+from mathinterp.experiments.neuron_graph.summary import nodes_from
+from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons.stored import neuron_run
+from mathinterp.experiments.paths import PathScan
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
-from mathinterp.report.concepts import kept_neurons
-from mathinterp.report.graph import nodes_from
-from mathinterp.report.maskkeep import neurons_from
-from mathinterp.report.neuron_runs import neuron_run
-from mathinterp.scans.attention import AttentionScan
-from mathinterp.scans.base import Scan
-from mathinterp.scans.chain import ChainScan
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
-from mathinterp.scans.concepts import ConceptScan
-from mathinterp.scans.gender import GenderNeuronScan
-from mathinterp.scans.heads import HeadScan
-from mathinterp.scans.iterative import IterativeScan
-from mathinterp.scans.knockout import KnockoutScan
-from mathinterp.scans.maskkeep import MaskKeepScan
-from mathinterp.scans.mlp_probe import MlpProbe
-from mathinterp.scans.mlps import MlpScan
-from mathinterp.scans.neuron_edit import NeuronEditScan
-from mathinterp.scans.neuron_graph import NeuronGraphScan
-from mathinterp.scans.neurons import NeuronScan
-from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
 from mathinterp.store.manifest import RESULT_FORMAT
 from mathinterp.tuning.prune import Condition, PruneScan
