@@ -26,7 +26,7 @@ import torch
 from mathinterp.engine.lens.concepts import ConceptReader, concept_hits, top_ids, value_output_matrix
 from mathinterp.engine.lens.lens import norm_parts, written_values
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.concepts import ConceptScan, Vocabulary, default_top, match_vocabulary
+from mathinterp.experiments.concepts import Concepts, Vocabulary, default_top, match_vocabulary
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
@@ -44,7 +44,7 @@ def synchronize(device: str) -> float:
     return time.perf_counter()
 
 
-def time_ours(subject: Subject, prompts: Sequence[TokenizedPrompt], device: str, scan: ConceptScan) -> dict[str, float]:
+def time_ours(subject: Subject, prompts: Sequence[TokenizedPrompt], device: str, scan: Concepts) -> dict[str, float]:
     """The whole scan from the loaded model to files in a store: seconds, those of computing alone, rows and hits."""
     shards = scan.shards(subject.anatomy.shape, prompts)
     scan.run(scan.prepare(subject), shards[-1])  # imports and buffers
@@ -121,7 +121,7 @@ def time_reading(anatomy: Anatomy, vocabulary: Vocabulary, pairs: Sequence[Pair]
 
 
 def time_published(
-    anatomy: Anatomy, scan: ConceptScan, tokenizer: object, pairs: Sequence[Pair], count: int, device: str
+    anatomy: Anatomy, scan: Concepts, tokenizer: object, pairs: Sequence[Pair], count: int, device: str
 ) -> float:
     """Seconds a neuron and attention layer."""
     layer, attention_layer = pairs[0]
@@ -176,7 +176,7 @@ def main(
     prompts = tokenize_prompts(load_prompts("two_digit", limit=1), resolved.tokenizer)
     anatomy = load(resolved, device).anatomy
     shape = anatomy.shape
-    scan = ConceptScan(top=top or default_top(shape.vocabulary), into=into)
+    scan = Concepts(top=top or default_top(shape.vocabulary), into=into)
     layers, attention = scan.chosen(shape)
     every = [(layer, a) for a in attention for layer in layers if into == "all" or a > layer]
     print(

@@ -21,7 +21,7 @@ import torch
 from mathinterp.engine.lens.lens import Lens
 from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
@@ -37,7 +37,7 @@ def synchronize(device: str) -> float:
     return time.perf_counter()
 
 
-def time_ours(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], device: str, scan: NeuronScan) -> dict[str, float]:
+def time_ours(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], device: str, scan: Neurons) -> dict[str, float]:
     """The whole scan from the loaded model to files in a store: seconds, those of the clean passes, rows."""
     shards = scan.shards(anatomy.shape, prompts)
     with tempfile.TemporaryDirectory() as folder:
@@ -142,9 +142,9 @@ def main(
 
     layers = [shape.n_layers * i // direct_layers for i in range(direct_layers)]
     measured = compare_direct(anatomy, prompts, device, direct_prompts, layers)
-    NeuronScan().run(NeuronScan().prepare(Subject(anatomy, prompts[:64])), NeuronScan().shards(shape, prompts)[0])
-    alone = time_ours(anatomy, prompts, device, NeuronScan())
-    both = time_ours(anatomy, prompts, device, NeuronScan("head", ((0, 0),)))
+    Neurons().run(Neurons().prepare(Subject(anatomy, prompts[:64])), Neurons().shards(shape, prompts)[0])
+    alone = time_ours(anatomy, prompts, device, Neurons())
+    both = time_ours(anatomy, prompts, device, Neurons("head", ((0, 0),)))
     direct_s = measured["seconds"] * shape.n_layers * len(prompts)
     figures = {
         "original_s": round(alone["seconds"], 2),

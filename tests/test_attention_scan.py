@@ -21,7 +21,7 @@ from mathinterp.engine.hooks import caught_input, caught_output
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.answered import answered_rightly
-from mathinterp.experiments.attention import AttentionScan
+from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.attention.summary import summarize_attention
 from mathinterp.experiments.base import Shard, Subject
 from mathinterp.models.anatomy import Anatomy
@@ -30,7 +30,7 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import TOKEN_TYPES, operand_spans, typed_tokens
 from mathinterp.report.figures import draw
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
@@ -254,13 +254,13 @@ def test_no_weights_and_no_switch_are_said(llama: Anatomy, monkeypatch: pytest.M
 # ---- the scan ----
 
 
-def scan_rows(scan: AttentionScan, anatomy: Anatomy, max_tokens: int = 70) -> tuple[list[dict], dict]:
+def scan_rows(scan: Attention, anatomy: Anatomy, max_tokens: int = 70) -> tuple[list[dict], dict]:
     prompts = tiny_prompts()
     state = scan.prepare(Subject(anatomy, prompts, max_tokens, tiny_tokenizer()))
     rows = []
     for shard in scan.shards(anatomy.shape, prompts):
         table = scan.run(state, shard)
-        assert table.schema == scan.schemas[shard.table]
+        assert table.schema == scan.tables[shard.table].schema
         rows += table.to_pylist()
     return rows, scan.notes(state)
 
@@ -269,7 +269,7 @@ def scan_rows(scan: AttentionScan, anatomy: Anatomy, max_tokens: int = 70) -> tu
 def test_scan_rows_by_hand(family: str) -> None:
     anatomy = Anatomy(tiny_model(family))
     model, prompts = anatomy.model, tiny_prompts()
-    rows, notes = scan_rows(AttentionScan(keep_all=True), anatomy)
+    rows, notes = scan_rows(Attention(keep_all=True), anatomy)
     assert len(rows) == 3 * 4 * len(prompts) * len(TOKEN_TYPES)
     found = {(r["layer"], r["head"], r["prompt_id"], r["token_type"]): r for r in rows}
     assert len(found) == len(rows)
@@ -313,7 +313,7 @@ def test_prompts_answered_wrongly_are_left_out(llama: Anatomy) -> None:
     prompts = told_answers(llama)
     rows = {}
     for keep_all in (False, True):
-        scan = AttentionScan(layers=(1,), keep_all=keep_all)
+        scan = Attention(layers=(1,), keep_all=keep_all)
         state = scan.prepare(Subject(llama, prompts, 70, tiny_tokenizer()))
         table = scan.run(state, scan.shards(llama.shape, prompts)[0])
         rows[keep_all] = {(r["head"], r["prompt_id"], r["token_type"]): r for r in table.to_pylist()}
@@ -325,11 +325,11 @@ def test_prompts_answered_wrongly_are_left_out(llama: Anatomy) -> None:
         assert row["mass"] == pytest.approx(rows[True][key]["mass"], abs=1e-6)
         assert row["argmax"] == rows[True][key]["argmax"]
     with pytest.raises(UserError, match="answers none of the 4 prompts right"):
-        AttentionScan().prepare(Subject(llama, prompts[::3], 70, tiny_tokenizer()))
+        Attention().prepare(Subject(llama, prompts[::3], 70, tiny_tokenizer()))
 
 
 def test_masses_sum_to_one_and_bos_is_never_the_argmax(anatomy: Anatomy) -> None:
-    rows, _ = scan_rows(AttentionScan(layers=(1,), keep_all=True), anatomy)
+    rows, _ = scan_rows(Attention(layers=(1,), keep_all=True), anatomy)
     sums: dict[tuple, float] = {}
     tops: dict[tuple, list[str]] = {}
     for row in rows:
@@ -345,8 +345,8 @@ def test_chosen_heads_have_the_rows_of_the_whole_scan(llama: Anatomy) -> None:
     def masses(rows: list[dict]) -> dict[tuple, float]:
         return {(r["layer"], r["head"], r["prompt_id"], r["token_type"]): r["mass"] for r in rows}
 
-    everything, _ = scan_rows(AttentionScan(keep_all=True), llama)
-    scan = AttentionScan(heads=((2, 3), (0, 1), (2, 3)), keep_all=True)
+    everything, _ = scan_rows(Attention(keep_all=True), llama)
+    scan = Attention(heads=((2, 3), (0, 1), (2, 3)), keep_all=True)
     some, _ = scan_rows(scan, llama, max_tokens=13)
     expected = [row for row in everything if (row["layer"], row["head"]) in ((0, 1), (2, 3))]
     assert masses(some) == pytest.approx(masses(expected), rel=1e-6)
@@ -365,15 +365,15 @@ def test_chosen_heads_have_the_rows_of_the_whole_scan(llama: Anatomy) -> None:
 )
 def test_mistakes_are_named(fields, message, llama: Anatomy) -> None:
     with pytest.raises(UserError, match=message):
-        AttentionScan(**fields).shards(llama.shape, tiny_prompts())
+        Attention(**fields).shards(llama.shape, tiny_prompts())
 
 
 def test_wide_layers_are_cut_and_an_operand_that_is_missing_is_found_before_any_model(llama: Anatomy) -> None:
-    assert [len(s.work["heads"]) for s in AttentionScan(keep_all=True).shards(llama.shape, tiny_prompts())] == [12]
+    assert [len(s.work["heads"]) for s in Attention(keep_all=True).shards(llama.shape, tiny_prompts())] == [12]
     odd = TokenizedPrompt(Prompt("odd", "3 + 5 =", "8", operand_a="4"), (1, 2), ())
     with pytest.raises(UserError, match="'odd': operand_a '4'"):
-        AttentionScan(keep_all=True).shards(llama.shape, [odd])
-    assert AttentionScan().evaluations(Shard("attention_scan", 0, {"heads": [[0, 0]] * 9}), tiny_prompts()) == 12
+        Attention(keep_all=True).shards(llama.shape, [odd])
+    assert Attention().evaluations(Shard("attention_scan", 0, {"heads": [[0, 0]] * 9}), tiny_prompts()) == 12
 
 
 # ---- views and the command ----
@@ -395,7 +395,7 @@ def test_views_by_hand(tmp_path: Path) -> None:
                 {"layer": 1, "head": 2, "prompt_id": name, "token_type": kind, "mass": mass, "tokens": tokens,
                  "mean": None if absent else mass / tokens, "argmax": kind == largest}
             )  # fmt: skip
-    table = TABLES["attention_scan"]
+    table = catalog().tables["attention_scan"]
     store.write_shard(run.run_id, "attention_scan", 0, pa.Table.from_pylist(rows, table.schema), {})
     run.finish()
     by_type = store.rows("SELECT * FROM attention_by_type")

@@ -18,9 +18,9 @@ from mathinterp.engine.lens.shares import NeuronShares
 from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.chain import ChainScan
+from mathinterp.experiments.chain import Chain
 from mathinterp.experiments.chain.summary import STAGES, chain_figure, summarize_chain
-from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
@@ -200,19 +200,19 @@ MADE = tokenize_prompts(
 )
 
 
-def rows_of(scan: ChainScan, model: Anatomy, prompts: list[TokenizedPrompt]) -> pd.DataFrame:
+def rows_of(scan: Chain, model: Anatomy, prompts: list[TokenizedPrompt]) -> pd.DataFrame:
     """Every shard's rows; no Ray, no store."""
     state = scan.prepare(Subject(model, prompts, tokenizer=tiny_tokenizer()))
     parts = []
     for shard in scan.shards(model.shape, prompts):
         parts.append(scan.run(state, shard))
-        check_rows(parts[-1], scan.schemas[shard.table], shard.key)
+        check_rows(parts[-1], scan.tables[shard.table].schema, shard.key)
     return pa.concat_tables(parts).to_pandas(types_mapper=WHOLE.get)
 
 
 @pytest.mark.parametrize(("name", "target"), [("llama", "predicted"), ("gptj", "gold")])
 def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, target: str) -> None:
-    model, scan = Anatomy(tiny_model(name)), ChainScan(n_heads=2, top=4, target=target)
+    model, scan = Anatomy(tiny_model(name)), Chain(n_heads=2, top=4, target=target)
     rows = rows_of(scan, model, MADE)
     for prompt in (MADE[0], MADE[7]):
         own = rows[rows["prompt_id"] == prompt.prompt.prompt_id]
@@ -237,15 +237,15 @@ def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, tar
             assert row["probability"] == pytest.approx(float(before[row["token_id"]]), rel=1e-5)
             assert row["probability_zeroed"] == pytest.approx(float(after[named[0]][row["token_id"]]), rel=1e-5)
             assert row["place"] == int((before > before[row["token_id"]]).sum()) + 1
-    limited = rows_of(ChainScan(n_heads=1, layers=(2,), top=1), model, MADE[:2])
+    limited = rows_of(Chain(n_heads=1, layers=(2,), top=1), model, MADE[:2])
     assert set(limited[limited["stage"] == "deep_neuron"]["via_layer"]) == {2}
 
 
 @pytest.mark.parametrize(("name", "target"), [("llama", "gold"), ("gemma2", "predicted")])
 def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None:
     model = Anatomy(tiny_model(name))
-    rows = rows_of(ChainScan(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
-    neurons = NeuronScan("head", HEADS_GIVEN[:1], target=target, keep_all=True)
+    rows = rows_of(Chain(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
+    neurons = Neurons("head", HEADS_GIVEN[:1], target=target, keep_all=True)
     state = neurons.prepare(Subject(model, MADE))
     tables = [neurons.run(state, shard) for shard in neurons.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     whole = pa.concat_tables(tables)
@@ -265,7 +265,7 @@ def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_reads_and_shallow_neurons_of_a_prompt_alone_and_among_others(name: str) -> None:
-    model, scan = Anatomy(tiny_model(name)), ChainScan(heads=HEADS_GIVEN, top=5)
+    model, scan = Anatomy(tiny_model(name)), Chain(heads=HEADS_GIVEN, top=5)
     together = rows_of(scan, model, MADE)
     for prompt in (MADE[3], MADE[10]):
         own = together[together["prompt_id"] == prompt.prompt.prompt_id]
@@ -289,17 +289,17 @@ def test_reads_and_shallow_neurons_of_a_prompt_alone_and_among_others(name: str)
             assert shallow["effect"].is_monotonic_decreasing
             assert [prompt.input_ids[at] for at in shallow["position"]] == shallow["token_id"].tolist()
         assert set(range(1, 6)) <= set(reads["place"])
-    first = rows_of(ChainScan(heads=((0, 1),), top=5), model, MADE[:3])
+    first = rows_of(Chain(heads=((0, 1),), top=5), model, MADE[:3])
     assert not (first["stage"] == "shallow_neuron").any(), "nothing comes before a head of layer 0"
     assert (first[first["stage"] == "attention"]["from_neurons"].dropna() == 0).all()
 
 
 def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
-    model, scan, store = Anatomy(tiny_model("llama")), ChainScan(n_heads=2, top=4), Store(tmp_path)
+    model, scan, store = Anatomy(tiny_model("llama")), Chain(n_heads=2, top=4), Store(tmp_path)
     rows = rows_of(scan, model, MADE)
     run = open_run(store, ["chain_scan/00000"], scan="chain", parameters=scan.parameters())
     store.write_prompts("feedbeef00000000", MADE)
-    store.write_shard(run.run_id, "chain_scan", 0, pa.Table.from_pandas(rows, scan.schemas["chain_scan"]), {})
+    store.write_shard(run.run_id, "chain_scan", 0, pa.Table.from_pandas(rows, scan.tables["chain_scan"].schema), {})
     run.finish()
     shallow, deep = (rows[rows["stage"] == stage] for stage in ("shallow_neuron", "deep_neuron"))
     assert (shallow["layer"] < shallow["via_layer"]).all(), "before the head's layer"

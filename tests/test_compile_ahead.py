@@ -29,10 +29,10 @@ from mathinterp.engine.choose import COMPILE_FROM_NODES
 from mathinterp.engine.edits import Edit
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.experiments import ablation
-from mathinterp.experiments.base import Scan, Subject
-from mathinterp.experiments.heads import HeadScan
-from mathinterp.experiments.iterative import IterativeScan
-from mathinterp.experiments.mlps import MlpScan
+from mathinterp.experiments.base import Experiment, Subject
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.mlps import Mlps
 from mathinterp.models import gguf_files
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
@@ -95,7 +95,7 @@ def some_prompts(resolved: ResolvedModel) -> list[TokenizedPrompt]:
     return list(tokenize_prompts(prompts, resolved.tokenizer))
 
 
-def run_all(scan: Scan, resolved: ResolvedModel, prompts: Sequence[TokenizedPrompt]) -> dict[str, pa.Table]:
+def run_all(scan: Experiment, resolved: ResolvedModel, prompts: Sequence[TokenizedPrompt]) -> dict[str, pa.Table]:
     """Load the model and run the whole scan on it."""
     anatomy = load(resolved, "cpu").anatomy
     state = scan.prepare(Subject(anatomy, prompts, MAX_TOKENS))
@@ -110,7 +110,7 @@ def test_the_loaded_model_compiles_nothing_and_answers_the_same(
     family: str, graphs: CompileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = resolve(ModelSpec(str(save_deep(tmp_path / "model", family)), dtype="bfloat16"))
-    prompts, scan = some_prompts(resolved), HeadScan(layers=(0, 2, LAYERS - 1))
+    prompts, scan = some_prompts(resolved), Heads(layers=(0, 2, LAYERS - 1))
     notes = compile_ahead(scan, resolved, prompts, "cpu", MAX_TOKENS)
     assert notes.keys() == {"compile_ahead_seconds"}
     assert graphs.frame_count == 5  # attention and the rest of a layer, of the last one at answers alone; scores
@@ -149,8 +149,8 @@ def test_other_scans_and_an_adapter_compile_nothing_either_and_the_stand_in_is_g
     base = save_deep(tmp_path / "model", "llama")
     resolved = resolve(ModelSpec(str(base), str(save_adapter(tmp_path / "adapter", base)), "float32"))
     prompts = some_prompts(resolved)
-    scan: Scan
-    for scan in (HeadScan("resample", heads=((5, 1), (4, 0), (4, 3))), MlpScan()):
+    scan: Experiment
+    for scan in (Heads("resample", heads=((5, 1), (4, 0), (4, 3))), Mlps()):
         compile_ahead(scan, resolved, prompts, "cpu", MAX_TOKENS)
         before = graphs.frame_count
         run_all(scan, resolved, prompts)
@@ -229,7 +229,7 @@ def test_it_is_done_where_the_scan_compiles() -> None:
     shape = resolve(ModelSpec("random:llama-2-7b")).shape
     prompts = some_prompts(resolve(ModelSpec("random:llama-tiny")))
     tokens = sum(len(prompt.fed) for prompt in prompts)
-    for scan, edits in ((HeadScan(), 1024), (HeadScan("mean", layers=(3, 4)), 64), (MlpScan(), 32)):
+    for scan, edits in ((Heads(), 1024), (Heads("mean", layers=(3, 4)), 64), (Mlps(), 32)):
         enough = COMPILE_FROM_NODES // (tokens * edits) + 1
         assert scan.compiles(shape, prompts * enough, "cuda")
         assert not scan.compiles(shape, prompts * (enough - 1), "cuda")
@@ -239,7 +239,7 @@ def test_it_is_done_where_the_scan_compiles() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(FAMILIES_TABLE, "llama", no_tree)
             assert not scan.compiles(shape, prompts * enough, "cuda")
-    assert not IterativeScan(steps=2).compiles(shape, prompts * enough, "cuda")
+    assert not Iterative(steps=2).compiles(shape, prompts * enough, "cuda")
     assert not ToyScan().compiles(shape, prompts * enough, "cuda")
 
 
@@ -248,7 +248,7 @@ def test_the_rule_is_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablation, "pays_to_compile", lambda *arguments: asked.append(arguments))
     resolved = resolve(ModelSpec("random:llama-tiny"))
     anatomy, prompts = load(resolved, "cpu").anatomy, some_prompts(resolved)
-    for scan in (HeadScan(), HeadScan(heads=((0, 1), (2, 0))), MlpScan(layers=(2,))):
+    for scan in (Heads(), Heads(heads=((0, 1), (2, 0))), Mlps(layers=(2,))):
         scan.compiles(resolved.shape, prompts, "cpu")
         scan.prepare(Subject(anatomy, prompts))
         assert asked[-1] == asked[-2]
@@ -257,28 +257,26 @@ def test_the_rule_is_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_nothing_compiles_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "stand_in", lambda *_: pytest.fail("built"))
     resolved = resolve(ModelSpec("random:llama-tiny"))
-    assert compile_ahead(HeadScan(), resolved, some_prompts(resolved), "cpu") == {}
+    assert compile_ahead(Heads(), resolved, some_prompts(resolved), "cpu") == {}
 
 
 def test_reasons_to_leave_it_are_noted(graphs: CompileCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(ModelSpec("random:llama-tiny"))
     prompts = some_prompts(resolved)
     own_code = dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, trust_remote_code=True))
-    assert compile_ahead(HeadScan(), own_code, prompts, "cpu") == {
-        "compile_ahead_skipped": "the model runs its own code"
-    }
+    assert compile_ahead(Heads(), own_code, prompts, "cpu") == {"compile_ahead_skipped": "the model runs its own code"}
 
     def full(*_: Any) -> Anatomy:
         raise torch.cuda.OutOfMemoryError("full")
 
     monkeypatch.setattr(ahead, "stand_in", full)
-    assert compile_ahead(HeadScan(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "out of GPU memory"}
+    assert compile_ahead(Heads(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "out of GPU memory"}
 
     def astray(*_: Any) -> Anatomy:
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(ahead, "stand_in", astray)
-    assert compile_ahead(HeadScan(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "RuntimeError: no kernel"}
+    assert compile_ahead(Heads(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "RuntimeError: no kernel"}
     assert graphs.frame_count == 0
 
 
@@ -294,7 +292,7 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
 
     monkeypatch.setattr(replica, "load", counted)
     job = replica.ReplicaJob(
-        MlpScan(), resolved.spec, prompts, resolved.fingerprint, prompts_fingerprint(prompts), str(tmp_path), "run",
+        Mlps(), resolved.spec, prompts, resolved.fingerprint, prompts_fingerprint(prompts), str(tmp_path), "run",
         "cpu", torch.get_num_threads(),
     )  # fmt: skip
     notes = replica.Replica(job).load()

@@ -22,7 +22,7 @@ from mathinterp.experiments.concepts.summary import kept_neurons, missing_contro
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.test_forward import PROMPTS, anatomy
 from tests.tiny import save_tiny, tiny_model
@@ -58,7 +58,7 @@ def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
     baseline = scan.run(state, shards[0])
     assert scan.run(state, shards[1]).column("zeroed").unique().to_pylist() == [21]
     table = scan.run(state, shards[2])
-    assert table.schema == scan.schemas["concept_zeroing"]
+    assert table.schema == scan.tables["concept_zeroing"].schema
     engine = NeuronSets(anatomy, PROMPTS[:6])
     assert baseline["logprob"].to_pylist() == pytest.approx(engine.baseline().logprob_EA[0].tolist())
     for kind, seed, neurons in (
@@ -106,7 +106,7 @@ def concept_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]
         concept_row(*key, count, sign) for key, pair in hits.items() for count, sign in zip(pair, (1, -1), strict=True)
     ]
     run = open_run(store, ["concept_scan/00000"], scan="concepts", parameters={"count": "distinct"})
-    schema = TABLES["concept_scan"].schema
+    schema = catalog().tables["concept_scan"].schema
     store.write_shard(run.run_id, "concept_scan", 0, pa.Table.from_pylist(rows, schema), {})
     run.note({"concept_tokens": 7, "concepts_in_vocabulary": 6, "expected_hits": 0.25})
     run.finish()
@@ -192,7 +192,7 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     run = open_run(store, ["baseline/00000", "concept_zeroing/00000"], scan="concept_zeroing")
     store.write_prompts(FINGERPRINT, items)
     for table, rows in (("baseline", baseline), ("concept_zeroing", zeroed)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
     run.finish()
     ask = queries(store)
     effects = ask("SELECT * FROM concept_zeroing_effects WHERE neurons = 'concepts'")
@@ -231,7 +231,7 @@ def test_levels_without_random_sets_say_which_layer_is_full(concept_store: tuple
     zeroed = [{**row, "neurons": kind, "level": level, "seed": 0, "zeroed": count} for kind, level, count in sets]
     store.write_prompts(FINGERPRINT, [prompt("a")])
     for table, rows in (("baseline", [row]), ("concept_zeroing", zeroed)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
     run.finish()
     lines = missing_controls(store, run.run_id)
     if seeds:

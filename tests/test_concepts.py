@@ -19,7 +19,7 @@ from mathinterp.engine.lens.concepts import (
 from mathinterp.engine.lens.lens import written_values
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.concepts import ConceptScan, default_top, match_vocabulary
+from mathinterp.experiments.concepts import Concepts, default_top, match_vocabulary
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.models.anatomy import Anatomy
 from tests.test_forward import anatomy
@@ -201,12 +201,12 @@ def test_out_of_memory_halves_the_block_and_nan_is_named(monkeypatch: pytest.Mon
 NUMBERS = ConceptList("numbers", (*((digit,) for digit in "0123456789"), ("two", "twelve"), ("three",), ("plus", "+")))
 
 
-def scan_rows(scan: ConceptScan, anatomy: Anatomy) -> list[dict[str, Any]]:
+def scan_rows(scan: Concepts, anatomy: Anatomy) -> list[dict[str, Any]]:
     state = scan.prepare(Subject(anatomy, (), tokenizer=tiny_tokenizer()))
     rows: list[dict[str, Any]] = []
     for shard in scan.shards(anatomy.shape, ()):
         table = scan.run(state, shard)
-        assert table.schema == scan.schemas[shard.table]
+        assert table.schema == scan.tables[shard.table].schema
         rows += table.to_pylist()
     assert scan.notes(state)["expected_hits"] == pytest.approx(scan.top * 15 / VOCABULARY)
     return rows
@@ -217,7 +217,7 @@ def test_scan_rows_by_hand(family: str) -> None:
     """Both signs and all tokens; and, from the same first tokens, what the other options store."""
     anatomy, tokenizer = Anatomy(tiny_model(family)), tiny_tokenizer()
     concept_V = match_vocabulary(NUMBERS, tokenizer, VOCABULARY).concept_V
-    rows = scan_rows(ConceptScan(NUMBERS, 11, (0, 1), None, "all", "both", "tokens"), anatomy)
+    rows = scan_rows(Concepts(NUMBERS, 11, (0, 1), None, "all", "both", "tokens"), anatomy)
     found = {(r["layer"], r["neuron"], r["attention_layer"], r["sign"]): r for r in rows}
     assert len(found) == len(rows) == 3 * 40 * 3 * 2  # two layers and random directions; read directly, layers 0 and 1
     for layer in (0, 1):
@@ -238,7 +238,7 @@ def test_scan_rows_by_hand(family: str) -> None:
                         assert json.loads(row["tokens"]) == tokenizer.convert_ids_to_tokens(ids[:10])
                     else:
                         assert row["tokens"] is None
-    kept = scan_rows(ConceptScan(NUMBERS, 11, (0, 1), None), anatomy)
+    kept = scan_rows(Concepts(NUMBERS, 11, (0, 1), None), anatomy)
     assert {(r["layer"], r["attention_layer"]) for r in kept} == {(0, None), (1, None), (None, None), (0, 1), (None, 1)}
     for row in kept:
         twin = found[row["layer"], row["neuron"], row["attention_layer"], 1]
@@ -251,9 +251,7 @@ def test_random_directions_are_the_same_in_every_file() -> None:
     generator = torch.Generator().manual_seed(0)
     vectors_KD = torch.randn(40, 32, generator=generator).double()
     rows = {
-        (r["neuron"], r["attention_layer"]): r
-        for r in scan_rows(ConceptScan(NUMBERS, 11), anatomy)
-        if r["layer"] is None
+        (r["neuron"], r["attention_layer"]): r for r in scan_rows(Concepts(NUMBERS, 11), anatomy) if r["layer"] is None
     }
     for neuron in range(40):
         ids = first_tokens(anatomy, vectors_KD[neuron] @ value_output_matrix(anatomy, 1), 10)
@@ -265,19 +263,19 @@ def test_random_directions_are_the_same_in_every_file() -> None:
 def test_default_layers_and_shards() -> None:
     shape = Anatomy(tiny_model("llama")).shape
     paper = replace(shape, n_layers=32, vocabulary=32_000)
-    assert ConceptScan().chosen(paper) == (list(range(16)), list(range(17)))
-    shards = ConceptScan().shards(paper, ())
+    assert Concepts().chosen(paper) == (list(range(16)), list(range(17)))
+    shards = Concepts().shards(paper, ())
     pairs = [(s.work["attention_layer"], layer) for s in shards for layer in s.work["layers"]]
     through = {(a, layer) for a, layer in pairs if a is not None and layer is not None}
     assert through == {(a, layer) for a in range(17) for layer in range(16) if a > layer}
     assert {layer for a, layer in pairs if a is None} == {*range(16), None}
     assert len(pairs) == len(set(pairs)) == 136 + 17 + 16  # later pairs; values read directly; random through 1..16
     assert max(len(s.work["layers"]) for s in shards) == 4
-    assert len(ConceptScan(into="all").shards(paper, ())) == 18 * 5
+    assert len(Concepts(into="all").shards(paper, ())) == 18 * 5
     assert [default_top(size) for size in (139, 4_000, 32_000, 49_152)] == [5, 6, 50, 50]
     renamed = ConceptList("other name", read_concepts().concepts)
-    assert ConceptScan(renamed).parameters()["concepts"] == ConceptScan().parameters()["concepts"]
-    assert ConceptScan(NUMBERS).parameters()["concepts"] != ConceptScan().parameters()["concepts"]
+    assert Concepts(renamed).parameters()["concepts"] == Concepts().parameters()["concepts"]
+    assert Concepts(NUMBERS).parameters()["concepts"] != Concepts().parameters()["concepts"]
 
 
 @pytest.mark.parametrize(
@@ -295,12 +293,12 @@ def test_default_layers_and_shards() -> None:
 )
 def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ConceptScan(**{"top": 5, **fields}).shards(Anatomy(tiny_model("llama")).shape, ())
+        Concepts(**{"top": 5, **fields}).shards(Anatomy(tiny_model("llama")).shape, ())
 
 
 def test_a_crowded_top_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     shape = Anatomy(tiny_model("llama")).shape
-    ConceptScan(top=20).shards(shape, ())
+    Concepts(top=20).shards(shape, ())
     assert not caplog.records
-    ConceptScan(top=21).shards(shape, ())
+    Concepts(top=21).shards(shape, ())
     assert "the first 21 of 160 tokens" in caplog.text

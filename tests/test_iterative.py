@@ -12,8 +12,8 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.controls import Head
 from mathinterp.experiments.heads import chosen_heads
-from mathinterp.experiments.iterative import IterativeScan, operation_means
-from mathinterp.experiments.knockout import KnockoutScan
+from mathinterp.experiments.iterative import Iterative, operation_means
+from mathinterp.experiments.knockout import Knockout
 from mathinterp.models.anatomy import model_shape
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests import test_scans
@@ -56,7 +56,7 @@ def units_of(on: Subject, scores: Scores) -> list[Unit]:
 
 def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
-    scan = IterativeScan("zero", steps=3)
+    scan = Iterative("zero", steps=3)
     shards = scan.shards(on.anatomy.shape, on.prompts)
     assert [shard.cost for shard in shards] == [12, 11, 10], "the first step is dispatched first"
     state = scan.prepare(on)
@@ -82,7 +82,7 @@ def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
 @pytest.mark.parametrize("scoring", ["token", "first_token", "exact_match"])
 def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
-    scan = KnockoutScan("zero", scoring=scoring, ranking=RANKING)
+    scan = Knockout("zero", scoring=scoring, ranking=RANKING)
     state = scan.prepare(on)
     scores = state.runner.run_sets([frozenset(RANKING[:1])], zeros(on.anatomy))
     lucky = np.random.default_rng(0).random(scores.correct_EA.shape) < 0.6  # a random model is never right
@@ -100,4 +100,4 @@ def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
 )  # fmt: skip
 def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        IterativeScan(**changes).shards(model_shape(tiny_config("llama")), [])
+        Iterative(**changes).shards(model_shape(tiny_config("llama")), [])

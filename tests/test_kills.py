@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from mathinterp.cli.main import main
 from mathinterp.cli.running import NotRun, without_running
 from mathinterp.cluster.ray_cluster import connection
-from mathinterp.experiments.base import Scan, Subject
+from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts.summary import kept_neurons
 from mathinterp.models.catalog import ModelSpec, load
@@ -79,7 +79,7 @@ def finish(words: Sequence[str]) -> None:
     assert result.exit_code == 0, (result.output, result.exception)
 
 
-def what_would_run(words: Sequence[str]) -> Scan:
+def what_would_run(words: Sequence[str]) -> Experiment:
     """The scan of a command."""
     with without_running():
         result = CliRunner().invoke(main, list(words))
@@ -87,7 +87,7 @@ def what_would_run(words: Sequence[str]) -> Scan:
     return result.exception.chosen
 
 
-def undisturbed(scan: Scan, model: str, limit: int) -> dict[str, pa.Table]:
+def undisturbed(scan: Experiment, model: str, limit: int) -> dict[str, pa.Table]:
     """All rows of ``scan``, by table."""
     torch.set_num_threads(1)
     loaded = load(ModelSpec(model), "cpu")

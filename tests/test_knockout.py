@@ -18,7 +18,7 @@ from mathinterp.engine.hooks import edited_input
 from mathinterp.errors import UserError
 from mathinterp.experiments.controls import Head, layer_matched_heads, random_heads
 from mathinterp.experiments.heads import chosen_heads
-from mathinterp.experiments.knockout import KnockoutScan, Sentence
+from mathinterp.experiments.knockout import Knockout, Sentence
 from mathinterp.models.anatomy import model_shape
 from mathinterp.report.figures import draw
 from mathinterp.store import Store
@@ -87,7 +87,7 @@ def slow_rows(family: str, heads: Sequence[Head], ablation: str, positions: str)
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_knockout_rows_equal_their_twin(family: str, engine: str, ablation: str, positions: str | None) -> None:
-    scan = KnockoutScan(ablation, positions, engine=engine, ranking=RANKING, ks=(0, 1, 3), seeds=1)
+    scan = Knockout(ablation, positions, engine=engine, ranking=RANKING, ks=(0, 1, 3), seeds=1)
     on = test_scans.subject(test_scans.tiny_model(family))
     found = test_scans.run_all(scan, on)
     assert_rows = test_scans.assert_rows
@@ -105,16 +105,16 @@ def test_knockout_rows_equal_their_twin(family: str, engine: str, ablation: str,
 def test_default_numbers_of_heads_and_controls() -> None:
     shape = model_shape(tiny_config("llama"))  # 3 layers of 4 heads
     every = tuple(chosen_heads(shape, None, None))
-    assert KnockoutScan(ranking=every).chosen_ks(shape) == [1, 2, 4]
-    assert KnockoutScan(ranking=every[:3]).chosen_ks(shape) == [1, 2]
-    curves = KnockoutScan(ranking=every, ks=(0, 6, 7, 12), seeds=2).curves(shape)
+    assert Knockout(ranking=every).chosen_ks(shape) == [1, 2, 4]
+    assert Knockout(ranking=every[:3]).chosen_ks(shape) == [1, 2]
+    curves = Knockout(ranking=every, ks=(0, 6, 7, 12), seeds=2).curves(shape)
     assert curves[0] == ("effect", 0, [6, 7, 12])
     assert [(name, seed, ks) for name, seed, ks in curves[1:]] == [
         (name, seed, [6]) for name in ("random", "random_layer") for seed in (0, 1)
     ], "7 of 12 heads leave 5 others: no control"
-    same = [KnockoutScan(ranking=ranking, ks=(2,)).parameters() for ranking in (every, every[:2])]
+    same = [Knockout(ranking=ranking, ks=(2,)).parameters() for ranking in (every, every[:2])]
     assert same[0] == same[1], "heads that no k reaches change no row"
-    default = KnockoutScan(ranking=every).parameters()
+    default = Knockout(ranking=every).parameters()
     assert (default["ablation"], default["positions"], default["scoring"]) == ("mean", "end", "first_token")
 
 
@@ -133,7 +133,7 @@ def test_default_numbers_of_heads_and_controls() -> None:
 )
 def test_mistakes_in_a_knockout(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        KnockoutScan(**{"ranking": RANKING, **changes}).shards(model_shape(tiny_config("llama")), [])
+        Knockout(**{"ranking": RANKING, **changes}).shards(model_shape(tiny_config("llama")), [])
 
 
 # ---- the command ----

@@ -24,9 +24,9 @@ from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.data import Sample
 from mathinterp.tuning.depth import deep_layers, lora_layer
-from mathinterp.tuning.lora_sweep import LayerSweep, adapter_folder, claim_folder, split_samples
+from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder, claim_folder, split_samples
 from mathinterp.tuning.sft import SftConfig, train
-from mathinterp.tuning.sweep_neurons import LayerSweepNeurons, missing_adapters
+from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
 from tests.test_forward import PROMPTS, anatomy, one_at_a_time
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -41,9 +41,9 @@ def samples(count: int = 12) -> list[Sample]:
     return [Sample((1, *map(int, rng.integers(4, 160, size=6))), (5, 6)) for _ in range(count)]
 
 
-def sweep(folder: Path, **changes) -> LayerSweep:
+def sweep(folder: Path, **changes) -> LoraSweep:
     asked = {"rates": (1e-2, 1e-3), "layers": (0, 2), "rank": 2, "alpha": 4, "base": "tiny"}
-    return LayerSweep(samples(), samples(20)[12:], CONFIG, str(folder), **{**asked, **changes})
+    return LoraSweep(samples(), samples(20)[12:], CONFIG, str(folder), **{**asked, **changes})
 
 
 def test_layers_by_depth() -> None:
@@ -123,7 +123,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not there"), attached(Anatomy(tiny_model("llama")), tmp_path / "none"):
         pass
     with pytest.raises(UserError, match="--target 'word'"):
-        LayerSweepNeurons("run", ((0, 1e-3),), "", target="word")
+        SweepNeurons("run", ((0, 1e-3),), "", target="word")
 
 
 def gold(prompt: TokenizedPrompt) -> int:
@@ -136,7 +136,7 @@ def test_enhanced_neurons_are_the_first_of_all_layers(anatomy: Anatomy, tmp_path
     subject = Subject(anatomy, PROMPTS, tokenizer=tiny_tokenizer())
     state = chosen.prepare(subject)
     chosen.run(state, chosen.shards(anatomy.shape, PROMPTS)[1])
-    scan = LayerSweepNeurons("run", ((0, 1e-2),), str(tmp_path), top=7, target="gold")
+    scan = SweepNeurons("run", ((0, 1e-2),), str(tmp_path), top=7, target="gold")
     rows = scan.run(scan.prepare(subject), scan.shards(anatomy.shape, PROMPTS)[0]).to_pandas()
 
     lens, sequences = NeuronLens(anatomy), [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS]

@@ -15,11 +15,11 @@ from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.mask_keep.summary import neurons_from, summarize_maskkeep
-from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from mathinterp.store.statistics import Z_95, Unit, effects_by_operation
 from tests.small_store import FINGERPRINT, open_run
 from tests.test_neuron_card import stored_scan
@@ -41,7 +41,7 @@ POINTS: list[Point] = [
 
 def small_store(folder: Path, **other_model: str) -> tuple[Store, str, str]:
     """A neuron run of a tiny model, and a mask/keep run whose answers are drawn: right in 80 %, then less often."""
-    model, scan = Anatomy(tiny_model("llama")), NeuronScan("head", ((0, 1),), top=9)
+    model, scan = Anatomy(tiny_model("llama")), Neurons("head", ((0, 1),), top=9)
     state = scan.prepare(Subject(model, MADE))
     parts: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, MADE):
@@ -77,7 +77,7 @@ def small_store(folder: Path, **other_model: str) -> tuple[Store, str, str]:
         for row in token_rows(0.3 if ranking == "top" else 0.6)
     ]
     for table, rows in (("baseline", token_rows(0.8)), ("maskkeep_scan", named)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
     run.finish()
     return store, run.run_id, source.run_id
 

@@ -29,7 +29,7 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import typed_tokens
 from mathinterp.report.figures import draw
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
@@ -121,7 +121,7 @@ def scan_rows(scan: MlpProbe, anatomy: Anatomy, max_tokens: int = 70) -> dict[tu
     rows = {}
     for shard in scan.shards(anatomy.shape, prompts):
         table = scan.run(state, shard)
-        assert table.schema == scan.schemas[shard.table]
+        assert table.schema == scan.tables[shard.table].schema
         for row in table.to_pylist():
             key = (row["layer"], row["prompt_id"], row["target"])
             assert key not in rows
@@ -281,7 +281,7 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
         for (name, layer), values in out.items()
         for target, value in zip("abc", values, strict=True)
     ]
-    table = pa.Table.from_pylist(rows, TABLES["mlp_probe"].schema)
+    table = pa.Table.from_pylist(rows, catalog().tables["mlp_probe"].schema)
     store.write_shard(run.run_id, "mlp_probe", 0, table, {})
     run.finish()
     curve = {(r["operation"], r["layer"], r["target"]): r for r in store.rows("SELECT * FROM mlp_probe_curve")}

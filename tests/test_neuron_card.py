@@ -15,7 +15,7 @@ from mathinterp.engine.lens.neurons import NeuronLens
 from mathinterp.engine.lens.top_tokens import top_tokens, value_directions
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.card import NeuronCard, neuron_card, written_tokens
 from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.models.anatomy import Anatomy
@@ -77,7 +77,7 @@ def stored_scan(root: Path) -> Scanned:
     spec = ModelSpec(str(folder))
     loaded, resolved = load(spec, "cpu"), resolve(spec)
     prompts = tokenize_prompts(load_prompts("two_digit", limit=12), loaded.tokenizer)
-    scan = NeuronScan("head", ((0, 1),), top=20, layers=(1, 2))
+    scan = Neurons("head", ((0, 1),), top=20, layers=(1, 2))
     state, shards = scan.prepare(Subject(loaded.anatomy, prompts)), scan.shards(loaded.anatomy.shape, prompts)
     store = Store(root / "store")
     run = store.open_run(

@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 from mathinterp.cli.main import main
 from mathinterp.cluster.replica import check_rows
 from mathinterp.engine.hooks import caught_input, edited_input
-from mathinterp.engine.lens.graph import NeuronGraph
+from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neuron_graph import NeuronGraphScan
+from mathinterp.experiments.neuron_graph import NeuronGraph
 from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes
 from mathinterp.experiments.neuron_graph.summary import graph_figure, nodes_from, summarize_graph
-from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import check_model, neuron_run
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
@@ -119,7 +119,7 @@ def sign(value: float) -> int:
 def test_edges_are_inner_products_and_autograds_derivatives(anatomy: Anatomy) -> None:
     sequences = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
     activations = end_activations(anatomy, sequences)
-    graph = NeuronGraph(anatomy)
+    graph = GraphReader(anatomy)
     for prompt in (0, 4):
         ids = sequences[prompt]
         seen = look(anatomy, ids)
@@ -161,13 +161,13 @@ def ranked(graph: str, neurons: list[tuple[int, int]], importance: list[float] |
     return RankedNodes(graph, tuple(neurons), tuple(given), (None,) * len(neurons))
 
 
-def rows_of(scan: NeuronGraphScan, model: Anatomy) -> dict[str, pd.DataFrame]:
+def rows_of(scan: NeuronGraph, model: Anatomy) -> dict[str, pd.DataFrame]:
     """Every shard's rows, by table; no Ray, no store."""
     state = scan.prepare(Subject(model, MADE, tokenizer=tiny_tokenizer()))
     found: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, MADE):
         found.setdefault(shard.table, []).append(scan.run(state, shard))
-        check_rows(found[shard.table][-1], scan.schemas[shard.table], shard.key)
+        check_rows(found[shard.table][-1], scan.tables[shard.table].schema, shard.key)
     return {table: pa.concat_tables(parts).to_pandas() for table, parts in found.items()}
 
 
@@ -175,10 +175,10 @@ def _of(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
     return rows[rows["graph"] == graph]
 
 
-def of_prompts(ks: tuple[int, ...] = (4, 2), **changes: Any) -> NeuronGraphScan:
+def of_prompts(ks: tuple[int, ...] = (4, 2), **changes: Any) -> NeuronGraph:
     """Every prompt's graph has the same neurons, in an order of its own."""
     graphs = [ranked(p.prompt.prompt_id, NEURONS[i % 3 :] + NEURONS[: i % 3]) for i, p in enumerate(MADE)]
-    return NeuronGraphScan(NeuronNodes("run", tuple(graphs)), top=len(NEURONS), ks=ks, **{"seeds": 1, **changes})
+    return NeuronGraph(NeuronNodes("run", tuple(graphs)), top=len(NEURONS), ks=ks, **{"seeds": 1, **changes})
 
 
 def test_root_is_of_the_lowest_layer_and_there_of_the_largest_importance() -> None:
@@ -190,11 +190,11 @@ def test_root_is_of_the_lowest_layer_and_there_of_the_largest_importance() -> No
 def test_edges_of_an_operation_are_means_over_its_prompts_and_the_strongest_stay() -> None:
     model = Anatomy(tiny_model("llama"))
     graphs = NeuronNodes("run", (ranked("add", NEURONS), ranked("all", NEURONS)))
-    everything = rows_of(NeuronGraphScan(graphs, by="operation", strongest=None, ks=()), model)
+    everything = rows_of(NeuronGraph(graphs, by="operation", strongest=None, ks=()), model)
     assert set(everything) == {"neuron_graph_nodes", "neuron_graph_edges"}, "ks=() makes no check"
     for graph_name, members in (("add", [p for p in MADE if p.prompt.operation == "add"]), ("all", list(MADE))):
         activations = end_activations(model, [p.input_ids[: p.end + 1] for p in members])
-        graph = NeuronGraph(model)
+        graph = GraphReader(model)
         each = [graph.edges(NEURONS, activations, row) for row in range(len(members))]
         found = _of(everything["neuron_graph_edges"], graph_name)
         assert len(found) == 12
@@ -213,11 +213,11 @@ def test_edges_of_an_operation_are_means_over_its_prompts_and_the_strongest_stay
         expected = [float(activations.coefficients_PK[layer][:, k].mean()) for layer, k in NEURONS]
         np.testing.assert_allclose(nodes["coefficient"], expected, rtol=1e-5)
         assert nodes["root"].tolist() == [neuron == (0, 3) for neuron in NEURONS]
-    by_first_order = rows_of(NeuronGraphScan(graphs, by="operation", measure="first_order", strongest=3, ks=()), model)
+    by_first_order = rows_of(NeuronGraph(graphs, by="operation", measure="first_order", strongest=3, ks=()), model)
     edges = by_first_order["neuron_graph_edges"].query("graph == 'add'")
     whole = everything["neuron_graph_edges"].query("graph == 'add'")["first_order"].sort_values(ascending=False)
     np.testing.assert_allclose(edges["first_order"], whole[:3])
-    above = rows_of(NeuronGraphScan(graphs, by="operation", strongest=None, above=0.5, ks=()), model)
+    above = rows_of(NeuronGraph(graphs, by="operation", strongest=None, above=0.5, ks=()), model)
     kept = above["neuron_graph_edges"]["inner_product"]
     assert (kept.abs() > 0.5).all()
     assert len(kept) == (everything["neuron_graph_edges"]["inner_product"].abs() > 0.5).sum() > 0
@@ -259,18 +259,20 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), seeds=2)
     store = Store(tmp_path)
     source = open_run(store, ["neuron_targets/00000"], scan="neurons", parameters={"against": None})
-    scan = NeuronGraphScan(NeuronNodes(source.run_id, scan.nodes.graphs), top=6, ks=scan.ks, seeds=2)
+    scan = NeuronGraph(NeuronNodes(source.run_id, scan.nodes.graphs), top=6, ks=scan.ks, seeds=2)
     right = [i % 3 != 1 for i in range(len(MADE))]
     targets = {
         "prompt_id": [p.prompt.prompt_id for p in MADE], "condition": ["original"] * len(MADE),
         "target_id": [1] * len(MADE),
         "logprob": [0.0] * len(MADE), "predicted_id": [1] * len(MADE), "correct": right,
     }  # fmt: skip
-    store.write_shard(source.run_id, "neuron_targets", 0, pa.table(targets, NeuronScan.schemas["neuron_targets"]), {})
+    store.write_shard(
+        source.run_id, "neuron_targets", 0, pa.table(targets, Neurons.tables["neuron_targets"].schema), {}
+    )
     rows = rows_of(scan, model)
     run = open_run(store, [f"{table}/00000" for table in rows], scan="graph", parameters=scan.parameters())
     for table, frame in rows.items():
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pandas(frame, scan.schemas[table]), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pandas(frame, scan.tables[table].schema), {})
     run.finish()
     check = rows["neuron_graph_check"].astype({"coefficient": float, "coefficient_zeroed": float})
     check["fall"] = (check["coefficient"] - check["coefficient_zeroed"]) * np.sign(check["coefficient"])
@@ -334,7 +336,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     spec, store = ModelSpec(), Store(folder)
     loaded = load(spec, "cpu")
     prompts = tokenize_prompts(load_prompts("two_digit", limit=8), loaded.tokenizer)
-    scan = NeuronScan("head", ((0, 6),), top=20)
+    scan = Neurons("head", ((0, 6),), top=20)
     state = scan.prepare(Subject(loaded.anatomy, prompts))
     shards = scan.shards(loaded.anatomy.shape, prompts)
     fingerprint = prompts_fingerprint(prompts)
@@ -383,9 +385,9 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
     with pytest.raises(UserError, match=f"run {run} ranked the neurons of bundled, not of another"):
         check_model(neuron_run(store, run), "other", "another")
     with pytest.raises(UserError, match="--measure 'best' is not known"):
-        NeuronGraphScan(good, measure="best")
+        NeuronGraph(good, measure="best")
     with pytest.raises(UserError, match="has no edges"):
-        NeuronGraphScan(good, top=1)
+        NeuronGraph(good, top=1)
 
 
 @pytest.mark.ray

@@ -17,7 +17,7 @@ from mathinterp.cluster.plan import plan_scan
 from mathinterp.engine.hooks import zeroed_columns
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neurons import NeuronScan, OtherModel
+from mathinterp.experiments.neurons import Neurons, OtherModel
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
@@ -33,8 +33,8 @@ from tests.tiny import save_tiny, tiny_model
 @pytest.mark.parametrize("target", ["predicted", "gold"])
 def test_rows_are_the_direct_form_under_both_conditions(name: str, target: str) -> None:
     model = scan_of(name)
-    zeroed = rows_of(NeuronScan("head", ((0, 1),), target=target, keep_all=True), model)
-    swapped = rows_of(NeuronScan("input", target=target, keep_all=True), model)
+    zeroed = rows_of(Neurons("head", ((0, 1),), target=target, keep_all=True), model)
+    swapped = rows_of(Neurons("input", target=target, keep_all=True), model)
     for p in (0, 5, 12):
         original, other = (
             look(model, ids[: MADE[p].end + 1]) for ids in (MADE[p].input_ids, MADE[p].counterfactual_ids)
@@ -69,11 +69,11 @@ def test_what_neurons_are_ranked_by(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", ["difference", "abs", "ratio"])
 def test_first_of_all_layers_together_from_the_first_of_each(tmp_path: Path, rank: str) -> None:
     model = scan_of("llama")
-    everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
+    everything = rows_of(Neurons("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
     importance = grid(everything, "importance")
     change = importance - grid(everything, "intervened_importance")
     key = {"difference": change, "abs": np.abs(change), "ratio": change / np.abs(importance)}[rank]
-    store = stored(tmp_path, NeuronScan("head", ((0, 1),), rank=rank, top=7), model)
+    store = stored(tmp_path, Neurons("head", ((0, 1),), rank=rank, top=7), model)
     found = store.rows("SELECT * FROM neuron_changes ORDER BY prompt_id, rank")
     assert len(found) == 7 * len(MADE)
     names = [prompt.prompt.prompt_id for prompt in MADE]
@@ -92,7 +92,7 @@ def test_ties_go_to_the_lower_layer_and_neuron(tmp_path: Path) -> None:
     model = scan_of("llama")
     for layer in range(3):
         model.down_projection(layer).weight.zero_()  # no neuron writes anything: every importance is 0
-    found = stored(tmp_path, NeuronScan("head", ((0, 1),), top=50), model).rows("SELECT * FROM neuron_changes")
+    found = stored(tmp_path, Neurons("head", ((0, 1),), top=50), model).rows("SELECT * FROM neuron_changes")
     assert {(row["rank"], row["layer"], row["neuron"]) for row in found} == {
         (rank + 1, rank // 40, rank % 40) for rank in range(50)
     }
@@ -103,7 +103,7 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = scan_of("llama")
-    everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
+    everything = rows_of(Neurons("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
     columns = {
         name: grid(everything, name).astype(np.float64)
         for name in ("importance", "intervened_importance", "coefficient", "intervened_coefficient")
@@ -111,7 +111,7 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
     columns["change"] = columns["importance"] - columns["intervened_importance"]
     columns["coefficient_change"] = columns["coefficient"] - columns["intervened_coefficient"]
     monkeypatch.setattr("mathinterp.experiments.neurons.PROMPTS_A_SHARD", block)
-    store = stored(tmp_path, NeuronScan("head", ((0, 1),), top=4), model)
+    store = stored(tmp_path, Neurons("head", ((0, 1),), top=4), model)
     top = store.rows("SELECT layer, neuron, operation, count(*) AS times FROM neuron_changes GROUP BY ALL")
     times = {(row["layer"], row["neuron"], row["operation"]): row["times"] for row in top}
     found = store.rows("SELECT * FROM neuron_summary")
@@ -134,7 +134,7 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gptj"])
 def test_shards_of_some_prompts_have_the_rows_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, scan = scan_of(name), NeuronScan("head", ((0, 1),), top=7)
+    model, scan = scan_of(name), Neurons("head", ((0, 1),), top=7)
 
     def of_prompts() -> list[dict]:
         rows = rows_of(scan, model)["neuron_scan"].filter(pc.is_valid(pc.field("prompt_id"))).to_pylist()
@@ -155,7 +155,7 @@ def test_shards_of_some_prompts_have_the_rows_of_all(name: str, monkeypatch: pyt
 
 def test_blocks_and_heads_have_the_same_score(tmp_path: Path) -> None:
     model = scan_of("gptj")
-    store = stored(tmp_path, NeuronScan(), model)
+    store = stored(tmp_path, Neurons(), model)
     assert store.rows("SELECT DISTINCT condition FROM neuron_scan") == [{"condition": "original"}]
     seen = [look(model, prompt.input_ids[: prompt.end + 1]) for prompt in MADE]
     heads = {
@@ -183,7 +183,7 @@ def test_another_model_is_tuned_minus_original_under_the_originals_scale(tmp_pat
     spec = ModelSpec(str(folder), dtype="float64")
     other = OtherModel(spec, resolve(spec).fingerprint, "tuned")
     model, tuned = scan_of("llama"), Anatomy(tiny_model("llama", seed=1))
-    scan = NeuronScan("model", other=other, top=40, layers=(2,))
+    scan = Neurons("model", other=other, top=40, layers=(2,))
     store = stored(tmp_path / "store", scan, model)
     p = MADE[3]
     original, run = (look(each, p.input_ids[: p.end + 1]) for each in (model, tuned))
@@ -278,7 +278,7 @@ def test_published_neurons_of_three_plus_five() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load(ModelSpec(os.environ["MATHINTERP_LLAMA_7B"], dtype="float32"), device)
     prompts = tokenize_prompts([Prompt("golden", "3+5=", "8", separator="")], loaded.tokenizer)
-    scan = NeuronScan("head", ((17, 22),), keep_all=True)
+    scan = Neurons("head", ((17, 22),), keep_all=True)
     state = scan.prepare(Subject(loaded.anatomy, prompts))
     tables = [scan.run(state, shard) for shard in scan.shards(loaded.anatomy.shape, prompts)]
     original, intervened = tables[-1].to_pylist()

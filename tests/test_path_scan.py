@@ -17,7 +17,7 @@ from mathinterp.engine.pairs import pairs_of
 from mathinterp.engine.paths.frozen import MLP
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.paths import PathScan
+from mathinterp.experiments.paths import Paths
 from mathinterp.experiments.paths.summary import summarize_paths
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
@@ -47,7 +47,7 @@ def tokenized_pairs(anatomy: Anatomy) -> list[TokenizedPrompt]:
     return prompts
 
 
-def all_rows(scan: PathScan, anatomy: Anatomy) -> dict[str, pa.Table]:
+def all_rows(scan: Paths, anatomy: Anatomy) -> dict[str, pa.Table]:
     prompts = tokenized_pairs(anatomy)
     state = scan.prepare(Subject(anatomy, prompts))
     shards = scan.shards(anatomy.shape, prompts)
@@ -56,7 +56,7 @@ def all_rows(scan: PathScan, anatomy: Anatomy) -> dict[str, pa.Table]:
 
 
 def test_scan_rows_are_the_twins_numbers(llama: Anatomy) -> None:
-    found = all_rows(PathScan(keep_all=True), llama)
+    found = all_rows(Paths(keep_all=True), llama)
     prompts = tokenized_pairs(llama)
     rows = found["path_scan"].to_pylist()
     assert len(rows) == 3 * 5 * len(PAIRS)
@@ -84,21 +84,21 @@ def test_scan_rows_are_the_twins_numbers(llama: Anatomy) -> None:
 
 
 def test_pairs_answered_wrongly_are_left_out(llama: Anatomy) -> None:
-    found = all_rows(PathScan(layers=(1,)), llama)
+    found = all_rows(Paths(layers=(1,)), llama)
     assert found["path_pairs"]["kept"].to_pylist() == [True, True, False, False]
     assert set(found["path_scan"]["prompt_id"].to_pylist()) == {"p0", "p1"}
-    everything = all_rows(PathScan(layers=(1,), keep_all=True), llama)["path_scan"]
+    everything = all_rows(Paths(layers=(1,), keep_all=True), llama)["path_scan"]
     kept = everything.filter(pc.is_in(everything["prompt_id"], pa.array(["p0", "p1"])))
     for name in ("logit_original", "logit_patched", "effect"):
         np.testing.assert_allclose(found["path_scan"][name], kept[name], rtol=1e-6)
     wrong = tokenized_pairs(llama)[2:]
     with pytest.raises(UserError, match=r"answers none of the 2 prompts right .* --keep-all"):
-        PathScan().prepare(Subject(llama, wrong))
+        Paths().prepare(Subject(llama, wrong))
 
 
 def test_effect_is_the_measure_asked_for(llama: Anatomy) -> None:
     rows = {
-        (effect, denominator): all_rows(PathScan(effect=effect, denominator=denominator, keep_all=True), llama)[
+        (effect, denominator): all_rows(Paths(effect=effect, denominator=denominator, keep_all=True), llama)[
             "path_scan"
         ]
         for effect, denominator in (
@@ -131,7 +131,7 @@ def test_effect_is_the_measure_asked_for(llama: Anatomy) -> None:
 )
 def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        PathScan(**asked)
+        Paths(**asked)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> 
 )
 def test_nodes_that_cannot_be_are_refused(llama: Anatomy, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        PathScan(**asked).shards(llama.shape, [])
+        Paths(**asked).shards(llama.shape, [])
 
 
 def test_senders_of_a_receiver_and_files_of_enough_nodes(llama: Anatomy) -> None:
-    assert PathScan(receiver="1.mlp").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP], 1: [0, 1, 2, 3]}
-    assert PathScan(receiver="1.0.k").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP]}
+    assert Paths(receiver="1.mlp").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP], 1: [0, 1, 2, 3]}
+    assert Paths(receiver="1.0.k").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP]}
     wide = replace(llama.shape, n_layers=8, n_heads=8)
-    files = [s.work for s in PathScan().shards(wide, []) if s.table == "path_scan"]
+    files = [s.work for s in Paths().shards(wide, []) if s.table == "path_scan"]
     assert [w["layers"] for w in files] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert {w["nodes"] for w in files} == {18}
-    found = all_rows(PathScan(receiver="1.mlp", keep_all=True), llama)
+    found = all_rows(Paths(receiver="1.mlp", keep_all=True), llama)
     assert "attribution_scan" not in found
     assert found["path_scan"].num_rows == 9 * len(PAIRS)
 
@@ -177,7 +177,7 @@ def test_an_answer_without_a_digit_and_unequal_lengths_are_refused(llama: Anatom
 @pytest.fixture(scope="module")
 def stored(llama: Anatomy, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, dict[str, pa.Table]]:
     """A run of all four pairs of the tiny model, written as a replica would."""
-    store, scan = Store(tmp_path_factory.mktemp("paths")), PathScan(keep_all=True)
+    store, scan = Store(tmp_path_factory.mktemp("paths")), Paths(keep_all=True)
     tables = all_rows(scan, llama)
     run = open_run(store, [f"{name}/00000" for name in tables], scan="paths", parameters=scan.parameters())
     store.write_prompts(FINGERPRINT, tokenized_pairs(llama))

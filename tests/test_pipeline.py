@@ -19,7 +19,7 @@ from mathinterp.cluster.replica import Replica
 from mathinterp.cluster.run import Work, close_run, replica_job
 from mathinterp.report.pipeline import described_heads
 from mathinterp.store import Run, Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.small_store import FINGERPRINT, fill, open_run, prompt
 
 Head = tuple[int, int]  # layer, query head
@@ -54,7 +54,7 @@ def table_run(store: Store, scan: str, tables: dict[str, list[dict[str, Any]]], 
     run = open_run(store, [f"{name}/00000" for name in tables], scan=scan, **{"parameters": {"of": scan}, **changes})
     store.write_prompts(FINGERPRINT, [prompt("a")])
     for name, rows in tables.items():
-        schema = TABLES[name].schema
+        schema = catalog().tables[name].schema
         columns = {field.name: pa.array([row.get(field.name, 0) for row in rows]).cast(field.type) for field in schema}
         store.write_shard(run.run_id, name, 0, pa.table(columns, schema=schema), {})
     assert run.finish() == []

@@ -26,7 +26,7 @@ from mathinterp.tuning import sft_ray
 from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.edit import written_whole, zero_columns
-from mathinterp.tuning.prune import Condition, PruneScan, default_top, pruned_neurons, random_kept
+from mathinterp.tuning.prune import Condition, Prune, default_top, pruned_neurons, random_kept
 from mathinterp.tuning.sft import train
 from mathinterp.tuning.sft_ray import ABOUT_FILE, Tuning, TuningResult, earlier_result
 from tests.small_store import FINGERPRINT, open_run, prompt, scores
@@ -86,7 +86,7 @@ def test_conditions_are_the_pruned_models_with_their_adapters(
         Condition("pruned", 0, KEPT),
         Condition("pruned_lora", 0, KEPT, str(tmp_path / "lora"), "b"),
     )
-    scan = PruneScan(conditions, DEEP)
+    scan = Prune(conditions, DEEP)
     subject = Subject(anatomy, PROMPTS, tokenizer=tiny_tokenizer())
     before = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
     state = scan.prepare(subject)

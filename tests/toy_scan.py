@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
-from mathinterp.experiments.base import Scan, Shard
-from mathinterp.store.schema import TABLES
+from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.store.catalog import catalog
 
 
 @dataclass
-class ToyScan(Scan):
+class ToyScan(Experiment):
     """One shard a layer into ``mlp_scan``; a row's logprob is minus its layer, its logit a fact about the weights."""
 
     layers: int = 4
@@ -28,7 +28,7 @@ class ToyScan(Scan):
     once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
 
     name: ClassVar[str] = "toy"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_scan": TABLES["mlp_scan"].schema}
+    schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_scan": catalog().tables["mlp_scan"].schema}
 
     def parameters(self) -> dict[str, Any]:
         return {"layers": self.layers}
@@ -68,7 +68,7 @@ class ToyScan(Scan):
             for prompt in state.prompts
             for token in prompt.scored
         ]
-        table = pa.Table.from_pylist(rows, schema=self.schemas["mlp_scan"])
+        table = pa.Table.from_pylist(rows, schema=self.tables["mlp_scan"].schema)
         return table.drop_columns(["logit"]) if fault == "columns" else table
 
     def _first_time(self, layer: int) -> str | None:

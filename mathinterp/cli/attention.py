@@ -43,13 +43,13 @@ def attention(
       mathinterp scan attention
       mathinterp scan attention --heads 0.6,0.1 --prompts two_digit
     """
-    from mathinterp.experiments.attention import AttentionScan
+    from mathinterp.experiments.attention import Attention
     from mathinterp.experiments.attention.summary import summarize_attention
     from mathinterp.experiments.kept import kept_line
     from mathinterp.store import Store
 
     require_one(heads, layers)
-    run = run_chosen(AttentionScan(parse_heads(heads), parse_layers(layers), keep_all), **options)
+    run = run_chosen(Attention(parse_heads(heads), parse_layers(layers), keep_all), **options)
     summary = summarize_attention(Store(run.store), run.run_id, top) if run.rows or run.reused else None
     if as_json:
         print_json({**run_json(run), **({"top": summary.top, "verdict": summary.verdict} if summary else {})})

@@ -23,7 +23,7 @@ from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.experiments.chain import ChainScan
+    from mathinterp.experiments.chain import Chain
 
 
 @click.command()
@@ -70,7 +70,7 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
       mathinterp chain --prompts two_digit --limit 64 --operation add
     """
     from mathinterp.cli.knockout import parse_ranking
-    from mathinterp.experiments.chain import ChainScan
+    from mathinterp.experiments.chain import Chain
     from mathinterp.experiments.chain.summary import STAGES_EXPLAINED, chain_figure, summarize_chain
     from mathinterp.report.figures import save
     from mathinterp.store import Store
@@ -78,7 +78,7 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
     require_one(heads, layers)
     if sentence is None and (answer is not None or separator is not None):
         raise UserError("--answer and --separator belong to --sentence; a prompt file has fields of those names")
-    chosen = ChainScan(None if heads is None else parse_ranking(heads), parse_layers(layers), n_heads, top, target)
+    chosen = Chain(None if heads is None else parse_ranking(heads), parse_layers(layers), n_heads, top, target)
     if sentence is None:
         _check_operation(operation, options)
         run = run_chosen(chosen, **options)
@@ -130,7 +130,7 @@ def _check_alone() -> None:
 
 
 def _run_sentence(
-    chosen: "ChainScan", sentence: str, answer: str | None, separator: str | None, options: dict[str, Any]
+    chosen: "Chain", sentence: str, answer: str | None, separator: str | None, options: dict[str, Any]
 ) -> "RunSummary":
     """Run the scan on one sentence, on one replica."""
     from mathinterp.cluster.dispatch import NoReplicaLeft

@@ -19,7 +19,7 @@ from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.experiments.concepts import ConceptScan
+    from mathinterp.experiments.concepts import Concepts
 
 
 @click.command()
@@ -68,12 +68,12 @@ def concepts(
       mathinterp scan concepts --concepts my_concepts.json --top 10 --sign both --no-zero
     """
     from mathinterp.experiments.concept_zeroing import check_zeroing
-    from mathinterp.experiments.concepts import ConceptScan
+    from mathinterp.experiments.concepts import Concepts
     from mathinterp.experiments.concepts.words import read_concepts
 
     kept_at = _parse_levels(levels)
     check_zeroing(control_seeds, scoring)
-    chosen = ConceptScan(
+    chosen = Concepts(
         read_concepts(concept_file),
         1 if top is None else top,
         parse_layers(layers),
@@ -98,7 +98,7 @@ def _parse_levels(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _fit_to_model(chosen: "ConceptScan", top: int | None, options: dict[str, Any]) -> "ConceptScan":
+def _fit_to_model(chosen: "Concepts", top: int | None, options: dict[str, Any]) -> "Concepts":
     """The scan with ``top`` resolved, after finding its concepts among the model's tokens: before anything starts."""
     from dataclasses import replace
 
@@ -123,7 +123,7 @@ def _zero(
 
 
 def _show(
-    run: "RunSummary", zeroing: "RunSummary | None", chosen: "ConceptScan", levels: list[int], show: int, as_json: bool
+    run: "RunSummary", zeroing: "RunSummary | None", chosen: "Concepts", levels: list[int], show: int, as_json: bool
 ) -> None:
     from dataclasses import asdict
 

@@ -14,7 +14,7 @@ from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.experiments.base import Scan
+    from mathinterp.experiments.base import Experiment
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts.prompt import Prompt
 
@@ -52,8 +52,8 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
       mathinterp edit --model smollm2 --top 18 --text book.txt --out edited
     """
     from mathinterp.cluster.ray_cluster import connection
-    from mathinterp.experiments.gender_neurons import GenderNeuronScan
-    from mathinterp.experiments.neuron_edit import NeuronEditScan
+    from mathinterp.experiments.gender_neurons import GenderNeurons
+    from mathinterp.experiments.neuron_edit import NeuronEdit
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts.gender import bias_prompts, contrast_prompts
     from mathinterp.prompts.passages import encode_passages, read_passages
@@ -72,12 +72,12 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
     _check_words(contrast_prompts() + bias_prompts(), resolved.tokenizer, resolved.label)
     passages = encode_passages(read_passages(text), resolved.tokenizer)
     with connection(options["address"]):
-        found = _run(GenderNeuronScan(), spec, contrast_prompts(), "gender", **options)
+        found = _run(GenderNeurons(), spec, contrast_prompts(), "gender", **options)
         if not found.complete:
             print_run(found)
             sys.exit(1)
         neurons = _first(found, top)
-        chosen = NeuronEditScan(neurons, control_seeds, passages)
+        chosen = NeuronEdit(neurons, control_seeds, passages)
         edited = _run(chosen, spec, bias_prompts(), "gender bias", **options)
     if edited.complete and out is not None:
         export_edited(resolved, out, neurons=neurons, about={"edit": "gender", "run_id": edited.run_id})
@@ -96,7 +96,7 @@ def _check_words(prompts: "Sequence[Prompt]", tokenizer: Any, label: str) -> Non
 
 
 def _run(
-    scan: "Scan", spec: "ModelSpec", prompts: "Sequence[Prompt]", label: str, *, store: str, address: str | None,
+    scan: "Experiment", spec: "ModelSpec", prompts: "Sequence[Prompt]", label: str, *, store: str, address: str | None,
     replicas: int | None, gpus_per_replica: float | None,
 ) -> "RunSummary":  # fmt: skip
     from mathinterp.cluster.dispatch import NoReplicaLeft

@@ -61,7 +61,7 @@ def graph(source: str, by: str, top: int, measure: str, edges: str, ks: str, see
       mathinterp scan graph --neurons-from RUN_ID --limit 160 --out figures
       mathinterp scan graph --neurons-from RUN_ID --limit 160 --by operation --measure first_order --show add
     """
-    from mathinterp.experiments.neuron_graph import NeuronGraphScan
+    from mathinterp.experiments.neuron_graph import NeuronGraph
     from mathinterp.experiments.neuron_graph.summary import graph_figure, graph_name, nodes_from, summarize_graph
     from mathinterp.experiments.neurons.stored import check_model, neuron_run
     from mathinterp.models.catalog import ModelSpec, resolve
@@ -76,7 +76,7 @@ def graph(source: str, by: str, top: int, measure: str, edges: str, ks: str, see
     ranked = neuron_run(store, source)
     check_model(ranked, resolved.fingerprint, resolved.label)
     nodes = nodes_from(store, ranked, by, top, chosen_ks, resolved.fingerprint, prompts)
-    chosen = NeuronGraphScan(
+    chosen = NeuronGraph(
         nodes, by, top, measure, strongest, above, DEFAULT_KS if chosen_ks is None else chosen_ks, seeds
     )
     names = [each.graph for each in nodes.graphs]

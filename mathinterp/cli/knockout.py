@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.experiments.iterative import IterativeScan
-    from mathinterp.experiments.knockout import KnockoutScan, Sentence
+    from mathinterp.experiments.iterative import Iterative
+    from mathinterp.experiments.knockout import Knockout, Sentence
 
 Ranking = tuple[tuple[int, int], ...]
 
@@ -164,11 +164,11 @@ def _knock_out(
     ranking: Ranking, ks: tuple[int, ...] | None, seeds: int, texts: tuple[str, ...],
     edit: dict[str, Any], as_json: bool, options: dict[str, Any],
 ) -> None:  # fmt: skip
-    from mathinterp.experiments.knockout import KnockoutScan
+    from mathinterp.experiments.knockout import Knockout
     from mathinterp.experiments.knockout.summary import summarize_knockout
     from mathinterp.store import Store
 
-    chosen = KnockoutScan(**edit, ranking=ranking, ks=ks, seeds=seeds)
+    chosen = Knockout(**edit, ranking=ranking, ks=ks, seeds=seeds)
     if texts:
         chosen = _with_sentences(chosen, texts, options)
     run = run_chosen(chosen, **options)
@@ -191,14 +191,14 @@ def _knock_out(
     _exit_unless_complete(run)
 
 
-def _curve_title(scan: "KnockoutScan") -> str:
+def _curve_title(scan: "Knockout") -> str:
     """What is replaced, where, and what counts as right."""
     edit = scan.parameters()
     where = "END" if edit["positions"] == "end" else "all tokens"
     return f"Accuracy (%), first k heads out ({edit['ablation']} ablation at {where}; right by {edit['scoring']})"
 
 
-def _with_sentences(scan: "KnockoutScan", texts: tuple[str, ...], options: dict[str, Any]) -> "KnockoutScan":
+def _with_sentences(scan: "Knockout", texts: tuple[str, ...], options: dict[str, Any]) -> "Knockout":
     """The scan with the sentences to show, tokenized."""
     from mathinterp.models.catalog import ModelSpec, resolve
 
@@ -220,13 +220,13 @@ def _tokenize(text: str, tokenizer: "PreTrainedTokenizerBase") -> "Sentence":
 def _find_ranking(
     steps: int, rank_by: str, layers: str | None, edit: dict[str, Any], as_json: bool, options: dict[str, Any]
 ) -> None:
-    from mathinterp.experiments.iterative import IterativeScan
+    from mathinterp.experiments.iterative import Iterative
     from mathinterp.experiments.thin_means import thin_mean_warnings
     from mathinterp.store import Store
 
     if (options["replicas"] or 1) != 1:
         raise UserError("--iterative runs on one replica: a step needs the head that the step before it masks")
-    chosen = IterativeScan(**edit, steps=steps, rank_by=rank_by, layers=parse_layers(layers))
+    chosen = Iterative(**edit, steps=steps, rank_by=rank_by, layers=parse_layers(layers))
     chosen = replace(chosen, known=_finished_steps(chosen, options))
     run = run_chosen(chosen, **{**options, "replicas": 1})
     query = f"SELECT * FROM iterative_scan WHERE run_id = '{run.run_id}'"
@@ -251,7 +251,7 @@ def _find_ranking(
     _exit_unless_complete(run)
 
 
-def _finished_steps(scan: "IterativeScan", options: dict[str, Any]) -> Ranking:
+def _finished_steps(scan: "Iterative", options: dict[str, Any]) -> Ranking:
     """The heads of the first steps that the store has already, if this command was stopped before."""
     from mathinterp.cluster.ray_cluster import connection, existing_cluster, gpus_each
     from mathinterp.cluster.run import prepare_work

@@ -55,7 +55,7 @@ def maskkeep(
       mathinterp maskkeep --neurons-from RUN_ID --limit 160
       mathinterp maskkeep --neurons-from RUN_ID --limit 160 --ks 99,10 --cases flipped --scoring first_token
     """
-    from mathinterp.experiments.mask_keep import MaskKeepScan
+    from mathinterp.experiments.mask_keep import MaskKeep
     from mathinterp.experiments.mask_keep.summary import CASES, SCORINGS, neurons_from, summarize_maskkeep
     from mathinterp.experiments.neurons.stored import check_model, neuron_run
     from mathinterp.models.catalog import ModelSpec, resolve
@@ -73,7 +73,7 @@ def maskkeep(
     check_model(ranked, resolved.fingerprint, resolved.label)
     prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
     neurons = neurons_from(store, ranked, prompts, max(numbers))
-    run = run_chosen(MaskKeepScan(neurons, numbers, control_seeds, deep), **options)
+    run = run_chosen(MaskKeep(neurons, numbers, control_seeds, deep), **options)
     found = summarize_maskkeep(Store(run.store), run.run_id, cases, scoring) if run.complete else None
     if as_json:
         told = {"table": found.table, "operations": found.operations, "verdict": found.verdict} if found else {}

@@ -21,7 +21,7 @@ from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.neurons import NeuronScan
+    from mathinterp.experiments.neurons import Neurons
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
 
 BYTES_A_NEURON = 8  # of a stored neuron, prompt and condition: two float32 that hardly compress
@@ -60,11 +60,11 @@ def neurons(against: str | None, target: str, rank: str, keep: str, layers: str 
       mathinterp scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 8
       mathinterp scan neurons --prompts pairs --against input --keep topk:500
     """
-    from mathinterp.experiments.neurons import NeuronScan
+    from mathinterp.experiments.neurons import Neurons
 
     top, keep_all = _parse_keep(keep)
     spec = _spec(options)
-    chosen = NeuronScan(
+    chosen = Neurons(
         **_parse_against(against, spec), target=target, rank=rank, top=top, keep_all=keep_all,
         layers=parse_layers(layers),
     )  # fmt: skip
@@ -114,7 +114,7 @@ def _parse_keep(text: str) -> tuple[int, bool]:
 
 
 def _parse_against(text: str | None, spec: "ModelSpec") -> dict[str, Any]:
-    """The fields of NeuronScan that --against sets; another model is found here, before anything starts."""
+    """The fields of Neurons that --against sets; another model is found here, before anything starts."""
     if text is None or text == "input":
         return {"against": text}
     kind, _, value = text.partition(":")
@@ -153,7 +153,7 @@ def _require_comparable(original: "ResolvedModel", other: "ResolvedModel") -> No
         raise UserError(f"--against: {other.label} is {original.label} itself; nothing would change")
 
 
-def _require_room(chosen: "NeuronScan", spec: "ModelSpec", options: dict[str, Any]) -> None:
+def _require_room(chosen: "Neurons", spec: "ModelSpec", options: dict[str, Any]) -> None:
     """Raise UserError if --keep all writes more than the store's disk has free; object stores are not asked."""
     from mathinterp.models.catalog import resolve
     from mathinterp.prompts import load_prompts

@@ -63,11 +63,11 @@ def paths(
       mathinterp scan paths --freeze all --effect logprob --limit 400
       mathinterp scan paths --receiver 5.2.q
     """
-    from mathinterp.experiments.paths import PathScan
+    from mathinterp.experiments.paths import Paths
     from mathinterp.experiments.paths.summary import summarize_paths
     from mathinterp.store import Store
 
-    chosen = PathScan(
+    chosen = Paths(
         freeze=freeze, effect=effect, denominator=denominator, positions=positions, keep_all=keep_all,
         layers=parse_layers(layers), receiver=receiver,
     )  # fmt: skip

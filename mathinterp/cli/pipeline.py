@@ -14,9 +14,9 @@ from mathinterp.cli.running import print_run, run_chosen
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.base import Scan
-    from mathinterp.experiments.knockout import KnockoutScan
-    from mathinterp.experiments.paths import PathScan
+    from mathinterp.experiments.base import Experiment
+    from mathinterp.experiments.knockout import Knockout
+    from mathinterp.experiments.paths import Paths
     from mathinterp.report.pipeline import PipelineAnswer, PipelineRuns
 
 logger = logging.getLogger("mathinterp.pipeline")
@@ -64,14 +64,14 @@ def pipeline(
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
     from mathinterp.cluster.ray_cluster import connection
-    from mathinterp.experiments.knockout import KnockoutScan
-    from mathinterp.experiments.paths import PathScan
+    from mathinterp.experiments.knockout import Knockout
+    from mathinterp.experiments.paths import Paths
     from mathinterp.report.pipeline import answer_pipeline
     from mathinterp.store import Store
 
     store = Store(options["store"])
-    paths = PathScan(effect=effect)
-    knockout = KnockoutScan(ablation=ablation, ranking=((0, 0),), seeds=control_seeds)
+    paths = Paths(effect=effect)
+    knockout = Knockout(ablation=ablation, ranking=((0, 0),), seeds=control_seeds)
     others = tuple(dict.fromkeys(name for name in transfer if name and name != options["prompt_name"]))
     knockout = _checked(paths, knockout, parse_ks(ks), others, options)
     if top > len(knockout.ranking):
@@ -88,11 +88,11 @@ def pipeline(
 
 
 def _checked(
-    paths: "PathScan", knockout: "KnockoutScan", ks: tuple[int, ...] | None, others: tuple[str, ...],
+    paths: "Paths", knockout: "Knockout", ks: tuple[int, ...] | None, others: tuple[str, ...],
     options: dict[str, Any],
-) -> "KnockoutScan":  # fmt: skip
+) -> "Knockout":  # fmt: skip
     """The knock-out with ``ks``; raises UserError for what a later stage would refuse after minutes of work."""
-    from mathinterp.experiments.attention import AttentionScan
+    from mathinterp.experiments.attention import Attention
     from mathinterp.experiments.heads import chosen_heads
     from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.models.catalog import ModelSpec, resolve
@@ -109,24 +109,24 @@ def _checked(
         tokenized = tokenize_prompts(prompts, model.tokenizer)
         knockout.shards(model.shape, tokenized)
         if name == options["prompt_name"]:
-            for scan in (paths, AttentionScan(), MlpProbe()):
+            for scan in (paths, Attention(), MlpProbe()):
                 scan.shards(model.shape, tokenized)
     return knockout
 
 
 def _run_stages(
-    paths: "PathScan", knockout: "KnockoutScan", others: tuple[str, ...], top: int, options: dict[str, Any]
+    paths: "Paths", knockout: "Knockout", others: tuple[str, ...], top: int, options: dict[str, Any]
 ) -> "PipelineRuns":
     """Run, or resume, every stage; the ranking of one is what the next ones take out and look at."""
-    from mathinterp.experiments.attention import AttentionScan
-    from mathinterp.experiments.heads import HeadScan
+    from mathinterp.experiments.attention import Attention
+    from mathinterp.experiments.heads import Heads
     from mathinterp.experiments.knockout.summary import ranking_from
     from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.report.pipeline import PipelineRuns, described_heads
     from mathinterp.store import Store
 
     own = options["prompt_name"]
-    heads_run = _run(f"head scan, {own}", HeadScan(), options)
+    heads_run = _run(f"head scan, {own}", Heads(), options)
     paths_run = _run(f"path patching, {own}", paths, options)
     store = Store(options["store"])
     knockout = replace(knockout, ranking=ranking_from(store, paths_run))
@@ -134,12 +134,12 @@ def _run_stages(
         name: _run(f"knock-out, {name}", knockout, {**options, "prompt_name": name}) for name in (own, *others)
     }
     described = described_heads(store, paths_run, top)
-    attention_run = _run(f"attention, {own}", AttentionScan(heads=described), options)
+    attention_run = _run(f"attention, {own}", Attention(heads=described), options)
     probe_run = _run(f"MLP probe, {own}", MlpProbe(), options)
     return PipelineRuns(heads_run, paths_run, knockouts, attention_run, probe_run, described)
 
 
-def _run(title: str, scan: "Scan", options: dict[str, Any]) -> str:
+def _run(title: str, scan: "Experiment", options: dict[str, Any]) -> str:
     """Run, or resume, one stage; its run id. Ends the command, exit code 1, if a shard was given up."""
     run = run_chosen(scan, **options)
     work = f"{run.seconds:.1f} s" if run.done else "was there already"

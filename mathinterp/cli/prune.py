@@ -157,12 +157,12 @@ def train_lora(plan: Plan, spec: "ModelSpec", resolved: "ResolvedModel", name: s
 
 def compare(plan: Plan, lora: "TuningResult") -> "RunSummary":
     """CNA original against tuned, in the deep layers; stops the command where it cannot be finished."""
-    from mathinterp.experiments.neurons import NeuronScan, OtherModel
+    from mathinterp.experiments.neurons import Neurons, OtherModel
     from mathinterp.models.catalog import resolve
 
     tuned = replace(plan.spec, adapter=str(lora.out))
     other = OtherModel(tuned, resolve(tuned).fingerprint, f"{plan.resolved.label}+lora")
-    scan = NeuronScan("adapter", other=other, target=plan.options["target"], top=plan.top, layers=plan.deep)
+    scan = Neurons("adapter", other=other, target=plan.options["target"], top=plan.top, layers=plan.deep)
     found = run_prompts(scan, plan.spec, plan.cases, plan.options["cases"], plan.options)
     if not found.complete:
         print_run(found)
@@ -183,14 +183,12 @@ def kept_neurons(plan: Plan, compared: "RunSummary") -> Neurons:
 
 def score(plan: Plan, lora: "TuningResult", sets: "Sequence[tuple[str, int, Neurons]]") -> "RunSummary":
     """Export each pruned model, train its LoRA, and score all of them on the same prompts."""
-    from mathinterp.tuning.prune import Condition, PruneScan
+    from mathinterp.tuning.prune import Condition, Prune
 
     conditions = [Condition("lora", adapter=str(lora.out), trained_as=lora.run_id)]
     for name, seed, kept in sets:
         conditions += _pruned_conditions(plan, name, seed, kept)
-    return run_prompts(
-        PruneScan(tuple(conditions), plan.deep), plan.spec, plan.tests, plan.options["test"], plan.options
-    )
+    return run_prompts(Prune(tuple(conditions), plan.deep), plan.spec, plan.tests, plan.options["test"], plan.options)
 
 
 def _pruned_conditions(plan: Plan, name: str, seed: int, kept: Neurons) -> "list[Condition]":

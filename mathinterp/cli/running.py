@@ -11,7 +11,7 @@ from mathinterp.cli.output import console
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.experiments.base import Scan
+    from mathinterp.experiments.base import Experiment
 
 _running = ContextVar("running", default=True)
 
@@ -19,7 +19,7 @@ _running = ContextVar("running", default=True)
 class NotRun(Exception):
     """In place of a run, inside ``without_running``: the scan, and the model and prompts it would run on."""
 
-    def __init__(self, chosen: "Scan", model_options: dict[str, Any], prompt_options: dict[str, Any]):
+    def __init__(self, chosen: "Experiment", model_options: dict[str, Any], prompt_options: dict[str, Any]):
         super().__init__(chosen, model_options, prompt_options)
         self.chosen, self.model_options, self.prompt_options = chosen, model_options, prompt_options
 
@@ -35,7 +35,7 @@ def without_running() -> Iterator[None]:
 
 
 def run_chosen(
-    chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
+    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
     limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
 ) -> "RunSummary":  # fmt: skip
     """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""

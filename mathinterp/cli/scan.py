@@ -27,7 +27,7 @@ from mathinterp.cli.probe import probe
 from mathinterp.cli.running import print_run, run_chosen, run_json
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.base import Scan
+    from mathinterp.experiments.base import Experiment
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ def heads(heads: str | None, layers: str | None, ablation: str, positions: str |
       mathinterp scan heads --model smollm2 --adapter smollm2-arithmetic --limit 160
       mathinterp scan heads --prompts pairs --ablation mean
     """
-    from mathinterp.experiments.heads import HeadScan
+    from mathinterp.experiments.heads import Heads
 
     require_one(heads, layers)
-    chosen = HeadScan(ablation, positions, scoring, engine, heads=parse_heads(heads), layers=parse_layers(layers))
+    chosen = Heads(ablation, positions, scoring, engine, heads=parse_heads(heads), layers=parse_layers(layers))
     _run_ablation(chosen, "head", **options)
 
 
@@ -82,12 +82,12 @@ def mlps(layers: str | None, ablation: str, positions: str | None, scoring: str 
     Example:
       mathinterp scan mlps --limit 200
     """
-    from mathinterp.experiments.mlps import MlpScan
+    from mathinterp.experiments.mlps import Mlps
 
-    _run_ablation(MlpScan(ablation, positions, scoring, engine, layers=parse_layers(layers)), "mlp", **options)
+    _run_ablation(Mlps(ablation, positions, scoring, engine, layers=parse_layers(layers)), "mlp", **options)
 
 
-def _run_ablation(chosen: "Scan", node: str, as_json: bool, **options: Any) -> None:
+def _run_ablation(chosen: "Experiment", node: str, as_json: bool, **options: Any) -> None:
     from mathinterp.experiments.ablation_summary import summarize_ablation
     from mathinterp.experiments.thin_means import thin_mean_warnings
     from mathinterp.store import Store

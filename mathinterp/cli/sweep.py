@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.experiments.base import Scan
+    from mathinterp.experiments.base import Experiment
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
     from mathinterp.prompts.prompt import Prompt
     from mathinterp.tuning.data import Sample
@@ -105,8 +105,8 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
     from mathinterp.cluster.ray_cluster import connection
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
-    from mathinterp.tuning.lora_sweep import LayerSweep, claim_folder, split_samples
-    from mathinterp.tuning.sweep_neurons import LayerSweepNeurons, missing_adapters
+    from mathinterp.tuning.lora_sweep import LoraSweep, claim_folder, split_samples
+    from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
 
     store, chosen_rates, chosen_layers = Store(options["store"]), parse_rates(rates), parse_layers(layers)
     resolved, spec = resolve_lora_base(options)
@@ -114,7 +114,7 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
     cases = load_prompts(options["cases"], seed=options["seed"], limit=options["case_limit"])
     trained, kept = split_samples(read_samples(options, resolved), validation, options["seed"])
     folder = str(options["out"].expanduser().resolve())
-    scan = LayerSweep(
+    scan = LoraSweep(
         trained, kept, training(options, len(trained), 1.0), folder, chosen_rates, chosen_layers,
         options["rank"], options["alpha"], resolved.label,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
         if lost := missing_adapters(folder, trials):
             raise UserError(f"{len(lost)} adapters of the sweep are not in --out {folder}, first {lost[0].name}")
         compared = run_prompts(
-            LayerSweepNeurons(swept.run_id, trials, folder, top, options["target"]),
+            SweepNeurons(swept.run_id, trials, folder, top, options["target"]),
             spec,
             cases,
             options["cases"],
@@ -212,7 +212,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
 
 
 def run_prompts(
-    scan: "Scan", spec: "ModelSpec", prompts: "Sequence[Prompt]", label: str, options: dict[str, Any]
+    scan: "Experiment", spec: "ModelSpec", prompts: "Sequence[Prompt]", label: str, options: dict[str, Any]
 ) -> "RunSummary":
     """Run, or resume, a scan on these prompts with the options of store_option and cluster_options."""
     from mathinterp.cluster.dispatch import NoReplicaLeft

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from mathinterp.experiments.base import Scan, Subject
+from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.models.catalog import ResolvedModel, files_to_load, stand_in
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def compile_ahead(
-    scan: Scan,
+    scan: Experiment,
     resolved: ResolvedModel,
     prompts: Sequence[TokenizedPrompt],
     device: str,

@@ -14,7 +14,7 @@ import torch
 from mathinterp.cluster.scan_costs import parameters, scan_cost
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.logsumexp import Base
-from mathinterp.experiments.base import Scan
+from mathinterp.experiments.base import Experiment
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -67,7 +67,7 @@ class Plan:
 
 
 def plan_scan(
-    scan: Scan,
+    scan: Experiment,
     shape: ModelShape,
     prompts: Sequence[TokenizedPrompt],
     dtype: str,
@@ -98,7 +98,7 @@ def plan_scan(
         flops=cost.flops,
         plain_flops=cost.plain_flops,
         terms=cost.terms,
-        result_bytes=round(sum(cost.rows[shard.key] * row_bytes(scan.schemas[shard.table]) for shard in shards)),
+        result_bytes=round(sum(cost.rows[shard.key] * row_bytes(scan.tables[shard.table].schema) for shard in shards)),
         model_bytes=weights,
         cache_bytes=kept,
         peak_bytes=weights + kept + width * cost.working + cost.working_bytes,

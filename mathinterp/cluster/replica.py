@@ -23,7 +23,7 @@ import torch
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
@@ -35,7 +35,7 @@ LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 
 class ReplicaJob:
     """All that a replica needs to know; passed once, through Ray's object store."""
 
-    scan: Scan
+    scan: Experiment
     spec: ModelSpec
     prompts: tuple[TokenizedPrompt, ...]
     model_fingerprint: str  # the driver's; a replica that finds another one must not add rows
@@ -107,7 +107,7 @@ class Replica:
         if job.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         table = job.scan.run(self._state, shard)
-        check_rows(table, job.scan.schemas[shard.table], shard.key)
+        check_rows(table, job.scan.tables[shard.table].schema, shard.key)
         written = self._store.write_shard(job.run_id, shard.table, shard.index, table, job.metadata)
         return Receipt(
             key=shard.key,

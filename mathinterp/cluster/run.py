@@ -20,7 +20,7 @@ from mathinterp.cluster.ray_cluster import Placement, connection, existing_clust
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Scan, Shard
+from mathinterp.experiments.base import Experiment, Shard
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
@@ -57,7 +57,7 @@ class RunSummary:
 class Work:
     """A scan of one resolved model and tokenized prompts, and the shards it is cut into."""
 
-    scan: Scan
+    scan: Experiment
     model: ResolvedModel
     prompts: tuple[TokenizedPrompt, ...]
     prompts_fingerprint: str
@@ -66,7 +66,7 @@ class Work:
 
 
 def run_scan(
-    scan: Scan,
+    scan: Experiment,
     spec: ModelSpec,
     prompts: Sequence[Prompt],
     store_url: str,
@@ -118,7 +118,7 @@ def run_scan(
 
 
 def prepare_work(
-    scan: Scan, spec: ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, prompts_label: str = "prompts"
+    scan: Experiment, spec: ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, prompts_label: str = "prompts"
 ) -> Work:
     """Resolve the model (no weights), tokenize the prompts and cut the work into shards."""
     model = resolve(spec, "cuda" if on_gpu else "cpu")

@@ -15,14 +15,14 @@ from mathinterp.engine.paths.frozen import GPU_ROWS, MLP
 from mathinterp.engine.scores import LOGITS_AT_ONCE
 from mathinterp.engine.tree.forest import Planter, plant
 from mathinterp.engine.tree.packing import GPU_TOKENS
-from mathinterp.experiments.ablation import AblationScan, private_from
-from mathinterp.experiments.attention import AttentionScan
-from mathinterp.experiments.base import Scan, Shard
-from mathinterp.experiments.iterative import IterativeScan
-from mathinterp.experiments.knockout import SHOWN_TOKENS, KnockoutScan
+from mathinterp.experiments.ablation import Ablation, private_from
+from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.knockout import SHOWN_TOKENS, Knockout
 from mathinterp.experiments.mlp_probe import TARGETS, MlpProbe
-from mathinterp.experiments.neurons import PROMPTS_A_SHARD, NeuronScan
-from mathinterp.experiments.paths import PathScan
+from mathinterp.experiments.neurons import PROMPTS_A_SHARD, Neurons
+from mathinterp.experiments.paths import Paths
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TOKEN_TYPES
@@ -51,7 +51,7 @@ class Cost:
     terms: float = 0.0
 
 
-def scan_cost(scan: Scan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+def scan_cost(scan: Experiment, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """What ``scan`` costs on a model of ``shape``; ``shards`` are the scan's own."""
     for kind, cost in _COSTS.items():
         if isinstance(scan, kind):
@@ -123,7 +123,7 @@ def replayed_layers(shard: Shard, shape: ModelShape, interventions: float) -> fl
     return interventions * (shape.n_layers + 1) / 2
 
 
-def _replayed(scan: Scan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+def _replayed(scan: Experiment, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """Interventions one at a time, each from its own layer on: head and MLP scans."""
     interventions = {shard.key: scan.evaluations(shard, prompts) / len(prompts) for shard in shards}
     layers = sum(replayed_layers(shard, shape, interventions[shard.key]) for shard in shards)
@@ -133,7 +133,7 @@ def _replayed(scan: Scan, shape: ModelShape, prompts: Sequence[TokenizedPrompt],
 
 
 def _on_trees(
-    scan: Scan,
+    scan: Experiment,
     shape: ModelShape,
     prompts: Sequence[TokenizedPrompt],
     layers: float,
@@ -142,7 +142,7 @@ def _on_trees(
 ) -> Cost:
     """``layers`` layers replayed over the trees of all prompts, and ``passes`` scorings of all answers."""
     sequences = [prompt.fed for prompt in prompts]
-    private = private_from(scan, prompts) if isinstance(scan, AblationScan) else None
+    private = private_from(scan, prompts) if isinstance(scan, Ablation) else None
     forest = plant(sequences, pack_size=PACK_SIZE, private_from=private)
     padded = forest.n_packs * forest.pack_size
     clean = shape.n_layers * (2 if scan.needs_counterfactuals else 1)
@@ -158,9 +158,7 @@ def _on_trees(
     )
 
 
-def _knockout(
-    scan: KnockoutScan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]
-) -> Cost:
+def _knockout(scan: Knockout, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """Sets of heads: each point of a curve runs from the lowest layer of its heads."""
     answers = sum(len(prompt.scored) for prompt in prompts)
     sentences = len(scan.sentences) * SHOWN_TOKENS * (len(scan.chosen_ks(shape)) + 1)
@@ -178,9 +176,7 @@ def _knockout(
     return _on_trees(scan, shape, prompts, layers, points, found)
 
 
-def _iterative(
-    scan: IterativeScan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]
-) -> Cost:
+def _iterative(scan: Iterative, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """For each step a sweep over the heads left, after a pass with those masked before, whichever they are."""
     heads = scan.candidates(shape)
     each = sum(shape.n_layers - layer for layer, _ in heads) / len(heads)
@@ -202,7 +198,7 @@ def _iterative(
 # ---- path patching: END rows ----
 
 
-def _paths(scan: PathScan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+def _paths(scan: Paths, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """One END row for each (node, pair), through what is not frozen; all pairs are taken to be kept."""
     pairs, lengths = len(prompts), _lengths(prompts)
     mlp, scoring = 2.0 * mlp_parameters(shape), scoring_flops(shape)
@@ -251,9 +247,7 @@ def _reading(shape: ModelShape, prompts: Sequence[TokenizedPrompt], passes: int)
     return flops, sum(lengths), working, _logit_bytes(shape, GPU_PAIR_TOKENS // max(lengths))
 
 
-def _attention(
-    scan: AttentionScan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]
-) -> Cost:
+def _attention(scan: Attention, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """A pass that finds the right answers, and an eager one, whose attention matrices are formed layer by layer."""
     flops, nodes, working, logits = _reading(shape, prompts, passes=2)
     matrices = GPU_PAIR_TOKENS * shape.n_heads * max(_lengths(prompts))
@@ -269,7 +263,7 @@ def _probe(scan: MlpProbe, shape: ModelShape, prompts: Sequence[TokenizedPrompt]
     return Cost(flops, None, rows, nodes, kept=0, working=working, working_bytes=logits + vectors)
 
 
-def _neurons(scan: NeuronScan, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+def _neurons(scan: Neurons, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """A pass a condition; then per layer W_U times all values, and a sum over the vocabulary a (neuron, prompt)."""
     layers, count, conditions = scan.chosen(shape), len(prompts), 1 if scan.against is None else 2
     scoring, heads = scoring_flops(shape), shape.n_heads
@@ -301,11 +295,11 @@ def _neurons(scan: NeuronScan, shape: ModelShape, prompts: Sequence[TokenizedPro
     )
 
 
-_COSTS: dict[type[Scan], Callable[..., Cost]] = {
-    KnockoutScan: _knockout,
-    IterativeScan: _iterative,
-    PathScan: _paths,
-    AttentionScan: _attention,
+_COSTS: dict[type[Experiment], Callable[..., Cost]] = {
+    Knockout: _knockout,
+    Iterative: _iterative,
+    Paths: _paths,
+    Attention: _attention,
     MlpProbe: _probe,
-    NeuronScan: _neurons,
+    Neurons: _neurons,
 }

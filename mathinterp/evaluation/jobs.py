@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
-from mathinterp.evaluation.evaluate import BenchmarkScan, Origin, PromptSetScan
+from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluation
 from mathinterp.evaluation.harness import require_harness
 from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
@@ -36,7 +36,7 @@ class Settings:
 class Job:
     """One run to be: a scan, its prompts, and their name in tables."""
 
-    scan: BenchmarkScan | PromptSetScan
+    scan: Benchmark | PromptSetEvaluation
     prompts: list[Prompt]
     label: str
 
@@ -108,7 +108,7 @@ def _benchmark(name: str, origin: Origin, settings: Settings) -> Job:
     examples = read_examples(task, settings.data_dir, source, fewshot, settings.seed)
     refuse_leaks(task, items, examples)
     chosen, prompts = chosen_items(task, items, settings.limit)
-    scan = BenchmarkScan(
+    scan = Benchmark(
         task=task, items=tuple(chosen), examples=examples, fewshot=fewshot, source=source, seed=settings.seed,
         limit=settings.limit, origin=origin,
     )  # fmt: skip
@@ -120,5 +120,5 @@ def _prompt_set(name: str, origin: Origin, settings: Settings) -> Job:
     label = name if name in PROMPT_SETS else Path(name.partition(":")[2] or name).name
     items = digest([[prompt.prompt_id, prompt.text, prompt.separator, prompt.answer] for prompt in prompts])
     seed = settings.seed if name in PROMPT_SETS else 0
-    scan = PromptSetScan(label=label, limit=settings.limit, seed=seed, items=items, origin=origin)
+    scan = PromptSetEvaluation(label=label, limit=settings.limit, seed=seed, items=items, origin=origin)
     return Job(scan, prompts, " ".join([label, scan.parameters()["setting"]]).strip())

@@ -19,7 +19,7 @@ from mathinterp.engine.edits import Edit, Replacement
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.scores import Scores
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Scan, Subject
+from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.models.families import family_of
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -30,7 +30,7 @@ SCORINGS = ("token", "first_token", "exact_match")
 
 
 @dataclass(frozen=True)
-class AblationScan(Scan):
+class Ablation(Experiment):
     """Parameters that head and MLP scans share.
 
     ablation: "zero", "mean" or "resample".
@@ -109,7 +109,7 @@ class AblationState:
     notes: dict[str, Any]
 
 
-def build_scan_engine(scan: AblationScan, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
+def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
     """The engine that runs the scan's edits."""
     return build_engine(
         subject.anatomy,
@@ -122,7 +122,7 @@ def build_scan_engine(scan: AblationScan, subject: Subject, edits_per_batch: int
     )
 
 
-def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
+def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
     """Clean pass, counterfactual pass where needed, and the run's noise: done once per replica."""
     anatomy, prompts = subject.anatomy, subject.prompts
     compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
@@ -143,7 +143,7 @@ def prepare(scan: AblationScan, subject: Subject, edits_per_batch: int, edits_in
     return AblationState(anatomy, prompts, engine, counterfactual, notes)
 
 
-def _mean_groups(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[tuple[str | None, str | None]]:
+def _mean_groups(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[tuple[str | None, str | None]]:
     """What each prompt's mean is taken over: its (operation, template) at END, all prompts where every token is."""
     if scan.edited_positions == "all":
         return [(None, None)] * len(prompts)
@@ -155,7 +155,7 @@ def _counterfactual_ids(prompt: TokenizedPrompt) -> tuple[int, ...]:
     return prompt.counterfactual_ids
 
 
-def private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
+def private_from(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
     """Per prompt, the token from which no other prompt may share its nodes, because they are edited for it alone.
 
     With END edits that holds for zeros too: one prompt's END may be an earlier token of a longer prompt.
@@ -165,7 +165,7 @@ def private_from(scan: AblationScan, prompts: Sequence[TokenizedPrompt]) -> list
     return [0] * len(prompts) if scan.ablation == "resample" else None
 
 
-def replacement(scan: AblationScan, state: AblationState, site: str, layer: int) -> Replacement:
+def replacement(scan: Ablation, state: AblationState, site: str, layer: int) -> Replacement:
     """The new activations of ``site`` ("head" or "mlp") in ``layer``."""
     everywhere = scan.edited_positions == "all"
     prompt_n, token_n = _all_tokens(state.prompts) if everywhere else _end_tokens(state.prompts)

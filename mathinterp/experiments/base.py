@@ -6,12 +6,13 @@ Everything else (Ray, retries, resume, progress, Parquet, SQL) is generic and li
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from mathinterp.experiments.table import Table
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 if TYPE_CHECKING:  # a driver that only hands out shards need not wait for torch
@@ -45,11 +46,12 @@ class Subject:
     tokenizer: PreTrainedTokenizerBase | None = None  # the model's, for scans that ask what a token of the text is
 
 
-class Scan(ABC):
+class Experiment(ABC):
     """One experiment. Subclasses are dataclasses whose fields are its parameters."""
 
     name: ClassVar[str]  # as in `mathinterp scan heads`
-    schemas: ClassVar[dict[str, pa.Schema]]  # table -> stored columns, without run_id
+    tables: ClassVar[Mapping[str, Table]]  # what it stores
+    views: ClassVar[Mapping[str, str]] = {}  # SQL of views, by name, beside the files in its folder views/
 
     @property
     def needs_counterfactuals(self) -> bool:
@@ -75,7 +77,7 @@ class Scan(ABC):
 
     @abstractmethod
     def run(self, state: Any, shard: Shard) -> pa.Table:
-        """Compute one shard's rows with the schema ``schemas[shard.table]``."""
+        """Compute one shard's rows with the schema ``tables[shard.table].schema``."""
 
     def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
         """Whether ``prepare`` and ``run`` compile the model's layers, so that ``compile_ahead`` saves time."""

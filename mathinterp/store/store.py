@@ -24,9 +24,9 @@ import pyarrow as pa
 from mathinterp.prompts.alignment import token_table
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
+from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFiles
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
-from mathinterp.store.schema import TABLES
 from mathinterp.store.writer import encode, fault
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Store:
         Any other file in the run's folders is named in a warning and in ``problems``, and counts as missing.
         """
         finished = set()
-        for table, stored in TABLES.items():
+        for table, stored in catalog().tables.items():
             if stored.partition != "run_id":
                 continue
             found = self._inspect(self.files.find(f"{table}/run_id={run}", ".parquet"))
@@ -161,7 +161,7 @@ class Store:
             name = f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet"
             if self._inspect(self.files.find(name.rpartition("/")[0], ".parquet")).get(name, "absent") is not None:
                 config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-                content = encode(pa.Table.from_pylist(rows, TABLES[table].schema), table, config)
+                content = encode(pa.Table.from_pylist(rows, catalog().tables[table].schema), table, config)
                 self.files.write(name, content)
         self.write_views()
 
@@ -209,7 +209,7 @@ class Store:
         known = {name.removeprefix("runs/").removesuffix(".json") for name, why in records.items() if why is None}
         good = {"runs": [name for name, why in records.items() if why is None]}
         bad = [name for name, why in records.items() if why is not None]
-        for table in TABLES:
+        for table in catalog().tables:
             good[table] = []
             for name, why in self._inspect(self.files.find(table, ".parquet")).items():
                 shard = _SHARD_FILE.fullmatch(name)
@@ -240,7 +240,7 @@ class Store:
         shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
         place = shard or prompts
         expected = "run_id" if shard else "prompts_fingerprint"
-        if place is None or TABLES[place["table"]].partition != expected:
+        if place is None or catalog().tables[place["table"]].partition != expected:
             return "foreign: its name is not one that mathinterp gives"
         if shard:
             identity = {"run_id": shard["run"], "shard": f"{shard['table']}/{shard['index']}"}

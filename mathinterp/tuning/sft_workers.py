@@ -21,7 +21,6 @@ from torch import nn
 
 import mathinterp
 from mathinterp.errors import UserError
-from mathinterp.experiments.tables import TUNING_RUNS
 from mathinterp.models.catalog import LoadedModel, load
 from mathinterp.store import Store
 from mathinterp.tuning.about import card, evaluation_line, row_line
@@ -30,6 +29,7 @@ from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.checkpoints import EXPORT_FOLDER, latest_folder, report_folder
 from mathinterp.tuning.sft import Row, train
 from mathinterp.tuning.tensorboard import Board
+from mathinterp.tuning.training.tables import TUNING_RUNS
 
 if TYPE_CHECKING:
     from mathinterp.tuning.sft_ray import Tuning

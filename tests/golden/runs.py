@@ -15,32 +15,32 @@ import pyarrow.parquet as pq
 
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.cluster.run import open_run, prepare_work
-from mathinterp.experiments.attention import AttentionScan
-from mathinterp.experiments.base import Scan
-from mathinterp.experiments.chain import ChainScan
+from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.chain import Chain
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
-from mathinterp.experiments.concepts import ConceptScan
+from mathinterp.experiments.concepts import Concepts
 from mathinterp.experiments.concepts.summary import kept_neurons
-from mathinterp.experiments.gender_neurons import GenderNeuronScan
-from mathinterp.experiments.heads import HeadScan
-from mathinterp.experiments.iterative import IterativeScan
-from mathinterp.experiments.knockout import KnockoutScan
-from mathinterp.experiments.mask_keep import MaskKeepScan
+from mathinterp.experiments.gender_neurons import GenderNeurons
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.knockout import Knockout
+from mathinterp.experiments.mask_keep import MaskKeep
 from mathinterp.experiments.mask_keep.summary import neurons_from
 from mathinterp.experiments.mlp_probe import MlpProbe
-from mathinterp.experiments.mlps import MlpScan
-from mathinterp.experiments.neuron_edit import NeuronEditScan
-from mathinterp.experiments.neuron_graph import NeuronGraphScan
+from mathinterp.experiments.mlps import Mlps
+from mathinterp.experiments.neuron_edit import NeuronEdit
+from mathinterp.experiments.neuron_graph import NeuronGraph
 from mathinterp.experiments.neuron_graph.summary import nodes_from
-from mathinterp.experiments.neurons import NeuronScan
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import neuron_run
-from mathinterp.experiments.paths import PathScan
+from mathinterp.experiments.paths import Paths
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.store import Store
 from mathinterp.store.manifest import RESULT_FORMAT
-from mathinterp.tuning.prune import Condition, PruneScan
+from mathinterp.tuning.prune import Condition, Prune
 
 FOLDER = Path(__file__).parent / "rows"
 INDEX = FOLDER / "runs.json"
@@ -55,7 +55,7 @@ class GoldenStore:
         self.store = Store(folder)
         self.ids: dict[str, str] = {}
 
-    def run(self, name: str, scan: Scan, prompts: Sequence[Prompt], spec: ModelSpec = ARITHMETIC) -> str:
+    def run(self, name: str, scan: Experiment, prompts: Sequence[Prompt], spec: ModelSpec = ARITHMETIC) -> str:
         """Compute every shard of a run in this process; its id."""
         work = prepare_work(scan, spec, prompts, on_gpu=False)
         run = open_run(self.store, work)
@@ -87,41 +87,41 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     """Run every golden run; ``gender_model`` is one whose tokenizer knows the gender sentences."""
     pairs, two_digit = load_prompts("pairs", limit=8), load_prompts("two_digit", limit=8)
     run = golden.run
-    run("heads zero", HeadScan(heads=HEADS), two_digit)
-    run("heads mean", HeadScan("mean", heads=HEADS), pairs)
-    run("heads resample", HeadScan("resample", heads=HEADS), pairs)
-    run("heads plain", HeadScan(engine="plain", positions="end", heads=HEADS), two_digit)
-    run("mlps zero", MlpScan(), two_digit)
-    run("mlps mean", MlpScan("mean", layers=(1, 7)), pairs)
+    run("heads zero", Heads(heads=HEADS), two_digit)
+    run("heads mean", Heads("mean", heads=HEADS), pairs)
+    run("heads resample", Heads("resample", heads=HEADS), pairs)
+    run("heads plain", Heads(engine="plain", positions="end", heads=HEADS), two_digit)
+    run("mlps zero", Mlps(), two_digit)
+    run("mlps mean", Mlps("mean", layers=(1, 7)), pairs)
     for freeze in ("heads", "all", "none"):
-        run(f"paths {freeze}", PathScan(freeze=freeze, keep_all=True, layers=(0, 6)), pairs)
-    run("paths everywhere", PathScan(freeze="none", positions="all", keep_all=True, layers=(6,)), pairs)
+        run(f"paths {freeze}", Paths(freeze=freeze, keep_all=True, layers=(0, 6)), pairs)
+    run("paths everywhere", Paths(freeze="none", positions="all", keep_all=True, layers=(6,)), pairs)
     for receiver in ("5.2.q", "6.3.v", "7.mlp"):
-        run(f"paths {receiver}", PathScan(receiver=receiver, keep_all=True, layers=(0, 4)), pairs)
-    run("attention", AttentionScan(heads=HEADS, keep_all=True), pairs)
+        run(f"paths {receiver}", Paths(receiver=receiver, keep_all=True, layers=(0, 4)), pairs)
+    run("attention", Attention(heads=HEADS, keep_all=True), pairs)
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)
     ranking = ((0, 6), (0, 1), (0, 2), (0, 7))
-    run("knockout", KnockoutScan(ranking=ranking, ks=(1, 2, 4), seeds=2), pairs)
-    run("knockout zero", KnockoutScan("zero", ranking=ranking, ks=(2,), seeds=1), two_digit)
-    run("iterative", IterativeScan(steps=2, layers=(0, 1)), pairs)
-    neurons = run("neurons head", NeuronScan("head", ((0, 6),), top=10, layers=(4, 5)), two_digit)
-    run("neurons alone", NeuronScan(top=5, layers=(7,), target="gold", keep_all=True), two_digit[:2])
-    run("neurons input", NeuronScan("input", top=5, layers=(7,), rank="ratio"), pairs[:4])
+    run("knockout", Knockout(ranking=ranking, ks=(1, 2, 4), seeds=2), pairs)
+    run("knockout zero", Knockout("zero", ranking=ranking, ks=(2,), seeds=1), two_digit)
+    run("iterative", Iterative(steps=2, layers=(0, 1)), pairs)
+    neurons = run("neurons head", Neurons("head", ((0, 6),), top=10, layers=(4, 5)), two_digit)
+    run("neurons alone", Neurons(top=5, layers=(7,), target="gold", keep_all=True), two_digit[:2])
+    run("neurons input", Neurons("input", top=5, layers=(7,), rank="ratio"), pairs[:4])
     ranked = neuron_run(golden.store, neurons)
-    run("maskkeep", MaskKeepScan(neurons_from(golden.store, ranked, two_digit, 10), (10, 3), 1), two_digit)
+    run("maskkeep", MaskKeep(neurons_from(golden.store, ranked, two_digit, 10), (10, 3), 1), two_digit)
     fingerprint = resolve(ARITHMETIC).fingerprint
     for by in ("prompt", "operation"):
         nodes = nodes_from(golden.store, ranked, by, 6, (6, 3), fingerprint, two_digit[:4])
-        run(f"graph {by}", NeuronGraphScan(nodes, by, 6, ks=(6, 3), seeds=1), two_digit[:4])
-    concepts = run("concepts", ConceptScan(top=5, layers=(0,), attention_layers=(1, 2)), two_digit[:2])
+        run(f"graph {by}", NeuronGraph(nodes, by, 6, ks=(6, 3), seeds=1), two_digit[:4])
+    concepts = run("concepts", Concepts(top=5, layers=(0,), attention_layers=(1, 2)), two_digit[:2])
     kept = kept_neurons(golden.store, concepts, [1])
     run("concept zeroing", ConceptZeroing(tuple(NeuronSet(*item) for item in kept.items()), concepts, 1), two_digit)
-    run("chain", ChainScan(layers=(0, 1), n_heads=2, top=4), two_digit[:4])
-    run("gender neurons", GenderNeuronScan(), contrast_prompts(), gender_model)
-    edited = NeuronEditScan(((1, 3), (2, 7)), 1, ((1, 20, 21, 22), (1, 30, 31, 32, 33)))
+    run("chain", Chain(layers=(0, 1), n_heads=2, top=4), two_digit[:4])
+    run("gender neurons", GenderNeurons(), contrast_prompts(), gender_model)
+    edited = NeuronEdit(((1, 3), (2, 7)), 1, ((1, 20, 21, 22), (1, 30, 31, 32, 33)))
     run("edit", edited, bias_prompts()[:8], gender_model)
-    run("prune", PruneScan((Condition("pruned", 0, ((7, 3), (7, 9))),), (7,)), two_digit)
+    run("prune", Prune((Condition("pruned", 0, ((7, 3), (7, 9))),), (7,)), two_digit)
 
 
 def record(gender_model: Callable[[Path], ModelSpec]) -> None:

@@ -62,7 +62,7 @@ class _Reading:
     gradient_ND: torch.Tensor  # of the coefficient with respect to the stream
 
 
-class NeuronGraph:
+class GraphReader:
     """Edges between neurons of one model."""
 
     def __init__(self, anatomy: Anatomy):

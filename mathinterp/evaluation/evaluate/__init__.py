@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from mathinterp.evaluation.evaluate.tables import EVALUATIONS, TABLES
 from mathinterp.evaluation.greedy import GreedyDecoder
 from mathinterp.evaluation.harness import Answer, Harness
 from mathinterp.evaluation.numbers import RULES
 from mathinterp.evaluation.task_files import Document, TaskFile, digest
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -36,7 +37,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class BenchmarkScan(Scan):
+class Benchmark(Experiment):
     """A benchmark through lm-evaluation-harness.
 
     ``items`` are the documents asked, in the order of the run's prompts; ``examples`` the worked ones before an item,
@@ -53,7 +54,7 @@ class BenchmarkScan(Scan):
     origin: Origin
 
     name: ClassVar[str] = "evaluate"
-    schemas: ClassVar[dict[str, pa.Schema]] = {TABLE: tables.EVALUATIONS}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; ``setting`` says what differs from the task file's defaults."""
@@ -104,7 +105,7 @@ class BenchmarkScan(Scan):
 
 
 @dataclass(frozen=True)
-class PromptSetScan(Scan):
+class PromptSetEvaluation(Experiment):
     """A prompt set by greedy decoding, asked without worked examples."""
 
     label: str  # the set's name
@@ -114,7 +115,7 @@ class PromptSetScan(Scan):
     origin: Origin
 
     name: ClassVar[str] = "evaluate"
-    schemas: ClassVar[dict[str, pa.Schema]] = {TABLE: tables.EVALUATIONS}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; the prompts themselves are in the run's prompts_fingerprint."""
@@ -170,4 +171,4 @@ def _rows(task: str, names: Sequence[tuple[str, str]], answers: Sequence[Answer]
         {"task": task, "subset": subset, "item_id": item, **asdict(answer)}
         for (subset, item), answer in zip(names, answers, strict=True)
     ]
-    return pa.Table.from_pylist(rows, tables.EVALUATIONS)
+    return pa.Table.from_pylist(rows, EVALUATIONS)

@@ -4,7 +4,7 @@ END's row of the attention matrix on X_r, summed over tokens of one type: six ro
 prompts that the model answers rightly are read, unless all are asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,11 +14,12 @@ import torch
 
 from mathinterp.engine.attention_rows import eager_deviation, end_attention
 from mathinterp.engine.pairs import Batch, batches_of
-from mathinterp.experiments import tables
 from mathinterp.experiments.answered import kept_prompts
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.attention.tables import ATTENTION_SCAN, TABLES
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.controls import Head
 from mathinterp.experiments.heads import check_choice, choice_parameters, chosen_heads, cut_heads
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, operand_spans, typed_tokens
@@ -40,7 +41,7 @@ class AttentionState:
 
 
 @dataclass(frozen=True)
-class AttentionScan(Scan):
+class Attention(Experiment):
     """Attention of each of ``heads``, or of all heads of ``layers``, or of all of the model.
 
     keep_all: read prompts that the model answers wrongly, too.
@@ -51,7 +52,7 @@ class AttentionScan(Scan):
     keep_all: bool = False
 
     name: ClassVar[str] = "attention"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"attention_scan": tables.ATTENTION_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         check_choice(self.heads, self.layers)
@@ -148,5 +149,5 @@ def _head_rows(state: AttentionState, layer: int, head: int) -> pa.Table:
         "tokens": tokens,
         "argmax": (top_P[:, None] == np.arange(kinds)).ravel(),
     }
-    schema = tables.ATTENTION_SCAN
+    schema = ATTENTION_SCAN
     return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)

@@ -16,7 +16,7 @@ of w at END. What is compared comes from passes of one batch shape. Five stages,
 - prediction: the likeliest tokens, original and with the head zeroed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,10 +26,11 @@ from mathinterp.engine.lens.head_reads import HeadReader
 from mathinterp.engine.lens.neurons import TARGETS, NeuronLens
 from mathinterp.engine.lens.top_tokens import TopTokens
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.chain.stages import Comparison, HeadFalls, Reading, head_falls
+from mathinterp.experiments.chain.tables import CHAIN_SCAN, TABLES
 from mathinterp.experiments.controls import Head
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TypedTokens, operand_spans, typed_tokens
@@ -50,7 +51,7 @@ class ChainState:
 
 
 @dataclass(frozen=True)
-class ChainScan(Scan):
+class Chain(Experiment):
     """Each prompt's chain.
 
     heads: the arithmetic heads of every prompt, the one to zero first; None: each prompt's own.
@@ -67,7 +68,7 @@ class ChainScan(Scan):
     target: str = "predicted"
 
     name: ClassVar[str] = "chain"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"chain_scan": tables.CHAIN_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -133,7 +134,7 @@ class ChainScan(Scan):
             stages = [*falls.rows(row, arithmetic[row]), *deep[row], *reads[row], *predicted[row]]
             same = {"prompt_id": prompt.prompt.prompt_id, "operation": prompt.prompt.operation}
             rows += [{**same, **stage} for stage in stages]
-        return pa.Table.from_pylist(rows, tables.CHAIN_SCAN)
+        return pa.Table.from_pylist(rows, CHAIN_SCAN)
 
     def _arithmetic(self, falls: HeadFalls, row: int) -> list[Head]:
         """The prompt's arithmetic heads, the one to zero first."""

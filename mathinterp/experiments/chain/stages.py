@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.engine.choose import build_engine
 from mathinterp.engine.edits import Edit, Replacement
-from mathinterp.engine.lens.graph import NeuronGraph
+from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.head_reads import GOALS, HeadReader, HeadReads
 from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
 from mathinterp.engine.lens.shares import NeuronShare, NeuronShares
@@ -89,7 +89,7 @@ class Comparison:
     """Original against each prompt's first arithmetic head zeroed."""
 
     lens: NeuronLens
-    graph: NeuronGraph
+    graph: GraphReader
     tokens: TopTokens
     prompts: Sequence[TokenizedPrompt]
     heads: Sequence[Head]
@@ -117,7 +117,7 @@ class Comparison:
             places += own
         order = torch.tensor(places).argsort()
         return Comparison(
-            lens, NeuronGraph(anatomy), tokens, prompts, heads, _joined(originals, order), _joined(zeroed, order),
+            lens, GraphReader(anatomy), tokens, prompts, heads, _joined(originals, order), _joined(zeroed, order),
             target_P,
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ the same batches.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from mathinterp.engine.neuron_sets import Neuron, NeuronSets, neuron_mask
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
 from mathinterp.experiments.ablation import SCORINGS, AblationState, score_rows
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.concept_zeroing.tables import CONCEPT_ZEROING, TABLES
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -46,7 +48,7 @@ def check_zeroing(seeds: int, scoring: str) -> None:
 
 
 @dataclass(frozen=True)
-class ConceptZeroing(Scan):
+class ConceptZeroing(Experiment):
     """Zero each of ``sets`` at once, and ``seeds`` random sets of its size.
 
     source: run id of the concept scan that the sets are from.
@@ -60,10 +62,7 @@ class ConceptZeroing(Scan):
     scoring: str = "token"
 
     name: ClassVar[str] = "concept_zeroing"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "baseline": tables.BASELINE,
-        "concept_zeroing": tables.CONCEPT_ZEROING,
-    }
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
         check_zeroing(self.seeds, self.scoring)
@@ -104,7 +103,7 @@ class ConceptZeroing(Scan):
         engine, shape = state.engine, state.anatomy.shape
         assert isinstance(engine, NeuronSets)
         if shard.table == "baseline":
-            return score_rows(state, engine.run_masks([{}]), tables.BASELINE, {})
+            return score_rows(state, engine.run_masks([{}]), BASELINE, {})
         group = self.sets[shard.index]
         seeds = range(shard.work["passes"] - 1)
         members = [group.neurons, *(layer_matched_neurons(shape, group.neurons, seed) for seed in seeds)]
@@ -115,4 +114,4 @@ class ConceptZeroing(Scan):
             "seed": [0, *seeds],
             "zeroed": [len(neurons) for neurons in members],
         }
-        return score_rows(state, scores, tables.CONCEPT_ZEROING, ids)
+        return score_rows(state, scores, CONCEPT_ZEROING, ids)

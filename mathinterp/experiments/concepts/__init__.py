@@ -9,7 +9,7 @@ directions, as many as a layer has neurons: what attention makes of anything is 
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,9 +27,10 @@ from mathinterp.engine.lens.concepts import (
 )
 from mathinterp.engine.lens.lens import wide_dtype, written_values
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.concepts.tables import CONCEPT_SCAN, TABLES
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts, token_texts
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -96,7 +97,7 @@ class ConceptState:
 
 
 @dataclass(frozen=True)
-class ConceptScan(Scan):
+class Concepts(Experiment):
     """Read every neuron of ``layers`` through every layer of ``attention_layers``.
 
     concepts: what is looked for; None = the default list.
@@ -117,7 +118,7 @@ class ConceptScan(Scan):
     count: str = "distinct"
 
     name: ClassVar[str] = "concepts"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"concept_scan": tables.CONCEPT_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -248,7 +249,7 @@ class ConceptScan(Scan):
             "concepts": concepts,
             "tokens": tokens,
         }
-        schema = tables.CONCEPT_SCAN
+        schema = CONCEPT_SCAN
         return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
 
 

@@ -75,7 +75,7 @@ def read_concepts(path: str | Path | None = None) -> ConceptList:
     of lists of spellings, that has an empty spelling or one with white space around it, or a spelling twice.
     """
     if path is None:
-        content = (package_files("mathinterp.scans") / "concepts.json").read_text(encoding="utf-8")
+        content = (package_files("mathinterp.experiments.concepts") / "concepts.json").read_text(encoding="utf-8")
         return ConceptList(DEFAULT_LABEL, _concepts(content, "concepts.json"))
     path = Path(path)
     try:

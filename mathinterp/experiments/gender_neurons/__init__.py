@@ -12,7 +12,7 @@ vocabulary, which is the work, is done once for all professions that follow the 
 Shape legend: R lens row (words, scales), P word sequence, K neuron, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -21,8 +21,9 @@ import pyarrow as pa
 import torch
 
 from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, NeuronLens, end_activations
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.gender_neurons.tables import GENDER_NEURONS, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -53,11 +54,11 @@ class GenderState:
 
 
 @dataclass(frozen=True)
-class GenderNeuronScan(Scan):
+class GenderNeurons(Experiment):
     """Every neuron's change, summed over the professions of either stereotype; prompts: prompts/gender.py."""
 
     name: ClassVar[str] = "gender_neurons"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"gender_neurons": tables.GENDER_NEURONS}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     @property
     def needs_counterfactuals(self) -> bool:
@@ -108,8 +109,8 @@ class GenderNeuronScan(Scan):
                 "stereotyped": stereotyped_K,
                 "other": other_K,
             }
-            arrays = [pa.array(columns[column.name]).cast(column.type) for column in tables.GENDER_NEURONS]
-            parts.append(pa.Table.from_arrays(arrays, schema=tables.GENDER_NEURONS))
+            arrays = [pa.array(columns[column.name]).cast(column.type) for column in GENDER_NEURONS]
+            parts.append(pa.Table.from_arrays(arrays, schema=GENDER_NEURONS))
         return pa.concat_tables(parts)
 
 

@@ -5,7 +5,7 @@ model answers all prompts again. One row per (head, prompt, scored token); the u
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,10 +15,12 @@ import pyarrow as pa
 from mathinterp.engine.edits import Edit
 from mathinterp.engine.scores import Scores
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.ablation import AblationScan, AblationState, baseline_rows, prepare, replacement, score_rows
+from mathinterp.experiments.ablation import Ablation, AblationState, baseline_rows, prepare, replacement, score_rows
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.controls import Head
+from mathinterp.experiments.heads.tables import HEAD_SCAN, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -26,14 +28,14 @@ FEWEST_HEADS, MOST_HEADS = 16, 32  # in a file, and in a batch: never a thousand
 
 
 @dataclass(frozen=True)
-class HeadScan(AblationScan):
-    """Ablate each of ``heads``, or all heads of ``layers``, or all of the model; see AblationScan for the rest."""
+class Heads(Ablation):
+    """Ablate each of ``heads``, or all heads of ``layers``, or all of the model; see Ablation for the rest."""
 
     heads: tuple[tuple[int, int], ...] | None = None
     layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "heads"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"baseline": tables.BASELINE, "head_scan": tables.HEAD_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +81,7 @@ class HeadScan(AblationScan):
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the shard's heads, each ablated by itself."""
         if shard.table == "baseline":
-            return baseline_rows(state, tables.BASELINE)
+            return baseline_rows(state, BASELINE)
         by_layer: dict[int, list[int]] = {}
         for layer, head in shard.work["heads"]:
             by_layer.setdefault(layer, []).append(head)
@@ -90,7 +92,7 @@ class HeadScan(AblationScan):
         edits = [Edit.heads_of(layer, [head]) for head in heads]
         scores: Scores = state.engine.run_edits(layer, edits, replacement(self, state, "head", layer))
         ids = {"layer": [layer] * len(heads), "head": heads}
-        return score_rows(state, scores, tables.HEAD_SCAN, ids)
+        return score_rows(state, scores, HEAD_SCAN, ids)
 
     def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""

@@ -8,7 +8,7 @@ One row per (step, head): the choice needs its average there and then. A step ne
 does them in order; given the heads of finished steps (``known``) it goes on from there, else it finds them again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,12 +19,13 @@ from mathinterp.engine.end_rows import EndHeadSets
 from mathinterp.engine.head_sets import NO_HEADS, head_sets
 from mathinterp.engine.scores import Answers, Scores
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.ablation import AblationScan, AblationState, prepare
+from mathinterp.experiments.ablation import Ablation, AblationState, prepare
 from mathinterp.experiments.base import Shard, Subject
 from mathinterp.experiments.controls import Head
 from mathinterp.experiments.heads import chosen_heads, most_at_once
+from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN, TABLES
 from mathinterp.experiments.knockout import KnockoutState, replacements_of
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -40,8 +41,8 @@ class IterativeState(KnockoutState):
 
 
 @dataclass(frozen=True)
-class IterativeScan(AblationScan):
-    """Mask ``steps`` heads one after another; see AblationScan for the rest (here mean ablation is the default).
+class Iterative(Ablation):
+    """Mask ``steps`` heads one after another; see Ablation for the rest (here mean ablation is the default).
 
     rank_by: "accuracy" masks the head that leaves the lowest accuracy (ties: the lowest log-probability, then the
         lower layer and head), "logprob" the other way about. Both are unweighted means over operations.
@@ -56,7 +57,7 @@ class IterativeScan(AblationScan):
     known: tuple[Head, ...] = field(default=(), compare=False)
 
     name: ClassVar[str] = "iterative"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"iterative_scan": tables.ITERATIVE_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,8 +138,8 @@ class IterativeScan(AblationScan):
             "accuracy": accuracy_E[1:],
             "logprob_change": logprob_E[1:] - logprob_E[0],
         }
-        arrays = [pa.array(columns[f.name]).cast(f.type) for f in tables.ITERATIVE_SCAN]
-        return pa.Table.from_arrays(arrays, schema=tables.ITERATIVE_SCAN)
+        arrays = [pa.array(columns[f.name]).cast(f.type) for f in ITERATIVE_SCAN]
+        return pa.Table.from_arrays(arrays, schema=ITERATIVE_SCAN)
 
     def _choice(self, accuracy_E: np.ndarray, logprob_E: np.ndarray) -> int:
         """Which head costs most; means that differ by rounding alone count as equal."""

@@ -6,7 +6,7 @@ scored token); k = 0 is the baseline. Each point of a curve is one full pass ove
 likeliest next tokens of chosen sentences for every k (paper B, Figure 4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,11 +15,13 @@ import pyarrow as pa
 from mathinterp.engine.edits import Replacement
 from mathinterp.engine.head_sets import NO_HEADS, HeadSets, head_sets, next_token_probabilities
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.ablation import AblationScan, AblationState, prepare, replacement, score_rows
+from mathinterp.experiments.ablation import Ablation, AblationState, prepare, replacement, score_rows
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.controls import Head, layer_matched_heads, random_heads
 from mathinterp.experiments.heads import chosen_heads
+from mathinterp.experiments.knockout.tables import KNOCKOUT_EXAMPLES, KNOCKOUT_HEADS, KNOCKOUT_SCAN, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -49,8 +51,8 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class KnockoutScan(AblationScan):
-    """Knock out the first k heads of ``ranking``; see AblationScan for the rest (here mean ablation is the default).
+class Knockout(Ablation):
+    """Knock out the first k heads of ``ranking``; see Ablation for the rest (here mean ablation is the default).
 
     ranking: heads, most important first; at least as many as the largest k.
     ks: numbers of heads; None = 1, 2, 4, ... 64, as far as the ranking goes and as many other heads are left.
@@ -67,12 +69,7 @@ class KnockoutScan(AblationScan):
     tokenizer: "PreTrainedTokenizerBase | None" = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "knockout"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "baseline": tables.BASELINE,
-        "knockout_heads": tables.KNOCKOUT_HEADS,
-        "knockout_scan": tables.KNOCKOUT_SCAN,
-        "knockout_examples": tables.KNOCKOUT_EXAMPLES,
-    }
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +153,7 @@ class KnockoutScan(AblationScan):
         shape = state.ablation.anatomy.shape
         if shard.table == "baseline":
             unedited = state.runner.run_sets([NO_HEADS] * len(self.chosen_ks(shape)), {})  # the curves' batch shape
-            return score_rows(state.ablation, unedited.first(), tables.BASELINE, {})
+            return score_rows(state.ablation, unedited.first(), BASELINE, {})
         if shard.table == "knockout_heads":
             return self._heads_table(shape)
         if shard.table == "knockout_examples":
@@ -166,7 +163,7 @@ class KnockoutScan(AblationScan):
         layers = {layer for heads in sets for layer, _ in heads}
         scores = state.runner.run_sets(sets, replacements_of(self, state, layers))
         ids: dict[str, Any] = {"ranking": [ranking] * len(ks), "seed": [seed] * len(ks), "k": ks}
-        return score_rows(state.ablation, scores, tables.KNOCKOUT_SCAN, ids)
+        return score_rows(state.ablation, scores, KNOCKOUT_SCAN, ids)
 
     def _heads_table(self, shape: ModelShape) -> pa.Table:
         rows = [
@@ -175,7 +172,7 @@ class KnockoutScan(AblationScan):
             for k in ks
             for place, (layer, head) in enumerate(self.heads_of(shape, ranking, seed, k), start=1)
         ]
-        return pa.Table.from_pylist(rows, tables.KNOCKOUT_HEADS)
+        return pa.Table.from_pylist(rows, KNOCKOUT_HEADS)
 
     def _examples(self, state: KnockoutState) -> pa.Table:
         """The likeliest next tokens of each sentence, for k = 0 and every other k."""
@@ -195,10 +192,10 @@ class KnockoutScan(AblationScan):
                     token = self.tokenizer.decode([int(token_id)])
                     row = {"sentence": sentence.text, "k": k, "rank": rank, "token_id": int(token_id), "token": token}
                     rows.append({**row, "probability": float(probability)})
-        return pa.Table.from_pylist(rows, tables.KNOCKOUT_EXAMPLES)
+        return pa.Table.from_pylist(rows, KNOCKOUT_EXAMPLES)
 
 
-def replacements_of(scan: AblationScan, state: "KnockoutState", layers: set[int]) -> dict[int, Replacement]:
+def replacements_of(scan: Ablation, state: "KnockoutState", layers: set[int]) -> dict[int, Replacement]:
     """Layer -> what its heads become under ``scan``; computed once a replica."""
     for layer in layers - state.replacements.keys():
         state.replacements[layer] = replacement(scan, state.ablation, "head", layer)

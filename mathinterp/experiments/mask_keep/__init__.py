@@ -10,7 +10,7 @@ Shape legend: P prompt, R place in the prompt's ranking, K neuron of a layer.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,9 +21,11 @@ import torch
 
 from mathinterp.engine.neuron_sets import NeuronMask, NeuronSets
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
 from mathinterp.experiments.ablation import AblationState, score_rows
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.mask_keep.tables import MASKKEEP_NEURONS, MASKKEEP_SCAN, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -77,7 +79,7 @@ class MaskKeepState:
 
 
 @dataclass(frozen=True)
-class MaskKeepScan(Scan):
+class MaskKeep(Experiment):
     """Mask and keep the first k neurons of each prompt, for each of ``ks``.
 
     neurons: at least as many of each prompt as the largest k.
@@ -91,11 +93,7 @@ class MaskKeepScan(Scan):
     deep_layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "maskkeep"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "baseline": tables.BASELINE,
-        "maskkeep_scan": tables.MASKKEEP_SCAN,
-        "maskkeep_neurons": tables.MASKKEEP_NEURONS,
-    }
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
         if not self.ks or min(self.ks) < 1:
@@ -168,7 +166,7 @@ class MaskKeepScan(Scan):
     def run(self, state: MaskKeepState, shard: Shard) -> pa.Table:
         """Rows of one mode, ranking and seed, or of one of the small tables."""
         if shard.table == "baseline":
-            return score_rows(state.ablation, state.runner.run_masks([{}]), tables.BASELINE, {})
+            return score_rows(state.ablation, state.runner.run_masks([{}]), BASELINE, {})
         if shard.table == "maskkeep_neurons":
             return pa.concat_tables([self._neuron_rows(state, *which) for which in self._rankings()])
         mode, ranking, seed = shard.work["mode"], shard.work["ranking"], shard.work["seed"]
@@ -177,7 +175,7 @@ class MaskKeepScan(Scan):
         for k in sorted(set(self.ks)):
             mask = self._mask(state.ablation.anatomy, mode, state.layer_PR[:, :k], neuron_PR[:, :k])
             ids: dict[str, Any] = {"mode": [mode], "ranking": [ranking], "seed": [seed], "k": [k]}
-            parts.append(score_rows(state.ablation, state.runner.run_masks([mask]), tables.MASKKEEP_SCAN, ids))
+            parts.append(score_rows(state.ablation, state.runner.run_masks([mask]), MASKKEEP_SCAN, ids))
         return pa.concat_tables(parts)
 
     def _first(self, prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
@@ -218,7 +216,7 @@ class MaskKeepScan(Scan):
             "layer": state.layer_PR.ravel(),
             "neuron": neuron_PR.ravel(),
         }
-        schema = tables.MASKKEEP_NEURONS
+        schema = MASKKEEP_NEURONS
         return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
 
 

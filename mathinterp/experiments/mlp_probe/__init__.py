@@ -5,7 +5,7 @@ answer as they stand in the sentence. Three rows per (layer, prompt). Only promp
 read, unless all are asked for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +17,10 @@ from torch.nn.functional import cosine_similarity
 from mathinterp.engine.lens.mlp_vectors import mlp_vectors, unembedding_rows
 from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
 from mathinterp.experiments.answered import kept_prompts
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.mlp_probe.tables import MLP_PROBE, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TypedTokens, operand_spans, typed_tokens
@@ -40,7 +41,7 @@ class ProbeState:
 
 
 @dataclass(frozen=True)
-class MlpProbe(Scan):
+class MlpProbe(Experiment):
     """Probe the MLP of each of ``layers`` (all if None).
 
     vectors: "residual" (MLP_in = r_l, MLP_out = r_l + F_l) or "written" (the normed input, and F_l itself).
@@ -55,7 +56,7 @@ class MlpProbe(Scan):
     keep_all: bool = False
 
     name: ClassVar[str] = "probe"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_probe": tables.MLP_PROBE}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         if self.vectors not in VECTORS:
@@ -148,5 +149,5 @@ def _layer_rows(state: ProbeState, layer: int) -> pa.Table:
         "target": pa.array(TARGETS).take(pa.array(np.tile(np.arange(targets), prompts))),
         **{name: cosine_PCM[..., i].ravel() for i, name in enumerate(MEASURES)},
     }
-    schema = tables.MLP_PROBE
+    schema = MLP_PROBE
     return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)

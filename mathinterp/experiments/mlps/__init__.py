@@ -1,6 +1,6 @@
 """MLP scan: ablate one whole MLP block at a time; rows as in the head scan, without a head (method.md section 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,9 +8,11 @@ import pyarrow as pa
 
 from mathinterp.engine.edits import Edit
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.ablation import AblationScan, AblationState, baseline_rows, prepare, replacement, score_rows
+from mathinterp.experiments.ablation import Ablation, AblationState, baseline_rows, prepare, replacement, score_rows
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.mlps.tables import MLP_SCAN, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -18,13 +20,13 @@ LAYERS_PER_FILE = 4
 
 
 @dataclass(frozen=True)
-class MlpScan(AblationScan):
-    """Ablate the MLP of each of ``layers`` (all if None); see AblationScan for the rest."""
+class Mlps(Ablation):
+    """Ablate the MLP of each of ``layers`` (all if None); see Ablation for the rest."""
 
     layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "mlps"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"baseline": tables.BASELINE, "mlp_scan": tables.MLP_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,13 +70,13 @@ class MlpScan(AblationScan):
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the shard's layers, each MLP ablated by itself."""
         if shard.table == "baseline":
-            return baseline_rows(state, tables.BASELINE)
+            return baseline_rows(state, BASELINE)
         return pa.concat_tables([self._ablate(state, layer) for layer in shard.work["layers"]])
 
     def _ablate(self, state: AblationState, layer: int) -> pa.Table:
         edits = [Edit.mlp_of(layer)]
         scores = state.engine.run_edits(layer, edits, replacement(self, state, "mlp", layer))
-        return score_rows(state, scores, tables.MLP_SCAN, {"layer": [layer]})
+        return score_rows(state, scores, MLP_SCAN, {"layer": [layer]})
 
     def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""

@@ -7,7 +7,7 @@ text (its perplexity is a view). Zeroing a neuron equals zeroing its column of d
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +17,11 @@ import pyarrow as pa
 from mathinterp.engine.neuron_sets import Neuron, NeuronMask, NeuronSets, neuron_mask, zeroed_neurons
 from mathinterp.engine.scores import Answers, Scores, answers_of
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.neuron_controls import layer_matched_neurons
+from mathinterp.experiments.neuron_edit.tables import EDIT_NEURONS, EDIT_SCAN, EDIT_TEXT, TABLES
 from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 
@@ -39,7 +40,7 @@ class EditState:
 
 
 @dataclass(frozen=True)
-class NeuronEditScan(Scan):
+class NeuronEdit(Experiment):
     """Score prompts and text with ``neurons`` zeroed.
 
     neurons: most important first.
@@ -52,11 +53,7 @@ class NeuronEditScan(Scan):
     passages: tuple[tuple[int, ...], ...] = ()
 
     name: ClassVar[str] = "edit"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "edit_scan": tables.EDIT_SCAN,
-        "edit_text": tables.EDIT_TEXT,
-        "edit_neurons": tables.EDIT_NEURONS,
-    }
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         if not self.neurons:
@@ -120,7 +117,7 @@ class NeuronEditScan(Scan):
             with zeroed_neurons(state.anatomy, mask):
                 scores = scores_of(state.anatomy, state.prompts)
             same = {"edit": condition[0], "seed": condition[1]}
-            return score_table(tables.EDIT_SCAN, state.prompts, state.answers, scores, same)
+            return score_table(EDIT_SCAN, state.prompts, state.answers, scores, same)
         assert state.text is not None
         return _text_rows(state.text, condition, state.text.run_masks([mask]))
 
@@ -130,7 +127,7 @@ class NeuronEditScan(Scan):
             for condition in self.conditions()
             for rank, (layer, neuron) in enumerate(self.neurons_of(shape, condition), start=1)
         ]
-        return pa.Table.from_pylist(rows, tables.EDIT_NEURONS)
+        return pa.Table.from_pylist(rows, EDIT_NEURONS)
 
 
 def _check(shape: ModelShape, neurons: Sequence[Neuron]) -> None:
@@ -157,4 +154,4 @@ def _text_rows(text: NeuronSets, condition: Condition, scores: Scores) -> pa.Tab
         {"edit": condition[0], "seed": condition[1], "passage": i, "tokens": int(tokens[i]), "logprob": logprob[i]}
         for i in range(len(tokens))
     ]
-    return pa.Table.from_pylist(rows, tables.EDIT_TEXT)
+    return pa.Table.from_pylist(rows, EDIT_TEXT)

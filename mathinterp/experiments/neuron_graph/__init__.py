@@ -10,7 +10,7 @@ Shape legend: M measure, N node, K neuron of a layer.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -18,19 +18,20 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
-from mathinterp.engine.lens.graph import MEASURES, NeuronGraph
+from mathinterp.engine.lens.graph import MEASURES, GraphReader
 from mathinterp.engine.lens.neurons import EndActivations, end_activations
 from mathinterp.engine.lens.top_tokens import TopTokens
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.neuron_graph.nodes import BY, Neuron, NeuronNodes, RankedNodes
+from mathinterp.experiments.neuron_graph.tables import TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 AT_ONCE = 200  # prompts whose activations are held together, and single prompts' graphs in a file
 COLUMNS = ("inner_product", "signed_product", "first_order")  # of MEASURES, in their order
-TABLES = ("neuron_graph_nodes", "neuron_graph_edges", "neuron_graph_check")
+GRAPH_TABLES = ("neuron_graph_nodes", "neuron_graph_edges", "neuron_graph_check")
 
 Occasion = tuple[RankedNodes, TokenizedPrompt]  # a graph and one of its prompts
 Place = tuple[EndActivations, int]  # activations of some prompts, and the row of one
@@ -43,12 +44,12 @@ class GraphState:
 
     anatomy: Anatomy
     prompts: Sequence[TokenizedPrompt]
-    graph: NeuronGraph
+    graph: GraphReader
     tokens: TopTokens
 
 
 @dataclass(frozen=True)
-class NeuronGraphScan(Scan):
+class NeuronGraph(Experiment):
     """Graphs of ``nodes``.
 
     by: a graph a "prompt" or an "operation" (and "all").
@@ -70,9 +71,7 @@ class NeuronGraphScan(Scan):
     seeds: int = 3
 
     name: ClassVar[str] = "graph"
-    schemas: ClassVar[dict[str, pa.Schema]] = dict(
-        zip(TABLES, (tables.NEURON_GRAPH_NODES, tables.NEURON_GRAPH_EDGES, tables.NEURON_GRAPH_CHECK), strict=True)
-    )
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         for name, value, known in (("by", self.by, BY), ("measure", self.measure, MEASURES)):
@@ -114,7 +113,7 @@ class NeuronGraphScan(Scan):
         size = AT_ONCE if self.by == "prompt" else 1
         blocks = [list(range(start, min(start + size, len(graphs)))) for start in range(0, len(graphs), size)]
         checks = len(self._ks()) * (1 + self.seeds)
-        costs = dict(zip(TABLES, (1, 1, 1 + checks), strict=True))
+        costs = dict(zip(GRAPH_TABLES, (1, 1, 1 + checks), strict=True))
         return [
             Shard(table, index, {"graphs": block}, float(cost))
             for table, cost in costs.items()
@@ -133,13 +132,13 @@ class NeuronGraphScan(Scan):
         """Handles to weights; activations are taken shard by shard."""
         assert subject.tokenizer is not None, "tokens are shown as text"
         anatomy = subject.anatomy
-        return GraphState(anatomy, subject.prompts, NeuronGraph(anatomy), TopTokens(anatomy, subject.tokenizer))
+        return GraphState(anatomy, subject.prompts, GraphReader(anatomy), TopTokens(anatomy, subject.tokenizer))
 
     def run(self, state: GraphState, shard: Shard) -> pa.Table:
         """Rows of the shard's graphs."""
-        make = dict(zip(TABLES, (self._node_rows, self._edge_rows, self._check_rows), strict=True))[shard.table]
+        make = dict(zip(GRAPH_TABLES, (self._node_rows, self._edge_rows, self._check_rows), strict=True))[shard.table]
         rows = make(state, [self.nodes.graphs[i] for i in shard.work["graphs"]])
-        return pa.Table.from_pylist(rows, self.schemas[shard.table])
+        return pa.Table.from_pylist(rows, self.tables[shard.table].schema)
 
     def _occasions(self, state: GraphState, graphs: Sequence[RankedNodes]) -> list[Occasion]:
         """Every graph with each of its prompts, graph after graph."""
@@ -278,7 +277,7 @@ def _seen(anatomy: Anatomy, occasions: Sequence[Occasion]) -> Iterator[tuple[Occ
 
 
 def _mean_edges(
-    graph: NeuronGraph, nodes: RankedNodes, seen: Iterator[Place]
+    graph: GraphReader, nodes: RankedNodes, seen: Iterator[Place]
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mean and spread (divided by n) of every pair over the graph's prompts: M N N each; and how many prompts."""
     size, count = len(nodes.neurons), 0

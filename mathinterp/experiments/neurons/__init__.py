@@ -6,7 +6,7 @@ layer, so that the first of all layers together can be told from the rows; over 
 every neuron, by operation. Heads, attention and the whole MLP get the same score.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,9 +16,10 @@ import torch
 
 from mathinterp.engine.lens.neurons import TARGETS, EndActivations, FrozenScales, Head, NeuronLens, end_activations
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.neurons.rows import Sides, block_rows, change_of, prompt_rows, summaries
+from mathinterp.experiments.neurons.tables import NEURON_TARGETS, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.models.catalog import DTYPES, ModelSpec, load
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -63,7 +64,7 @@ class NeuronState:
 
 
 @dataclass(frozen=True)
-class NeuronScan(Scan):
+class Neurons(Experiment):
     """Compare every neuron's importance between the original and ``against``.
 
     against: None (the original alone), "head", "adapter", "model" or "input" (the counterfactual prompt).
@@ -87,10 +88,7 @@ class NeuronScan(Scan):
     layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "neurons"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "neuron_scan": tables.NEURON_SCAN,
-        "neuron_targets": tables.NEURON_TARGETS,
-    }
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -266,6 +264,6 @@ def _targets(state: NeuronState) -> pa.Table:
             "predicted_id": predicted,
             "correct": predicted == gold,
         }
-        arrays = [pa.array(columns[column.name]).cast(column.type) for column in tables.NEURON_TARGETS]
-        parts.append(pa.Table.from_arrays(arrays, schema=tables.NEURON_TARGETS))
+        arrays = [pa.array(columns[column.name]).cast(column.type) for column in NEURON_TARGETS]
+        parts.append(pa.Table.from_arrays(arrays, schema=NEURON_TARGETS))
     return pa.concat_tables(parts)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from mathinterp.engine.lens.neurons import LayerImportance
-from mathinterp.experiments import tables
+from mathinterp.experiments.neurons.tables import NEURON_SCAN
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 
@@ -98,11 +98,11 @@ def summaries(prompts: Sequence[TokenizedPrompt], layer: int, sides: Sides, tune
 def _table(length: int, same: dict[str, Any], columns: dict[str, Any]) -> pa.Table:
     """Rows of NEURON_SCAN from columns of one value and of many; columns not given are null."""
     arrays = []
-    for column in tables.NEURON_SCAN:
+    for column in NEURON_SCAN:
         if column.name in columns:
             arrays.append(pa.array(columns[column.name]).cast(column.type))
         elif same.get(column.name) is not None:
             arrays.append(pa.repeat(pa.scalar(same[column.name], column.type), length))
         else:
             arrays.append(pa.nulls(length, column.type))
-    return pa.Table.from_arrays(arrays, schema=tables.NEURON_SCAN)
+    return pa.Table.from_arrays(arrays, schema=NEURON_SCAN)

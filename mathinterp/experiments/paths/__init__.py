@@ -4,7 +4,7 @@ One row per (node, pair): how the logit of the answer's first digit moves when t
 ``freeze`` says, stays as on X_r. Beside it, first-order attribution and direct logit shares of all nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,8 +18,9 @@ from mathinterp.engine.paths.frozen import FREEZES, MLP, Measures, PathEngine, S
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import Receiver, ReceiverEngine
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_PAIRS, PATH_SCAN, TABLES
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.pairs import first_digit
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -43,7 +44,7 @@ class PathState:
 
 
 @dataclass(frozen=True)
-class PathScan(Scan):
+class Paths(Experiment):
     """Patch every head and MLP of ``layers`` (all if None), one at a time.
 
     freeze: "heads" (other heads keep their X_r outputs, MLPs run), "all" or "none"; see forward/paths.py.
@@ -66,11 +67,7 @@ class PathScan(Scan):
     attribution: bool = True
 
     name: ClassVar[str] = "paths"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "path_pairs": tables.PATH_PAIRS,
-        "path_scan": tables.PATH_SCAN,
-        "attribution_scan": tables.ATTRIBUTION_SCAN,
-    }
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -245,7 +242,7 @@ class PathScan(Scan):
             "probability_change": probability,
             "centred_change": centred,
         }
-        return _node_table(tables.PATH_SCAN, state.names, [(layer, node) for node in nodes], columns)
+        return _node_table(PATH_SCAN, state.names, [(layer, node) for node in nodes], columns)
 
     def _attribution(self, state: PathState, nodes: dict[int, list[int]]) -> pa.Table:
         engine = state.engine
@@ -262,7 +259,7 @@ class PathScan(Scan):
             )
             for name, shares in (("first_order", estimated), ("direct", direct))
         }
-        return _node_table(tables.ATTRIBUTION_SCAN, state.names, places, columns)
+        return _node_table(ATTRIBUTION_SCAN, state.names, places, columns)
 
     def notes(self, state: PathState) -> dict[str, Any]:
         """How many pairs were kept, and how far the engine strays from full passes and from itself."""
@@ -288,5 +285,5 @@ def _pairs_table(
 ) -> pa.Table:
     own, other = original.numpy(), counterfactual.numpy()
     columns = [names, correct_P, kept_P, own[0], other[0], own[1], other[1], original.predicted.cpu().numpy()]
-    schema = tables.PATH_PAIRS
+    schema = PATH_PAIRS
     return pa.Table.from_arrays([pa.array(c).cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

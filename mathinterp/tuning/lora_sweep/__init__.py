@@ -3,14 +3,14 @@
 A scan like any other, so that trials run in parallel on Ray's replicas (whole GPUs, fractions or CPU cores), are tried
 again when one dies, and are kept when they are finished: a trial is a shard, one (layer, learning rate). Its adapter is
 written beside the rows, to a folder that all nodes see. Of the learning rates a view takes the one that does best on
-samples kept from training, so that the test prompts choose nothing. LayerSweepNeurons then compares the original with
+samples kept from training, so that the test prompts choose nothing. SweepNeurons then compares the original with
 each chosen adapter, neuron by neuron.
 """
 
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,9 +22,10 @@ from peft import PeftModel
 
 from mathinterp.engine.scores import Answers, answers_of
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -34,6 +35,7 @@ from mathinterp.tuning.attached import detached_after
 from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.data import Sample, data_fingerprint
+from mathinterp.tuning.lora_sweep.tables import SWEEP_SCAN, TABLES
 from mathinterp.tuning.sft import Row, SftConfig, train
 
 RATES = (1e-3, 5e-4, 1e-4)
@@ -51,7 +53,7 @@ class SweepState:
 
 
 @dataclass(frozen=True)
-class LayerSweep(Scan):
+class LoraSweep(Experiment):
     """Train a LoRA of one layer's attention in each trial and score the test prompts.
 
     samples, validation: what trains, and what chooses the learning rate.
@@ -72,7 +74,7 @@ class LayerSweep(Scan):
     base: str = ""
 
     name: ClassVar[str] = "lora_sweep"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"baseline": tables.BASELINE, "sweep_scan": tables.SWEEP_SCAN}
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
         if not self.rates or min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates):
@@ -135,7 +137,7 @@ class LayerSweep(Scan):
         anatomy, prompts = state.subject.anatomy, state.subject.prompts
         if shard.table == "baseline":
             scores = scores_of(anatomy, prompts)
-            return score_table(tables.BASELINE, prompts, state.answers, scores, {})
+            return score_table(BASELINE, prompts, state.answers, scores, {})
         layer, rate = shard.work["layer"], shard.work["learning_rate"]
         trial = self._trained(state, layer, rate)
         with detached_after(trial.model):
@@ -152,7 +154,7 @@ class LayerSweep(Scan):
             "trained_parameters": trial.parameters,
             "seconds": trial.seconds,
         }
-        return score_table(tables.SWEEP_SCAN, prompts, state.answers, scores, figures)
+        return score_table(SWEEP_SCAN, prompts, state.answers, scores, figures)
 
     def _trained(self, state: SweepState, layer: int, rate: float) -> "_Trial":
         subject = state.subject
@@ -198,7 +200,7 @@ def adapter_folder(folder: str, layer: int, rate: float) -> Path:
     return Path(folder) / f"layer-{layer:02d}-lr-{rate:g}"
 
 
-def claim_folder(folder: Path, scan: LayerSweep, model_fingerprint: str, dtype: str) -> None:
+def claim_folder(folder: Path, scan: LoraSweep, model_fingerprint: str, dtype: str) -> None:
     """Make the folder the sweep's own, or find that it is; raises UserError if it holds anything else."""
     about = folder / ABOUT_FILE
     identity = {**scan.parameters(), "model_fingerprint": model_fingerprint, "dtype": dtype}

@@ -20,12 +20,14 @@ import torch
 from mathinterp.engine.neuron_sets import NeuronMask, zeroed_neurons
 from mathinterp.engine.scores import Answers, answers_of
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.tuning.attached import attached
+from mathinterp.tuning.prune.tables import PRUNE_NEURONS, PRUNE_SCAN, TABLES
 
 Neuron = tuple[int, int]  # layer, neuron
 PAPER_TOP, PAPER_NEURONS = 500, 15 * 11008  # of the neurons in paper A's layers 17-31, a case's first
@@ -80,7 +82,7 @@ class PruneState:
 
 
 @dataclass(frozen=True)
-class PruneScan(Scan):
+class Prune(Experiment):
     """Score the same prompts under each condition; the baseline is the original model.
 
     deep: the layers that were pruned.
@@ -90,11 +92,7 @@ class PruneScan(Scan):
     deep: tuple[int, ...]
 
     name: ClassVar[str] = "prune"
-    schemas: ClassVar[dict[str, pa.Schema]] = {
-        "baseline": tables.BASELINE,
-        "prune_scan": tables.PRUNE_SCAN,
-        "prune_neurons": tables.PRUNE_NEURONS,
-    }
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; sets of neurons are fingerprints and counts."""
@@ -134,7 +132,7 @@ class PruneScan(Scan):
         if shard.table == "prune_neurons":
             return self._neuron_rows()
         if shard.table == "baseline":
-            return score_table(tables.BASELINE, prompts, state.answers, scores_of(anatomy, prompts), {})
+            return score_table(BASELINE, prompts, state.answers, scores_of(anatomy, prompts), {})
         condition = self.conditions[shard.work["condition"]]
         with zeroed_neurons(anatomy, self._mask(anatomy.shape, condition)):
             if condition.adapter is None:
@@ -143,7 +141,7 @@ class PruneScan(Scan):
                 with attached(anatomy, Path(condition.adapter)):
                     scores = scores_of(anatomy, prompts)
         same = {"condition": condition.name, "seed": condition.seed}
-        return score_table(tables.PRUNE_SCAN, prompts, state.answers, scores, same)
+        return score_table(PRUNE_SCAN, prompts, state.answers, scores, same)
 
     def _mask(self, shape: ModelShape, condition: Condition) -> NeuronMask:
         if condition.kept is None:
@@ -160,7 +158,7 @@ class PruneScan(Scan):
             if each.kept is not None and each.adapter is None
             for layer, neuron in each.kept
         ]
-        return pa.Table.from_pylist(rows, tables.PRUNE_NEURONS)
+        return pa.Table.from_pylist(rows, PRUNE_NEURONS)
 
 
 def _digest(neurons: Sequence[Neuron]) -> str:

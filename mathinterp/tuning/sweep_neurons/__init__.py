@@ -7,7 +7,7 @@ kept, all layers ranked together. One shard an adapter; the original's side is c
 Shape legend: P prompt, K neuron, L layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,13 +17,14 @@ import torch
 
 from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, NeuronLens, end_activations
 from mathinterp.errors import UserError
-from mathinterp.experiments import tables
-from mathinterp.experiments.base import Scan, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.neurons import TARGETS
+from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.lora_sweep import adapter_folder
+from mathinterp.tuning.sweep_neurons.tables import SWEEP_NEURONS, TABLES
 
 TOP = 50
 
@@ -42,7 +43,7 @@ class SweepNeuronState:
 
 
 @dataclass(frozen=True)
-class LayerSweepNeurons(Scan):
+class SweepNeurons(Experiment):
     """Coefficients of the most enhanced neurons under each adapter of a sweep.
 
     sweep: its run id. trials: (layer, learning rate) of the adapters, which are in ``folder``.
@@ -56,7 +57,7 @@ class LayerSweepNeurons(Scan):
     target: str = "predicted"
 
     name: ClassVar[str] = "sweep_neurons"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"sweep_neurons": tables.SWEEP_NEURONS}
+    tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -105,8 +106,8 @@ class LayerSweepNeurons(Scan):
             "learning_rate": [rate] * len(found["rank"]),
             "prompt_id": [name for name in prompts for _ in range(count)],
         }
-        arrays = [pa.array(columns[column.name]).cast(column.type) for column in tables.SWEEP_NEURONS]
-        return pa.Table.from_arrays(arrays, schema=tables.SWEEP_NEURONS)
+        arrays = [pa.array(columns[column.name]).cast(column.type) for column in SWEEP_NEURONS]
+        return pa.Table.from_arrays(arrays, schema=SWEEP_NEURONS)
 
     def _most_enhanced(self, state: SweepNeuronState, tuned: EndActivations) -> dict[str, Any]:
         """The ``top`` neurons of each prompt over all layers, prompt by prompt; ties: the lower layer, then neuron."""
