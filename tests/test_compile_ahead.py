@@ -28,7 +28,7 @@ from mathinterp.engine import packed as replay
 from mathinterp.engine.choose import COMPILE_FROM_NODES
 from mathinterp.engine.edits import Edit
 from mathinterp.engine.packed import PackedEngine
-from mathinterp.experiments import ablation
+from mathinterp.experiments import ablated as ablation
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative

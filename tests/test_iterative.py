@@ -10,8 +10,8 @@ from mathinterp.engine.head_sets import PlainHeadSets
 from mathinterp.engine.scores import Scores, answers_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.controls import Head
-from mathinterp.experiments.heads import chosen_heads
 from mathinterp.experiments.iterative import Iterative, operation_means
 from mathinterp.experiments.knockout import Knockout
 from mathinterp.models.anatomy import model_shape

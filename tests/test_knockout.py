@@ -16,9 +16,10 @@ from mathinterp.cli.main import main
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.engine.hooks import edited_input
 from mathinterp.errors import UserError
-from mathinterp.experiments.controls import Head, layer_matched_heads, random_heads
-from mathinterp.experiments.heads import chosen_heads
+from mathinterp.experiments.chosen_heads import chosen_heads
+from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.experiments.knockout import Knockout, Sentence
+from mathinterp.experiments.options import Head
 from mathinterp.models.anatomy import model_shape
 from mathinterp.report.figures import draw
 from mathinterp.store import Store

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from mathinterp.cli.main import main
 from mathinterp.cli.plan import PLANNED
 from mathinterp.cluster.plan import CpuSpeed, measure_cpu, plan_scan, row_bytes
-from mathinterp.cluster.scan_costs import PACK_SIZE, layer_flops, parameters, replayed_layers
 from mathinterp.engine.tree.forest import count_nodes
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.costs import PACK_SIZE, layer_flops, parameters, replayed_layers
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout
@@ -119,7 +119,7 @@ COUNTED: list[tuple[Experiment, tuple[float, float]]] = [  # a scan, and torch's
 @pytest.mark.parametrize(("scan", "part"), COUNTED)
 def test_rows_are_those_of_the_run_and_flops_what_torch_counts(small, scan, part, monkeypatch):
     """Every kind of scan, run whole, in packs and batches as small for the tiny model as they are for a large one."""
-    monkeypatch.setattr("mathinterp.cluster.scan_costs.PACK_SIZE", 64)
+    monkeypatch.setattr("mathinterp.experiments.costs.PACK_SIZE", 64)
     monkeypatch.setattr("mathinterp.engine.pairs.CPU_TOKENS", 40)
     # neurons' sums over the vocabulary are planned as terms, apart
     monkeypatch.setattr(

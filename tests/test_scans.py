@@ -16,7 +16,8 @@ from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Shard, Subject
-from mathinterp.experiments.heads import FEWEST_HEADS, Heads
+from mathinterp.experiments.chosen_heads import FEWEST_HEADS
+from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt

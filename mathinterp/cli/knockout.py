@@ -269,7 +269,7 @@ def _finished_steps(scan: "Iterative", options: dict[str, Any]) -> Ranking:
             stack.enter_context(connection(options["address"]))
         spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
         prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
-        work = prepare_work(scan, spec, prompts, on_gpu=gpus_each(options["gpus_per_replica"]) > 0)
+        work = prepare_work(scan, spec, prompts, on_gpu=gpus_each(options["gpus_per_replica"]) > 0, store=store)
     parameters = {**scan.parameters(), "dtype": work.model.dtype}
     run = run_id(scan.name, parameters, work.model.fingerprint, work.prompts_fingerprint)
     masked = store.rows(f"SELECT step, layer, head FROM iterative_scan WHERE run_id = '{run}' AND masked ORDER BY step")

@@ -54,6 +54,11 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def warn(line: str) -> None:
+    """One line on stderr about figures that are doubtful."""
+    click.echo(f"warning: {' '.join(line.split())}", err=True)
+
+
 def file_name(text: str) -> str:
     """``text`` with what a file's name may not hold replaced."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)

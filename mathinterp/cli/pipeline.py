@@ -93,7 +93,7 @@ def _checked(
 ) -> "Knockout":  # fmt: skip
     """The knock-out with ``ks``; raises UserError for what a later stage would refuse after minutes of work."""
     from mathinterp.experiments.attention import Attention
-    from mathinterp.experiments.heads import chosen_heads
+    from mathinterp.experiments.chosen_heads import chosen_heads
     from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts import load_prompts

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
-from mathinterp.cluster.scan_costs import parameters, scan_cost
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.logsumexp import Base
 from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.costs import parameters
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -73,8 +73,8 @@ def plan_scan(
     dtype: str,
     *,
     cpu: CpuSpeed | None = None,
-) -> Plan:
-    """Work out what ``scan`` costs on a model of ``shape``.
+) -> Plan | None:
+    """Work out what ``scan`` costs on a model of ``shape``; None where the experiment does not know.
 
     Args:
         scan: what would be run; its shards are cut as a run would cut them.
@@ -83,7 +83,9 @@ def plan_scan(
         cpu: this CPU's speed; None leaves it out of ``seconds``.
     """
     shards = scan.shards(shape, prompts)
-    cost = scan_cost(scan, shape, prompts, shards)
+    cost = scan.cost(shape, prompts, shards)
+    if cost is None:
+        return None
     width = DTYPE_BYTES[dtype]
     weights, kept = width * parameters(shape) * scan.models_held, width * cost.kept
     return Plan(

@@ -20,7 +20,7 @@ from mathinterp.cluster.ray_cluster import Placement, connection, existing_clust
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
@@ -103,7 +103,7 @@ def run_scan(
         if existing_cluster(address):
             stack.enter_context(connection(address))
         gpus = gpus_each(gpus_per_replica)
-        work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, prompts_label=prompts_label)
+        work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, store=store, prompts_label=prompts_label)
         run = open_run(store, work)
         missing = set(run.missing_shards())
         outcome, placement = Outcome(), None
@@ -118,10 +118,16 @@ def run_scan(
 
 
 def prepare_work(
-    scan: Experiment, spec: ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, prompts_label: str = "prompts"
+    scan: Experiment,
+    spec: ModelSpec,
+    prompts: Sequence[Prompt],
+    on_gpu: bool,
+    store: Store,
+    prompts_label: str = "prompts",
 ) -> Work:
-    """Resolve the model (no weights), tokenize the prompts and cut the work into shards."""
+    """Resolve the model (no weights), bind the experiment, tokenize the prompts and cut the work into shards."""
     model = resolve(spec, "cuda" if on_gpu else "cpu")
+    scan = scan.bind(Context(model, prompts, store))
     if scan.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, model.tokenizer)
     tokenized = tuple(tokenize_prompts(prompts, model.tokenizer))

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from mathinterp.engine import ENGINES
 from mathinterp.engine.edits import Edit, Replacement
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
@@ -17,7 +18,6 @@ from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
-ENGINES = ("auto", "packed", "plain")
 COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from which compiling (some 20 s) pays on a GPU
 TOLERATED_DEVIATION = {torch.float64: 1e-4, torch.float32: 1e-2}  # nats, packed against plain passes
 TOLERATED_HALF_DEVIATION = 1.0  # bfloat16 and float16 round differently in every batch shape

@@ -1,6 +1,8 @@
-"""What a scan is: table schemas, a way to cut the work into shards, and a function (state, shard) -> rows.
+"""What an experiment is: parameters, tables, a way to cut the work into shards, (state, shard) -> rows, and a meaning.
 
-Everything else (Ray, retries, resume, progress, Parquet, SQL) is generic and lives in cluster/ and store/.
+Everything else (Ray, retries, resume, progress, planning, Parquet, SQL, the command line, the report) is generic and
+asks the experiment. docs/adding-an-experiment.md walks through one. A class whose module imports no torch at its top
+is quick to list and to plan: heavy imports belong into ``prepare`` and ``run``.
 """
 
 from __future__ import annotations
@@ -8,27 +10,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
+from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.prompts.prompt import TokenizedPrompt
 
-if TYPE_CHECKING:  # a driver that only hands out shards need not wait for torch
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
+    from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import Anatomy, ModelShape
+    from mathinterp.models.catalog import ResolvedModel
+    from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
+    from mathinterp.store import Store
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of a scan that is computed, written and resumed as one: one Parquet file of one table."""
+    """A piece of an experiment that is computed, written and resumed as one: one Parquet file of one table."""
 
     table: str
     index: int  # number within the table: shard-00007.parquet
     work: dict[str, Any] = field(default_factory=dict)  # plain JSON: what to compute
-    cost: float = 1.0  # relative; dearest shards are dispatched first
+    cost: float = 1.0  # relative; the most expensive shards are dispatched first
 
     @property
     def key(self) -> str:
@@ -38,20 +45,41 @@ class Shard:
 
 @dataclass
 class Subject:
-    """What a scan works on, once per replica: a model on its device and the tokenized prompts."""
+    """What an experiment works on, once per replica: a model on its device and the tokenized prompts."""
 
     anatomy: Anatomy
     prompts: Sequence[TokenizedPrompt]
     max_tokens: int | None = None  # most token rows in one forward; None = chosen from the device
-    tokenizer: PreTrainedTokenizerBase | None = None  # the model's, for scans that ask what a token of the text is
+    tokenizer: PreTrainedTokenizerBase | None = None  # the model's, to ask what a token of the text is
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is known before anything loads: the model's files, the prompts, and where results go."""
+
+    model: ResolvedModel
+    prompts: Sequence[Prompt]
+    store: Store
+
+
+@dataclass(frozen=True)
+class NothingToShow:
+    """No options of the summary."""
 
 
 class Experiment(ABC):
-    """One experiment. Subclasses are dataclasses whose fields are its parameters."""
+    """One experiment. Subclasses are frozen dataclasses whose fields, made by ``option``, are its parameters.
 
-    name: ClassVar[str]  # as in `mathinterp scan heads`
+    The first paragraph of a subclass's docstring is its help on the command line, the rest explains it.
+    """
+
+    name: ClassVar[str]  # as in `mathinterp scan heads`, and in the column ``scan`` of the view runs
     tables: ClassVar[Mapping[str, Table]]  # what it stores
     views: ClassVar[Mapping[str, str]] = {}  # SQL of views, by name, beside the files in its folder views/
+    command_examples: ClassVar[Sequence[str]] = ()  # command lines, without "mathinterp"
+    prompt_set: ClassVar[str | None] = "two_digit"  # read where none are given; None: the experiment needs no prompts
+    show_options: ClassVar[type] = NothingToShow  # dataclass of options that change what a summary shows, and no row
+    on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
 
     @property
     def needs_counterfactuals(self) -> bool:
@@ -62,6 +90,13 @@ class Experiment(ABC):
     def models_held(self) -> int:
         """Models of the subject's shape whose weights a replica holds, for planning and placing only."""
         return 1
+
+    def bind(self, context: Context) -> Self:
+        """The same experiment with what follows from model, prompts or earlier runs filled in, before anything loads.
+
+        Raises UserError for what the model or the prompts do not allow.
+        """
+        return self
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
@@ -84,12 +119,12 @@ class Experiment(ABC):
         return False
 
     def compile_ahead(self, stand_in: Subject, shape: ModelShape) -> None:
-        """Compile all that this scan of a model of ``shape`` compiles, on ``stand_in``, few layers of the same kinds.
+        """Compile all that this experiment on a model of ``shape`` compiles, on ``stand_in``, few layers of like kinds.
 
         Called before the weights are loaded and only where ``compiles``; what is compiled stays in torch's cache,
         which belongs to the functions and not to a model.
         """
-        raise AssertionError(f"scan {self.name} says that it compiles, but not what")
+        raise AssertionError(f"experiment {self.name} says that it compiles, but not what")
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Forward evaluations in a shard, for progress and planning only: one per prompt and intervention.
@@ -99,6 +134,25 @@ class Experiment(ABC):
         """
         return len(prompts) * len(shard.work.get("heads") or shard.work.get("layers") or [shard])
 
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost | None:
+        """FLOPs, rows and memory, counted before anything loads; None: not known, and ``plan`` says so."""
+        return None
+
     def notes(self, state: Any) -> dict[str, Any]:
         """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
         return {}
+
+    @classmethod
+    def summarize(cls, results: Results, shown: Any) -> Summary:
+        """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``."""
+        queries = [results.query(f"SELECT * FROM {table} WHERE run_id = $run LIMIT 20") for table in cls.tables]
+        return Summary(queries=queries)
+
+    @classmethod
+    def figure(cls, results: Results, shown: Any) -> Figure | None:
+        """A picture of a finished run; None: there is none to draw."""
+        return None
+
+    def follow_up(self, results: Results) -> Experiment | None:
+        """The experiment that the finished run asks for, on the same model and prompts; None: it stands alone."""
+        return None

@@ -76,10 +76,11 @@ def connect(files: StoreFiles, views: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def arrow(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """The result of a query; raises UserError with DuckDB's first line."""
+def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
+    """The result of a query, ``$name`` taking its value from ``values``; raises UserError with DuckDB's first line."""
+    named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
     try:
-        relation = connection.sql(sql)
+        relation = connection.sql(sql, params=named or None)
         return pa.table({}) if relation is None else relation.to_arrow_table()  # None: a statement without a result
     except duckdb.Error as error:
         raise UserError(f"SQL: {str(error).splitlines()[0]}{_like_a_view(str(error))}") from error

@@ -183,19 +183,21 @@ class Store:
         wanted = query.views_of(" ".join(views)) if views else None
         return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted))
 
-    def arrow(self, sql: str) -> pa.Table:
-        """The result of a query; raises UserError with DuckDB's first line."""
-        return query.arrow(
-            query.connect(self.files, query.views_sql(self.files, *self._survey(), query.views_of(sql))), sql
-        )
+    def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
+        """The result of a query; ``$name`` in it takes the value of that name, if there is one.
 
-    def dataframe(self, sql: str) -> "pd.DataFrame":
-        """The result of a query as a pandas data frame; raises UserError with DuckDB's first line."""
-        return self.arrow(sql).to_pandas()
+        Raises UserError with DuckDB's first line.
+        """
+        views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
+        return query.arrow(query.connect(self.files, views), sql, values)
 
-    def rows(self, sql: str) -> list[dict[str, Any]]:
-        """The result of a query as plain JSON; raises UserError with DuckDB's first line."""
-        return query.json_rows(self.arrow(sql))
+    def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":
+        """The result of a query as a pandas data frame; see ``arrow``."""
+        return self.arrow(sql, values).to_pandas()
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The result of a query as plain JSON; see ``arrow``."""
+        return query.json_rows(self.arrow(sql, values))
 
     def _current_views(self) -> str:
         try:

@@ -57,12 +57,12 @@ class GoldenStore:
 
     def run(self, name: str, scan: Experiment, prompts: Sequence[Prompt], spec: ModelSpec = ARITHMETIC) -> str:
         """Compute every shard of a run in this process; its id."""
-        work = prepare_work(scan, spec, prompts, on_gpu=False)
+        work = prepare_work(scan, spec, prompts, on_gpu=False, store=self.store)
         run = open_run(self.store, work)
         replica = Replica(
             ReplicaJob(
-                scan, spec, work.prompts, work.model.fingerprint, work.prompts_fingerprint, self.store.url, run.run_id,
-                "cpu", 1,
+                work.scan, spec, work.prompts, work.model.fingerprint, work.prompts_fingerprint, self.store.url,
+                run.run_id, "cpu", 1,
             )
         )  # fmt: skip
         replica.load()

@@ -17,8 +17,9 @@ from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.experiments.answered import kept_prompts
 from mathinterp.experiments.attention.tables import ATTENTION_SCAN, TABLES
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.chosen_heads import check_choice, choice_parameters, chosen_heads, cut_heads
 from mathinterp.experiments.controls import Head
-from mathinterp.experiments.heads import check_choice, choice_parameters, chosen_heads, cut_heads
+from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -77,6 +78,12 @@ class Attention(Experiment):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One pass over the prompts serves all heads."""
         return len(prompts)
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.attention.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> AttentionState:
         """The choice of prompts, and one eager pass over them; its rows are summed by type at once."""

@@ -21,8 +21,8 @@ from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activ
 from mathinterp.engine.lens.shares import NeuronShare, NeuronShares
 from mathinterp.engine.lens.top_tokens import TopTokens
 from mathinterp.engine.pairs import Batch, batches_of
+from mathinterp.experiments.chosen_heads import most_at_once
 from mathinterp.experiments.controls import Head
-from mathinterp.experiments.heads import most_at_once
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TypedTokens

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from mathinterp.engine.neuron_sets import Neuron, NeuronSets, neuron_mask
 from mathinterp.errors import UserError
-from mathinterp.experiments.ablation import SCORINGS, AblationState, score_rows
+from mathinterp.experiments.ablated import AblationState, score_rows
+from mathinterp.experiments.ablation import SCORINGS
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.concept_zeroing.tables import CONCEPT_ZEROING, TABLES

@@ -19,10 +19,12 @@ from mathinterp.engine.end_rows import EndHeadSets
 from mathinterp.engine.head_sets import NO_HEADS, head_sets
 from mathinterp.engine.scores import Answers, Scores
 from mathinterp.errors import UserError
-from mathinterp.experiments.ablation import Ablation, AblationState, prepare
+from mathinterp.experiments.ablated import AblationState, prepare
+from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.chosen_heads import chosen_heads, most_at_once
 from mathinterp.experiments.controls import Head
-from mathinterp.experiments.heads import chosen_heads, most_at_once
+from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN, TABLES
 from mathinterp.experiments.knockout import KnockoutState, replacements_of
 from mathinterp.experiments.table import Table
@@ -87,6 +89,12 @@ class Iterative(Ablation):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (head left, prompt); the cost of a step is its number of heads."""
         return int(shard.cost) * len(prompts)
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.iterative.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> IterativeState:
         """Clean pass (and counterfactual pass) over all prompts."""

@@ -15,12 +15,15 @@ import pyarrow as pa
 from mathinterp.engine.edits import Replacement
 from mathinterp.engine.head_sets import NO_HEADS, HeadSets, head_sets, next_token_probabilities
 from mathinterp.errors import UserError
-from mathinterp.experiments.ablation import Ablation, AblationState, prepare, replacement, score_rows
+from mathinterp.experiments.ablated import AblationState, prepare, replacement, score_rows
+from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
-from mathinterp.experiments.controls import Head, layer_matched_heads, random_heads
-from mathinterp.experiments.heads import chosen_heads
+from mathinterp.experiments.controls import layer_matched_heads, random_heads
+from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.knockout.tables import KNOCKOUT_EXAMPLES, KNOCKOUT_HEADS, KNOCKOUT_SCAN, TABLES
+from mathinterp.experiments.options import Head
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -135,6 +138,12 @@ class Knockout(Ablation):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (point of the curve, prompt)."""
         return {"baseline": 1, "knockout_scan": len(shard.work.get("ks", []))}.get(shard.table, 0) * len(prompts)
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.knockout.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> KnockoutState:
         """Clean pass (and counterfactual pass) over all prompts."""

@@ -21,7 +21,7 @@ import torch
 
 from mathinterp.engine.neuron_sets import NeuronMask, NeuronSets
 from mathinterp.errors import UserError
-from mathinterp.experiments.ablation import AblationState, score_rows
+from mathinterp.experiments.ablated import AblationState, score_rows
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.mask_keep.tables import MASKKEEP_NEURONS, MASKKEEP_SCAN, TABLES

@@ -19,6 +19,7 @@ from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.answered import kept_prompts
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.mlp_probe.tables import MLP_PROBE, TABLES
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
@@ -98,6 +99,12 @@ class MlpProbe(Experiment):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One pass over the prompts serves all layers."""
         return len(prompts)
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.mlp_probe.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> ProbeState:
         """The choice of prompts, and one pass over them; the vectors become cosines at once."""

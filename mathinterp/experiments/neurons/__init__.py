@@ -17,6 +17,7 @@ import torch
 from mathinterp.engine.lens.neurons import TARGETS, EndActivations, FrozenScales, Head, NeuronLens, end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.neurons.rows import Sides, block_rows, change_of, prompt_rows, summaries
 from mathinterp.experiments.neurons.tables import NEURON_TARGETS, TABLES
 from mathinterp.experiments.table import Table
@@ -154,6 +155,12 @@ class Neurons(Experiment):
         conditions = 1 if self.against is None else 2
         first, stop = shard.work.get("prompts", (0, 0))
         return len(shard.work.get("layers", [])) * (stop - first) * conditions
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.neurons.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> NeuronState:
         """The passes whose activations at END everything else is made of."""

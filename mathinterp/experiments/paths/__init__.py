@@ -19,6 +19,7 @@ from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import Receiver, ReceiverEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_PAIRS, PATH_SCAN, TABLES
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
@@ -172,6 +173,12 @@ class Paths(Experiment):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (node, pair); for the other tables one a pair."""
         return len(prompts) * int(shard.work.get("nodes", 1))
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.paths.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> PathState:
         """Clean passes over X_r and X_c, the choice of pairs, and the engine."""

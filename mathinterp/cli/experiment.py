@@ -1,0 +1,237 @@
+"""One command for every experiment: its options are the experiment's fields, its output is the experiment's summary.
+
+Knows fields and click; knows no experiment by name. ``scan NAME`` runs one, ``plan NAME`` says what that would cost.
+"""
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mathinterp.cli.options import (
+    FiniteRange,
+    cluster_options,
+    json_option,
+    model_options,
+    out_folder,
+    prompt_options,
+    store_option,
+)
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.running import print_run, run_chosen, run_json
+from mathinterp.experiments import Experiment, Results, Shown, Summary
+from mathinterp.experiments.options import Option, options_of
+
+ASKED = ("model", "adapter", "dtype", "trust_remote_code", "prompt_name", "limit", "seed", "store")
+
+
+def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
+    """The command of an experiment; ``run`` gets the class and the parsed options.
+
+    Args:
+        verb: the group it is in, for the examples: ``scan`` or ``plan``.
+    """
+    defaults = {} if experiment.prompt_set is None else {"prompt_name": experiment.prompt_set}
+    shared = [model_options()]
+    shared += [prompt_options()] if experiment.prompt_set is not None else []
+    shared += [store_option(), cluster_options()]
+    shared += [_out_option()] if _draws(experiment) else []
+    own = [*_own_options(experiment), *_own_options(experiment.show_options)]
+    return click.Command(
+        experiment.name,
+        {"default_map": defaults},
+        callback=partial(run, experiment),
+        params=[*own, *_parameters([*shared, json_option()])],
+        help=_help(experiment, verb),
+    )
+
+
+def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
+    """The options that decorators would add to a command, in their order."""
+
+    def collected() -> None:
+        """Nothing: click keeps options on it."""
+
+    for add in reversed(decorators):
+        add(collected)
+    return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
+
+
+def _own_options(owner: type) -> list[click.Parameter]:
+    """Click options of the settable fields of a dataclass."""
+    return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
+
+
+def _type_of(owner: type, name: str) -> Any:
+    """The annotation of a field, evaluated where the class that has it was written; other fields' may need torch."""
+    declaring = next(each for each in owner.__mro__ if name in each.__dict__.get("__annotations__", {}))
+    annotation = declaring.__annotations__[name]
+    return eval(annotation, vars(sys.modules[declaring.__module__])) if isinstance(annotation, str) else annotation
+
+
+def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> click.Option:
+    flag = f"--{about.flag or each.name.replace('_', '-')}"
+    text = about.help + (f" Default: {about.shown}." if about.shown else "")
+    if hint is bool:
+        return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
+    default = None if each.default is dataclasses.MISSING else each.default
+    return click.Option(
+        [flag, each.name],
+        type=_click_type(about, hint),
+        default=default,
+        required=each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
+        show_default=default is not None and about.parse is None,
+        multiple=hint == tuple[str, ...],
+        metavar=about.metavar,
+        help=text,
+    )
+
+
+def _click_type(about: Option, hint: Any) -> click.ParamType | type:
+    kinds = {kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)}
+    if about.choices:
+        return click.Choice([choice for choice in about.choices if choice is not None])
+    if about.parse is not None:
+        return Parsed(about.parse)
+    if kinds == {int}:
+        return click.IntRange(min=None if about.least is None else int(about.least))
+    return FiniteRange(min=about.least) if kinds == {float} else str
+
+
+class Parsed(click.ParamType):
+    """Text that an option's own function reads; a default is passed through."""
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], Any]):
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; raises UserError as the function does."""
+        return self._parse(value) if isinstance(value, str) else value
+
+
+def _help(experiment: type[Experiment], verb: str) -> str:
+    paragraphs = (experiment.__doc__ or experiment.name).split("\n\n")
+    text = "\n\n".join([paragraphs[0], *("\b\n" + _outdented(part) for part in paragraphs[1:])])
+    lines = [f"  mathinterp {example.replace('scan ', verb + ' ', 1)}" for example in experiment.command_examples]
+    return text + ("\n\n\b\nExamples:\n" + "\n".join(lines) if lines else "")
+
+
+def _outdented(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def _draws(experiment: type[Experiment]) -> bool:
+    return experiment.figure.__func__ is not Experiment.figure.__func__  # type: ignore[attr-defined]
+
+
+def _out_option() -> Callable[[click.Command], click.Command]:
+    return click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
+
+
+# ---- running ----
+
+
+def run_experiment(experiment: type[Experiment], **options: Any) -> None:
+    """Run, or resume, an experiment and what follows from it; say what it found. Exit code 1 if it is incomplete."""
+    chosen, shown, as_json, out = parse(experiment, options)
+    said: list[tuple[str, Any, Summary | None, list[Path]]] = []
+    following: Experiment | None = chosen
+    while following is not None:
+        run = run_chosen(following, **options)
+        results = Results(_store(run.store), run.run_id)
+        summary = type(following).summarize(results, shown) if run.rows or run.reused else None
+        drawn = _draw(following, results, shown, out) if run.complete else []
+        said.append((following.name, run, summary, drawn))
+        following = following.follow_up(results) if run.complete else None
+    for _, _, summary, _ in said:
+        for warning in summary.warnings if summary else ():
+            warn(warning)
+    if as_json:
+        (_, run, summary, drawn), *others = said
+        more = {name: {**run_json(other), **(dict(found.data) if found else {})} for name, other, found, _ in others}
+        figures = {"figures": [str(path) for path in drawn]} if out else {}
+        print_json({**run_json(run), **(dict(summary.data) if summary else {}), **figures, **more})
+    else:
+        for _, run, summary, drawn in said:
+            print_summary(run.store, summary, drawn)
+            print_run(run)
+    if any(run.failed or not run.complete for _, run, _, _ in said):
+        sys.exit(1)
+
+
+def parse(experiment: type[Experiment], options: dict[str, Any]) -> tuple[Experiment, Any, bool, Path | None]:
+    """The experiment, what of it is shown, --json and --out; ``options`` keeps where and on what to run."""
+    own = {name: options.pop(name) for name in options_of(experiment)}
+    shown = {name: options.pop(name) for name in options_of(experiment.show_options)}
+    out = options.pop("out", None)
+    chosen = experiment(**own)
+    return chosen, experiment.show_options(**shown), options.pop("as_json"), None if out is None else Path(out)
+
+
+def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = ()) -> None:
+    """Tables and sentences in their order, figures, and the SQL to go on with."""
+    if summary is None:
+        return
+    for part in summary.parts:
+        if isinstance(part, Shown):
+            print_table(part.rows, title=part.title)
+        elif part:
+            console.print(part, highlight=False)
+    for path in drawn:
+        console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+    print_sql_hint(store, summary.queries)
+
+
+def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) -> list[Path]:
+    if out is None or not _draws(type(chosen)):
+        return []
+    from mathinterp.experiments.figures import save
+
+    figure = type(chosen).figure(results, shown)
+    if figure is None:
+        return []
+    out.mkdir(parents=True, exist_ok=True)
+    return list(save(figure, out / file_name(f"{chosen.name}-{results.run_id}")))
+
+
+def _store(url: str) -> Any:
+    from mathinterp.store import Store
+
+    return Store(url)
+
+
+class ExperimentGroup(click.Group):
+    """A group with a command for every experiment; ``module:Class`` names one from outside the package.
+
+    Args:
+        run, verb: what a command does, see ``experiment_command``.
+        others: commands that are none of an experiment.
+    """
+
+    def __init__(self, *, run: Callable[..., None], verb: str, others: Mapping[str, click.Command], **settings: Any):
+        super().__init__(**settings)
+        self._run, self._verb, self._others = run, verb, dict(others)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of experiments and of the group's other commands."""
+        from mathinterp.experiments import registry
+
+        shown = [name for name, experiment in registry.experiments().items() if experiment.on_command_line]
+        return sorted({*shown, *self._others, *super().list_commands(ctx)})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name, made now; None if there is none."""
+        from mathinterp.experiments import registry
+
+        if name in self._others:
+            return self._others[name]
+        if ":" not in name and name not in self.list_commands(ctx):
+            return super().get_command(ctx, name)
+        return experiment_command(registry.find(name), self._run, self._verb)
