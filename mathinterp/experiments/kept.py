@@ -1,16 +1,13 @@
-"""How many prompts a scan read, from the run's notes: those that the model answers rightly, unless all were asked for.
+"""How many prompts a scan read, from the run's notes: those that the model answers rightly, unless all were asked for."""
 
-Knows the store's views; knows nothing about models or how rows were computed.
-"""
-
-from mathinterp.store import Store
+from mathinterp.experiments.results import Results
 
 
-def kept_line(store: Store, run_id: str) -> str:
+def kept_line(results: Results) -> str:
     """One line for the reader of a finished attention scan or MLP probe; empty where the run has no notes yet."""
     names = ("prompts", "answered_rightly", "prompts_kept")
     columns = ", ".join(f"(notes ->> '{name}')::BIGINT AS {name}" for name in names)
-    counts = store.rows(f"SELECT {columns} FROM runs WHERE run_id = '{run_id}'")
+    counts = results.rows(f"SELECT {columns} FROM runs WHERE run_id = $run")
     if not counts or counts[0]["prompts"] is None:
         return ""
     given, right, kept = (counts[0][name] for name in names)

@@ -172,7 +172,9 @@ class WrappedModel(Model):
 
     def carried(self) -> ModelSource:
         """With its weights, copied to the CPU."""
-        tensors = {name: each.detach().cpu() for name, each in [*self._model.named_parameters(), *self._model.named_buffers()]}
+        tensors = {
+            name: each.detach().cpu() for name, each in [*self._model.named_parameters(), *self._model.named_buffers()]
+        }
         return CarriedSource(self.described, type(self._model), tensors)
 
 

@@ -2,68 +2,66 @@
 
 Cosine similarity with W_U[A], W_U[B], W_U[C], where A, B, C are the first digit tokens of operand A, operand B and the
 answer as they stand in the sentence. Three rows per (layer, prompt). Only prompts that the model answers rightly are
-read, unless all are asked for.
+read, unless all are asked for. The third measure is that of MLP_out - MLP_in, which a cosine need not normalise first.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-import torch
-from torch.nn.functional import cosine_similarity
 
-from mathinterp.engine.lens.mlp_vectors import mlp_vectors, unembedding_rows
-from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
-from mathinterp.experiments.answered import kept_prompts
-from mathinterp.experiments.base import Experiment, Shard, Subject
-from mathinterp.experiments.costs import Cost
-from mathinterp.experiments.mlp_probe.tables import MLP_PROBE, TABLES
+from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
+from mathinterp.experiments.mlp_probe.tables import TABLES
+from mathinterp.experiments.options import check_options, normalized, option, read_layers
+from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
-from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.prompts.token_types import TypedTokens, operand_spans, typed_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mathinterp.experiments.costs import Cost
+    from mathinterp.experiments.mlp_probe.rows import ProbeState
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
 
 VECTORS = ("residual", "written")
-TARGETS = ("a", "b", "c")
-MEASURES = ("mlp_in", "mlp_out", "difference")
 LAYERS_PER_FILE = 8
-
-
-@dataclass
-class ProbeState:
-    """What a replica keeps between shards: P kept prompts, L layers, targets a, b, c, and the three measures M."""
-
-    names: pa.Array  # P prompt ids
-    cosine_PLCM: np.ndarray
-    notes: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class MlpProbe(Experiment):
-    """Probe the MLP of each of ``layers`` (all if None).
+    """Cosine of each MLP's input and output at END with the unembedding of operands and answer (paper B, section 4.2).
 
-    vectors: "residual" (MLP_in = r_l, MLP_out = r_l + F_l) or "written" (the normed input, and F_l itself).
-    fold_norm: the final norm's weight g is folded into W_U.
-    keep_all: read prompts that the model answers wrongly, too.
-    The third measure is that of MLP_out - MLP_in, which a cosine needs not have normalised first.
+    a, b, c: first digit tokens of operand A, operand B and the answer; difference: output - input.
+    Prompts that the model answers wrongly (first token) are left out.
     """
 
-    vectors: str = "residual"
-    fold_norm: bool = False
-    layers: tuple[int, ...] | None = None
-    keep_all: bool = False
+    vectors: str = option(
+        "residual",
+        "residual: the stream before and after the MLP; written: the MLP's normed input and what it writes.",
+        choices=VECTORS,
+    )
+    fold_norm: bool = option(False, "Fold the final norm's weight into the unembedding.")
+    layers: tuple[int, ...] | None = option(None, "Layers, for example 0-3,17.", parse=read_layers, shown="all")
+    keep_all: bool = option(False, "Keep prompts that the model answers wrongly, too.")
 
     name: ClassVar[str] = "probe"
     tables: ClassVar[Mapping[str, Table]] = TABLES
+    prompt_set: ClassVar[str] = "pairs"
+    command_examples: ClassVar[Sequence[str]] = (
+        "scan probe",
+        "scan probe --vectors written --fold-norm --prompts two_digit",
+    )
 
     def __post_init__(self) -> None:
-        if self.vectors not in VECTORS:
-            raise UserError(f"--vectors '{self.vectors}' is not known; take one of {', '.join(VECTORS)}")
+        normalized(self, layers=read_layers(self.layers))
+        check_options(self)
         if self.layers == ():
-            raise UserError("no MLPs to probe; name at least one layer, or leave --layers out for all")
+            raise UserError("no MLPs to probe; name at least one layer, or leave `layers` out for all")
 
     def chosen(self, shape: ModelShape) -> list[int]:
         """The layers to probe; raises UserError for one that does not exist."""
@@ -84,6 +82,8 @@ class MlpProbe(Experiment):
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Files of eight layers; raises UserError for a prompt without operands, or whose text has others."""
+        from mathinterp.prompts.token_types import operand_spans
+
         for item in prompts:
             if len(operand_spans(item.prompt)) < 2:
                 raise UserError(
@@ -107,54 +107,31 @@ class MlpProbe(Experiment):
         return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> ProbeState:
-        """The choice of prompts, and one pass over them; the vectors become cosines at once."""
-        anatomy = subject.anatomy
-        assert subject.tokenizer is not None, "the operands' tokens need the tokenizer"
-        prompts, notes = kept_prompts(subject, self.keep_all)
-        targets = target_ids(prompts, typed_tokens(prompts, subject.tokenizer))
-        cosine_PLCM = np.empty((len(prompts), anatomy.shape.n_layers, len(TARGETS), len(MEASURES)))
-        for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy.device, subject.max_tokens):
-            rows = batch.rows.cpu()
-            ids_BC = targets[rows].to(anatomy.device)
-            towards_BCD = unembedding_rows(anatomy, ids_BC.flatten(), self.fold_norm).unflatten(0, ids_BC.shape)
-            before_BLD, after_BLD = mlp_vectors(anatomy, batch).input_and_output(self.vectors)
-            found = [
-                cosine_similarity(vectors_BLD[:, :, None], towards_BCD[:, None], dim=-1)
-                for vectors_BLD in (before_BLD, after_BLD, after_BLD - before_BLD)
-            ]
-            cosine_PLCM[rows.numpy()] = torch.stack(found, dim=-1).cpu().numpy()
-        return ProbeState(pa.array([item.prompt.prompt_id for item in prompts]), cosine_PLCM, notes)
+        """The choice of prompts, and one pass over them."""
+        from mathinterp.experiments.mlp_probe.rows import prepare
+
+        return prepare(subject, self.vectors, self.fold_norm, self.keep_all)
 
     def run(self, state: ProbeState, shard: Shard) -> pa.Table:
         """Rows of the shard's layers."""
-        return pa.concat_tables([_layer_rows(state, layer) for layer in shard.work["layers"]])
+        from mathinterp.experiments.mlp_probe.rows import layer_rows
+
+        return pa.concat_tables([layer_rows(state, layer) for layer in shard.work["layers"]])
 
     def notes(self, state: ProbeState) -> dict[str, Any]:
         """How many prompts were given, answered rightly and kept."""
         return state.notes
 
+    @classmethod
+    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
+        """See summary.py."""
+        from mathinterp.experiments.mlp_probe.summary import summarize
 
-def target_ids(prompts: Sequence[TokenizedPrompt], typed: Sequence[TypedTokens]) -> torch.Tensor:
-    """P x 3 token ids: first digit tokens of operand A, operand B and the answer, as they stand in the sentence.
+        return summarize(results)
 
-    Of a number in words the first token; a minus sign is passed over.
-    """
-    ids = []
-    for item, tokens in zip(prompts, typed, strict=True):
-        answer = next((token for token in item.scored if token.kind == "digit"), item.scored[0])
-        operands = [item.input_ids[tokens.first_digit[name]] for name in ("operand_a", "operand_b")]
-        ids.append([*operands, answer.token_id])
-    return torch.tensor(ids)
+    @classmethod
+    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
+        """See figure.py."""
+        from mathinterp.experiments.mlp_probe.figure import draw
 
-
-def _layer_rows(state: ProbeState, layer: int) -> pa.Table:
-    cosine_PCM = state.cosine_PLCM[:, layer].astype(np.float32)
-    prompts, targets, _ = cosine_PCM.shape
-    columns: dict[str, Any] = {
-        "layer": np.full(prompts * targets, layer),
-        "prompt_id": state.names.take(pa.array(np.repeat(np.arange(prompts), targets))),
-        "target": pa.array(TARGETS).take(pa.array(np.tile(np.arange(targets), prompts))),
-        **{name: cosine_PCM[..., i].ravel() for i, name in enumerate(MEASURES)},
-    }
-    schema = MLP_PROBE
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+        return draw(results)

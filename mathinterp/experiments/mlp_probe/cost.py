@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mathinterp.engine.pairs import GPU_TOKENS as GPU_PAIR_TOKENS
 from mathinterp.experiments.costs import Cost, end_lengths, reading
-from mathinterp.experiments.mlp_probe import TARGETS
+from mathinterp.experiments.mlp_probe.tables import TARGETS
 
 if TYPE_CHECKING:
     from mathinterp.experiments.base import Shard

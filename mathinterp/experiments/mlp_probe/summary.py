@@ -1,46 +1,38 @@
-"""What a finished MLP probe says, from the stored rows alone: the curves, and where the answer overtakes the operands.
+"""What a finished MLP probe says: the curves, and where the answer overtakes the operands (paper B, section 4.2)."""
 
-Knows the store's views; knows nothing about models or how rows were computed.
-"""
-
-from dataclasses import dataclass
-from typing import Any
-
-from mathinterp.store import Store
+from mathinterp.experiments.kept import kept_line
+from mathinterp.experiments.results import Results, Shown, Summary
 
 
-@dataclass(frozen=True)
-class ProbeSummary:
-    """The answer of an MLP probe.
-
-    curve: over all operations, layer by layer (rows of paper_b_mlp_probe).
-    overtakes: operation -> first layer from which on the MLP's output is closest to the answer, None where the last
-        layer's is not.
-    """
-
-    curve: list[dict[str, Any]]
-    overtakes: dict[str, int | None]
-    verdict: str
-    queries: list[str]
-
-
-def summarize_probe(store: Store, run_id: str) -> ProbeSummary:
-    """Summarize an MLP probe."""
-    curve = store.rows(
-        f"""SELECT layer, in_a, in_b, in_c, out_a, out_b, out_c, difference_a, difference_b, difference_c, leader
-            FROM paper_b_mlp_probe WHERE run_id = '{run_id}' AND operation = 'all' ORDER BY layer"""
+def summarize(results: Results) -> Summary:
+    """Over all operations, layer by layer; and per operation the first layer from which on the answer is closest."""
+    curve = results.rows(
+        """SELECT layer, in_a, in_b, in_c, out_a, out_b, out_c, difference_a, difference_b, difference_c, leader
+           FROM paper_b_mlp_probe WHERE run_id = $run AND operation = 'all' ORDER BY layer"""
     )
-    found = store.rows(
-        f"""SELECT operation, min(layer) FILTER (settled) AS layer FROM paper_b_mlp_probe
-            WHERE run_id = '{run_id}' GROUP BY operation ORDER BY operation = 'all' DESC, operation"""
+    found = results.rows(
+        """SELECT operation, min(layer) FILTER (settled) AS layer FROM paper_b_mlp_probe
+           WHERE run_id = $run GROUP BY operation ORDER BY operation = 'all' DESC, operation"""
     )
     overtakes = {row["operation"]: row["layer"] for row in found}
-    queries = [
-        f"SELECT * FROM paper_b_mlp_probe WHERE run_id = '{run_id}' AND operation <> 'all' ORDER BY operation, layer",
-        f"SELECT layer, target, mlp_out, mlp_out_low, mlp_out_high FROM mlp_probe_curve WHERE run_id = '{run_id}'"
-        " AND operation = 'all' ORDER BY layer, target",
-    ]
-    return ProbeSummary(curve, overtakes, _verdict(overtakes), queries)
+    verdict = _verdict(overtakes)
+    return Summary(
+        parts=[
+            Shown("Mean cosine with operand A, operand B and answer C, all operations", curve),
+            kept_line(results),
+            verdict,
+        ],
+        data={"curve": curve, "overtakes": overtakes, "verdict": verdict},
+        queries=[
+            results.query(
+                "SELECT * FROM paper_b_mlp_probe WHERE run_id = $run AND operation <> 'all' ORDER BY operation, layer"
+            ),
+            results.query(
+                "SELECT layer, target, mlp_out, mlp_out_low, mlp_out_high FROM mlp_probe_curve"
+                " WHERE run_id = $run AND operation = 'all' ORDER BY layer, target"
+            ),
+        ],
+    )
 
 
 def _verdict(overtakes: dict[str, int | None]) -> str:

@@ -5,6 +5,8 @@ import pyarrow as pa
 from mathinterp.experiments.columns import LAYER
 from mathinterp.experiments.table import Table
 
+TARGETS = ("a", "b", "c")  # first digit tokens of operand A, operand B and the answer
+MEASURES = ("mlp_in", "mlp_out", "difference")
 MLP_PROBE = pa.schema(
     [
         LAYER,
