@@ -140,8 +140,9 @@ class Store:
         config = {**metadata, "run_id": run, "shard": f"{table}/{index:05d}", "result_format": RESULT_FORMAT}
         content = encode(rows, table, config)
         self.files.write(name, content)
-        if table not in self._in_views:  # the first rows of a table: until now its view was an empty one
-            if not query.reads_table(self._current_views(), table):
+        if table not in self._in_views or not self.files.takes_patterns:
+            # The first rows of a table: until now its view was an empty one. Without patterns each file is named.
+            if not self.files.takes_patterns or not query.reads_table(self._current_views(), table):
                 self.write_views()
             self._in_views.add(table)
         return {
