@@ -25,6 +25,9 @@ class GreedyDecoder:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         plain_greedy(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
+        ends: Any = model.generation_config.eos_token_id
+        # What follows an end is padding, as long as the batch's longest answer: it must not be read.
+        self._last = {*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [ends])}
         # A word-level tokenizer reads "4 7" and "47" alike, and its tokens must be put together without spaces.
         self._spaceless = tokenizer("4 7")["input_ids"] == tokenizer("47")["input_ids"]
 
@@ -71,10 +74,9 @@ class GreedyDecoder:
 
     def text(self, ids: Sequence[int]) -> str:
         """What the tokens say, up to the end token."""
-        special = set(self.tokenizer.all_special_ids)
         kept: list[int] = []
         for token in ids:
-            if token in special:
+            if token in self._last:
                 break
             kept.append(token)
         if self._spaceless:

@@ -51,6 +51,7 @@ class BenchmarkScan(Scan):
     seed: int  # of their draw
     limit: int | None
     origin: Origin
+    ends: tuple[int, ...] | None = None  # of answers, where the checkpoint's generation_config.json has its own
 
     name: ClassVar[str] = "evaluate"
     schemas: ClassVar[dict[str, pa.Schema]] = {TABLE: tables.EVALUATIONS}
@@ -72,6 +73,7 @@ class BenchmarkScan(Scan):
             "items": digest(self.items),
             "limit": self.limit,
             "setting": _setting(differs),
+            **_ends(None if self.task.multiple_choice else self.ends),  # a choice is not written out
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
@@ -112,6 +114,7 @@ class PromptSetScan(Scan):
     seed: int  # of the set's operands
     items: str  # digest of the prompts as text, alike for all tokenizers
     origin: Origin
+    ends: tuple[int, ...] | None = None  # as in BenchmarkScan
 
     name: ClassVar[str] = "evaluate"
     schemas: ClassVar[dict[str, pa.Schema]] = {TABLE: tables.EVALUATIONS}
@@ -127,6 +130,7 @@ class PromptSetScan(Scan):
             "items": self.items,
             "limit": self.limit,
             "setting": _setting(differs),
+            **_ends(self.ends),
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
@@ -152,6 +156,11 @@ class PromptSetScan(Scan):
     def notes(self, state: tuple[GreedyDecoder, Sequence[TokenizedPrompt]]) -> dict[str, Any]:
         """What the model was made from."""
         return asdict(self.origin)
+
+
+def _ends(ends: tuple[int, ...] | None) -> dict[str, list[int]]:
+    """The parameter that a generation_config.json adds; none where it changes nothing, as before it was looked at."""
+    return {} if ends is None else {"ends": list(ends)}
 
 
 def _setting(differs: Mapping[str, object]) -> str:
