@@ -36,6 +36,7 @@ class Receipt:
     pid: int
     bytes: int  # of the written file
     peak_memory: int  # bytes: device memory on a GPU, resident memory on a CPU
+    versions: dict[str, str] = field(default_factory=dict)  # of what computed it
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, loa
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.store import Store, prompts_fingerprint
+from mathinterp.versions import versions
 
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
 
@@ -54,6 +55,7 @@ class Replica:
         self._job = job
         self._store = Store(job.store_url)
         self._state: Any = None
+        self._versions: dict[str, str] = {}
 
     def load(self) -> dict[str, Any]:
         """Load the model and prepare the scan; returns the scan's notes (plain JSON).
@@ -75,6 +77,7 @@ class Replica:
         with loading_turn(LOADS_AT_ONCE):
             loaded = self._load_model(resolved)
         loaded_at = time.time()
+        self._versions = made_here(job.scan, resolved, job.device)
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
@@ -108,7 +111,9 @@ class Replica:
             torch.cuda.reset_peak_memory_stats()
         table = job.scan.run(self._state, shard)
         check_rows(table, job.scan.schemas[shard.table], shard.key)
-        written = self._store.write_shard(job.run_id, shard.table, shard.index, table, job.metadata)
+        written = self._store.write_shard(
+            job.run_id, shard.table, shard.index, table, {**job.metadata, "versions": self._versions}
+        )
         return Receipt(
             key=shard.key,
             rows=table.num_rows,
@@ -117,7 +122,17 @@ class Replica:
             pid=os.getpid(),
             bytes=written["bytes"],
             peak_memory=_peak_memory(job.device),
+            versions=self._versions,
         )
+
+
+def made_here(scan: Scan, model: ResolvedModel, device: str) -> dict[str, str]:
+    """Versions of what computes rows in this process, of those packages that this scan and model use."""
+    peft = [] if model.adapter is None else ["peft"]
+    gguf = ["gguf"] if model.source.kind == "gguf" else []
+    found = versions([*scan.packages, *peft, *gguf], device)
+    on_gpu = device == "cuda" and torch.cuda.is_initialized()
+    return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
 
 
 def check_rows(table: pa.Table, schema: pa.Schema, key: str) -> None:

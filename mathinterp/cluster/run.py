@@ -4,6 +4,7 @@ The driver resolves and tokenizes, then only hands out shards: it loads no weigh
 Running the same scan again resumes it: shards whose file is in the store are kept, only the missing ones run.
 """
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -12,13 +13,12 @@ from dataclasses import dataclass, field, replace
 
 import ray
 
-import mathinterp
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
 from mathinterp.cluster.plan import DTYPE_BYTES, parameters
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.ray_cluster import Placement, connection, existing_cluster, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.cluster.replica import Replica, ReplicaJob, made_here
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
@@ -26,6 +26,7 @@ from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard
 from mathinterp.store import Run, Store, prompts_fingerprint
+from mathinterp.versions import code_version
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def run_scan(
             stack.enter_context(connection(address))
         gpus = gpus_each(gpus_per_replica)
         work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, prompts_label=prompts_label)
-        run = open_run(store, work)
+        run = open_run(store, work, "cuda" if gpus else "cpu")
         missing = set(run.missing_shards())
         outcome, placement = Outcome(), None
         if missing:
@@ -130,8 +131,8 @@ def prepare_work(
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)
 
 
-def open_run(store: Store, work: Work) -> Run:
-    """The run's record in the store, new or earlier, and its prompts."""
+def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
+    """The run's record in the store, new or earlier, and its prompts; tells if other versions began it."""
     run = store.open_run(
         scan=work.scan.name,
         model=work.model.label,
@@ -140,7 +141,8 @@ def open_run(store: Store, work: Work) -> Run:
         prompts_fingerprint=work.prompts_fingerprint,
         dtype=work.model.dtype,
         parameters=work.scan.parameters(),
-        code_version=mathinterp.__version__,
+        code_version=code_version(),
+        versions=made_here(work.scan, work.model, device),
         shards=[shard.key for shard in work.shards],
     )
     store.write_prompts(work.prompts_fingerprint, work.prompts)
@@ -188,7 +190,7 @@ def replica_job(work: Work, run: Run, store: Store, placement: Placement) -> Rep
             "prompts": work.prompts_label,
             "prompts_fingerprint": work.prompts_fingerprint,
             "dtype": work.model.dtype,
-            "code_version": mathinterp.__version__,
+            "code_version": code_version(),
         },
     )
 
@@ -201,6 +203,8 @@ def close_run(run: Run, outcome: Outcome) -> None:
     """
     if "model_loaded_at" in outcome.notes:
         run.note({**outcome.notes, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
+    for versions in {json.dumps(receipt.versions): receipt.versions for receipt in outcome.receipts}.values():
+        run.made_by(versions)
     missing = run.finish(
         errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
         attempts=outcome.tries,

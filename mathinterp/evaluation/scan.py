@@ -55,6 +55,7 @@ class BenchmarkScan(Scan):
 
     name: ClassVar[str] = "evaluate"
     schemas: ClassVar[dict[str, pa.Schema]] = {TABLE: tables.EVALUATIONS}
+    packages: ClassVar[tuple[str, ...]] = ("lm-eval",)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; ``setting`` says what differs from the task file's defaults."""

@@ -50,6 +50,7 @@ class Scan(ABC):
 
     name: ClassVar[str]  # as in `mathinterp scan heads`
     schemas: ClassVar[dict[str, pa.Schema]]  # table -> stored columns, without run_id
+    packages: ClassVar[tuple[str, ...]] = ()  # installed ones that decide rows, beside those of every run
 
     @property
     def needs_counterfactuals(self) -> bool:

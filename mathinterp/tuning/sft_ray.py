@@ -20,7 +20,6 @@ import ray.train.torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-import mathinterp
 from mathinterp.cluster.ray_cluster import cluster_total, connection
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import ModelShape
@@ -33,6 +32,7 @@ from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.lines import new_lines, printing
 from mathinterp.tuning.sft import SftConfig
 from mathinterp.tuning.sft_workers import ABOUT_FILE, TABLE, worker_loop
+from mathinterp.versions import code_version, versions
 
 
 class TuningJob(Protocol):
@@ -111,7 +111,8 @@ def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
             "checkpoint_every": tuning.config.checkpoint_every,
             "held_out": data_fingerprint(tuning.held_out) if tuning.held_out else None,
         },
-        "code_version": mathinterp.__version__,
+        "code_version": code_version(),
+        "versions": versions(["peft"]),
     }
     parameters = {**identity["parameters"], "dtype": resolved.dtype}
     run = run_id(identity["scan"], parameters, resolved.fingerprint, identity["prompts_fingerprint"])
