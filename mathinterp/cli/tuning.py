@@ -18,6 +18,7 @@ from mathinterp.cli.options import (
     out_folder,
     out_place,
     store_option,
+    with_scratch,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint
 from mathinterp.errors import UserError
@@ -66,7 +67,10 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
                      help="Also write the course of training for it."),
         click.option("--storage", default=None, callback=out_place,
                      help="Checkpoints: folder or URI; default OUT-training."),
-        click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
+        click.option(
+            "--address", default=None, callback=with_scratch,
+            help="Running Ray cluster; without it a local Ray is started.",
+        ),
         model_options(),
         store_option(),
         json_option(),

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import yaml
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
+from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
@@ -55,23 +56,27 @@ def connection(address: str | None) -> Iterator[None]:
         address: ``host:port`` or "auto" of a running cluster; None: the cluster of RAY_ADDRESS if that is set, else a
             local Ray that lives as long as the block. A connection that is already there is used and left open.
     Raises:
-        UserError: no cluster answers at ``address``.
+        UserError: no cluster answers at ``address``, or there is no folder that a local Ray could use.
     """
     if ray.is_initialized():
         yield
         return
     cluster = existing_cluster(address)
     mode = os.environ.get("RAY_AUTH_MODE")
-    if cluster is None:
-        _start_local()
-    else:
-        attach(cluster)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        os.environ.pop("RAY_AUTH_MODE", None)
-        os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
+    require_scratch()
+    with ExitStack() as stack:
+        if cluster is None:
+            stack.enter_context(ray_folder())
+        try:
+            if cluster is None:
+                _start_local()
+            else:
+                attach(cluster)
+            yield
+        finally:
+            ray.shutdown()
+            os.environ.pop("RAY_AUTH_MODE", None)
+            os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
 
 
 def _start_local() -> None:
