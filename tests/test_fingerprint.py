@@ -12,8 +12,9 @@ from peft import LoraConfig, get_peft_model
 
 from mathinterp.models import fingerprint
 from mathinterp.models.catalog import ModelSpec, resolve
-from mathinterp.models.fingerprint import file_digest, file_digests
+from mathinterp.models.fingerprint import file_digest, file_digests, model_fingerprint
 from mathinterp.models.random_shapes import random_fingerprint
+from mathinterp.models.sources import find_source
 from tests.tiny import save_tiny, tiny_model
 
 
@@ -179,3 +180,17 @@ def test_random_shapes_have_fingerprints_too() -> None:
     ]
     assert len({*found}) == 3
     assert resolve(ModelSpec("random:llama-tiny:1")).fingerprint == found[1]
+
+
+def test_all_code_that_comes_with_a_model_counts_where_it_is_run(folder: Path) -> None:
+    source = find_source(str(folder))
+    without = model_fingerprint(source)
+    seen = {without}
+    assert model_fingerprint(source, with_code=True) == without  # there is none yet
+    for name in ("modeling.py", "parts/attention.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        for content in ("x = 1", "x = 2"):
+            (folder / name).write_text(content)
+            seen.add(model_fingerprint(source, with_code=True))
+            assert model_fingerprint(source) == without
+    assert len(seen) == 5

@@ -51,7 +51,8 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
         parts.append(("config", _without(read_json(folder / "config.json"), _INERT_CONFIG)))
         parts += [(f"tokenizer/{file.name}", _tokenizer_content(file)) for file in tokenizer_files(folder)]
         if with_code:
-            parts += [(f"code/{file.name}", file_digest(file)) for file in sorted(folder.glob("*.py"))]
+            code = sorted(folder.rglob("*.py"))  # modules may import others in folders below
+            parts += [(f"code/{file.relative_to(folder).as_posix()}", file_digest(file)) for file in code]
     if adapter is not None:
         parts.append(("adapter weights", file_digest(adapter / "adapter_model.safetensors")))
         parts.append(("adapter config", _without(read_json(adapter / "adapter_config.json"), _INERT_ADAPTER)))

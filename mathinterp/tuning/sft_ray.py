@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,6 +110,7 @@ def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
             **tuning.config.parameters(),
             "checkpoint_every": tuning.config.checkpoint_every,
             "held_out": data_fingerprint(tuning.held_out) if tuning.held_out else None,
+            **_log_every(tuning.config),
         },
         "code_version": code_version(),
         "versions": versions(["peft"]),
@@ -117,6 +118,12 @@ def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
     parameters = {**identity["parameters"], "dtype": resolved.dtype}
     run = run_id(identity["scan"], parameters, resolved.fingerprint, identity["prompts_fingerprint"])
     return replace(tuning, run_id=run, metadata=identity)
+
+
+def _log_every(config: SftConfig) -> dict[str, int]:
+    """How many steps a stored row stands for; left out where it is the usual number, as it was for all once."""
+    usual = next(field.default for field in fields(SftConfig) if field.name == "log_every")
+    return {} if config.log_every == usual else {"log_every": config.log_every}
 
 
 def open_run(tuning: Tuning) -> Run:
