@@ -7,4 +7,4 @@ CREATE OR REPLACE VIEW evaluations AS
 SELECT e.run_id, e.task, e.subset, e.item_id, e.correct, e.response, e.predicted, e.target, e.logprob, e.truncated
 FROM ${evaluations} AS e
 LEFT JOIN run_records AS r USING (run_id)
-ORDER BY r.started_at, e.run_id;
+ORDER BY r.started_at, e.run_id, e.subset, length(e.item_id), e.item_id;
