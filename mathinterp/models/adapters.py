@@ -54,7 +54,9 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     dtype = model.dtype
     assert dtype in (torch.float32, torch.float64), f"an adapter is merged in float32 or float64, not {dtype}"
     with _peft_at_work(folder, "cannot be put on this model"):
-        tuned = PeftModel.from_pretrained(model, str(folder), config=read_options(folder), torch_device=str(model.device))
+        tuned = PeftModel.from_pretrained(
+            model, str(folder), config=read_options(folder), torch_device=str(model.device)
+        )
     for name, parameter in tuned.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.to(dtype)
@@ -69,7 +71,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def merging_dtype(folder: Path, dtype: torch.dtype) -> torch.dtype:
-    """What to load the base in: float64 if the model is to run in it, else float32, which PEFT's decompositions need."""
+    """What to load the base in: float64 if it is to run in it, else float32, which PEFT's decompositions need."""
     return torch.float64 if dtype == torch.float64 and not changes_base(read_options(folder)) else torch.float32
 
 
@@ -98,7 +100,8 @@ def _refuse_bias_without_place(folder: Path, options: LoraConfig, base: PreTrain
     for name, module in _changed_modules(base).items():
         if getattr(module.get_base_layer(), "bias", None) is None:
             raise UserError(
-                f"adapter '{folder}' cannot be merged: it has a bias (lora_bias) for {name}, which has none to add it to"
+                f"adapter '{folder}' cannot be merged: "
+                f"it has a bias (lora_bias) for {name}, which has none to add it to"
             )
 
 
