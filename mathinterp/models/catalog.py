@@ -254,12 +254,12 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     if source.kind == "gguf":
         with quiet_transformers():
             config, tokenizer = gguf_header(source.location, file_digest(source.location))
-        family_of(config.model_type)
+        family_of(config.model_type, config.to_dict())
         return config, tokenizer
     fields = read_json(source.location / "config.json")
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"model '{spec.name}': config.json has no model_type")
-    family_of(fields["model_type"])
+    family_of(fields["model_type"], fields)
     if "quantization_config" in fields:
         method = fields["quantization_config"].get("quant_method", "unknown")
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")
