@@ -182,7 +182,7 @@ def test_unknown_family_names_the_entry_to_write() -> None:
     with pytest.raises(UserError) as error:
         family_of("olmo2")
     assert str(error.value) == (
-        "model family 'mamba' is not known (known: gemma2, gpt2, gpt_neox, gptj, llama, mistral, phi3, qwen2, qwen3); "
+        "model family 'olmo2' is not known (known: gemma2, gpt2, gpt_neox, gptj, llama, mistral, phi3, qwen2, qwen3); "
         "add an entry FAMILIES['olmo2'] in mathinterp/models/families.py and prove it with 'mathinterp selftest'"
     )
 
