@@ -68,7 +68,8 @@ def test_conversations_train_every_answer_of_the_assistant(tmp_path):
     )
     (sample,) = encode_examples(examples, tokenizer)
     tokens = tokenizer.convert_ids_to_tokens(list(sample.input_ids))
-    assert [tokens[i] for i in sample.answer] == ["3", ";", "4", ";"]
+    assert [tokens[i] for i in sample.answer] == ["3", ";", "4", ";", "</s>"]
+    assert sample.remarks == ("an answer ends without an end token",), "the first: the template ends it in plain text"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,14 @@ def test_conversations_train_every_answer_of_the_assistant(tmp_path):
         ([{"question": "1"}], "line 1: the field 'answer' is missing"),
         ([{"text": "1"}], "line 1: the field 'answer' is missing"),
         ([{"prompt": "1", "response": " "}], "line 1: 'response' is empty"),
-        ([{"prompt": "1", "response": 2}], "line 1: 'response' must be text"),
+        ([{"prompt": "1", "response": [2]}], "line 1: 'response' must be text or a number, not \\[2\\]"),
+        ([{"prompt": "1", "response": None}], "line 1: the field 'response' is missing"),
+        ([{"prompt": 1, "response": 2}], "line 1: 'prompt' must be text, not 1"),
+        (['{"prompt": "1", "response": NaN}'], "line 1: NaN is no JSON"),
+        (['{"prompt": "1", "prompt": "2", "response": "3"}'], "line 1: the field 'prompt' is given twice"),
+        (['{"prompt": "1", "response": "\\ud800"}'], "line 1: 'response' holds half of a surrogate pair"),
+        ([{"prompt": "1", "response": "2"}, "[" * 100_000], "line 2: lists or objects are nested too deep"),
+        ([{"messages": [{"role": "assistant", "content": "1", "weight": 0}]}], "line 1: turn 1 has the field 'weight'"),
         ([{"prompt": "1", "response": "2"}, "{"], "line 2: broken JSON"),
         ([{"sentence": "1"}], "line 1: no field tells"),
         ([{"messages": [{"role": "user", "content": "1"}]}], "line 1: 'messages' has no message of the assistant"),
