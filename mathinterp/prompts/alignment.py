@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.columns import MIXED, digit_classes
+from mathinterp.prompts.numerals import KINDS, scored_characters
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 
 if TYPE_CHECKING:  # importing transformers takes a second, and reading a store needs none
     from transformers import PreTrainedTokenizerBase
-
-SIGNS = "-−–‐‑‒﹣－+＋"  # hyphen-minus, minus, en dash, other hyphens, small and full-width forms; plus
-OPENING = "$€£¥₹(\\["  # may stand between a sign and its number
-NUMBER_LEAD = re.compile(
-    rf"(?P<sign>[{SIGNS}]|\b(?:minus|negative|plus)\b)?(?P<gap>\s*)[{OPENING}]*\s*(?P<point>\.)?(?=\d)", re.IGNORECASE
-)
-BEFORE_OPERATOR = re.compile(r"[\w.,)\]%]$")  # what a "-" after it divides, as in 17-23
-EXPONENT = re.compile(r"\d[eE]$")
 
 
 @dataclass(frozen=True)
@@ -66,16 +59,10 @@ class Encoding:
 def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[TokenizedPrompt]:
     """Tokenize text + separator + answer jointly and mark the scored tokens (method.md section 1).
 
-    Scored are the answer's tokens that hold a digit (kind "digit"), the sign of a number ("sign") or the point that a
-    number begins with ("point"), merged with other characters or not ("$-", " -", "-."), never the space token:
+    Scored are the answer's tokens that hold a digit, the sign of a number or the point that a number begins with,
+    merged with other characters or not ("$-", " -", "-."), never the space token; numerals.py says what a sign is.
+    Of an answer without digits (twelve, minus twelve), all tokens that are not white space are scored.
 
-    - a sign is any of SIGNS, or the word minus, negative or plus, before a number, its currency, bracket and point:
-      -5, −5, +5, -.5, -$5, $-5, (-5), minus 5, and 3e-5. After a word, a number or a closing bracket it is an operator,
-      as in 17-23; with white space after it, it is a sign only where the answer begins.
-    - what stands inside a number or after it is read and not scored: the point of 6.7, the comma of 1,000, the "/" of
-      1/2, a currency, "%", brackets, a unit (5 apples).
-
-    Of an answer without digits (twelve, minus twelve), all tokens that are not white space are scored ("text").
     Where the tokenizer adds a BOS there is exactly one: a BOS that the text itself begins with is not read a second
     time. Where it adds none, a text is taken as it is. Where a prompt has a counterfactual, it is tokenized with the
     same answer and must have as many tokens and the same answer tokens.
@@ -222,7 +209,7 @@ def _check_known(prompt: Prompt, encoding: Encoding, tokenizer: "PreTrainedToken
 
 
 def _scored_tokens(prompt: Prompt, encoding: Encoding) -> tuple[ScoredToken, ...]:
-    marks = _marks(prompt.answer)
+    marks = scored_characters(prompt.answer)
     kinds = {i: _kind(encoding, i, marks) for i in range(encoding.first_answer_index, len(encoding.input_ids))}
     scored = [i for i, kind in kinds.items() if kind is not None]
     if not scored:
@@ -244,26 +231,6 @@ def _scored_tokens(prompt: Prompt, encoding: Encoding) -> tuple[ScoredToken, ...
     )
 
 
-def _marks(answer: str) -> dict[int, str] | None:
-    """The kind of each character of the answer that is scored; None for an answer without a digit."""
-    marks = {i: "digit" for i, character in enumerate(answer) if character.isdecimal()}
-    if not marks:
-        return None
-    for lead in NUMBER_LEAD.finditer(answer):
-        if lead["point"] and not BEFORE_OPERATOR.search(answer[: lead.start("point")]):
-            marks[lead.start("point")] = "point"
-        if lead["sign"] and _is_sign(answer[: lead.start("sign")], spaced=bool(lead["gap"])):
-            marks |= dict.fromkeys(range(*lead.span("sign")), "sign")
-    return marks
-
-
-def _is_sign(before: str, *, spaced: bool) -> bool:
-    """Whether a "-" with this before it is a number's sign; ``spaced``: white space parts it from the number."""
-    if spaced:
-        return re.search(r"\w", before) is None
-    return EXPONENT.search(before) is not None or BEFORE_OPERATOR.search(before) is None
-
-
 def _kind(encoding: Encoding, index: int, marks: dict[int, str] | None) -> str | None:
     """ "digit", "sign", "point" or "text" for a scored token, None for one that is not scored."""
     part = encoding.answer_part(index)
@@ -273,7 +240,7 @@ def _kind(encoding: Encoding, index: int, marks: dict[int, str] | None) -> str |
         return "text"
     start = max(encoding.spans[index][0], encoding.answer_start) - encoding.answer_start
     found = {marks[i] for i in range(start, start + len(part)) if i in marks}
-    return next((kind for kind in ("digit", "sign", "point") if kind in found), None)
+    return next((kind for kind in KINDS if kind in found), None)
 
 
 def _carry_class(prompt: Prompt, encoding: Encoding, index: int) -> str | None:

@@ -8,7 +8,7 @@ the last turn. What a template writes behind it (the line feed of ChatML) is nev
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
@@ -116,9 +116,7 @@ class _Conversation:
 
     def _frame(self, index: int) -> Frame:
         role = self.turns[index][0]
-        one, other = (
-            self.render((*self.turns[:index], (role, word), *self.turns[index + 1 :])) for word in STAND_INS
-        )
+        one, other = (self.render((*self.turns[:index], (role, word), *self.turns[index + 1 :])) for word in STAND_INS)
         start = one.find(STAND_INS[0])
         if start < 0 or other[:start] != one[:start]:
             raise self._no_place(index)
@@ -232,7 +230,7 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], l
 
 
 def _covered(text: str, spans: Sequence[Span], start: int, end: int) -> list[int]:
-    """The tokens from ``start`` to ``end``; one that begins before ``start`` only if it holds nothing but space there."""
+    """The tokens from ``start`` to ``end``; one that begins before ``start`` only if it holds just space there."""
     return [
         i
         for i, (first, stop) in enumerate(spans)

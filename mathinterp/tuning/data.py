@@ -154,25 +154,25 @@ def data_fingerprint(samples: Sequence[Sample]) -> str:
 
 def _form(record: dict[str, Any], where: str) -> str:
     """Which form a file's first record has: the field that only that form has."""
-    for field in ("messages", "question", "text", "prompt", "response"):
-        if field in record:
-            return "prompt" if field == "response" else field
+    for name in ("messages", "question", "text", "prompt", "response"):
+        if name in record:
+            return "prompt" if name == "response" else name
     raise UserError(
         f"{where}: no field tells what this is; the forms are prompt and response, messages, question and answer, "
         "text and answer"
     )
 
 
-def _text(record: dict[str, Any], field: str, where: str, *, empty: bool = False) -> str:
-    if record.get(field) is None:
-        raise UserError(f"{where}: the field '{field}' is missing")
-    text = scalar_text(record[field], numbers=field in NUMERIC)
+def _text(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
+    if record.get(name) is None:
+        raise UserError(f"{where}: the field '{name}' is missing")
+    text = scalar_text(record[name], numbers=name in NUMERIC)
     if text is None:
-        also = " or a number" if field in NUMERIC else ""
-        raise UserError(f"{where}: '{field}' must be text{also}, not {shown(record[field])}")
+        also = " or a number" if name in NUMERIC else ""
+        raise UserError(f"{where}: '{name}' must be text{also}, not {shown(record[name])}")
     if not empty and not text.strip():
-        raise UserError(f"{where}: '{field}' is empty")
-    check_characters(text, where, field)
+        raise UserError(f"{where}: '{name}' is empty")
+    check_characters(text, where, name)
     return text
 
 
