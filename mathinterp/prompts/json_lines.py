@@ -23,10 +23,10 @@ def exists(name: str | Path) -> bool:
         return False
 
 
-def read_text(path: Path, what: str) -> str:
-    """A UTF-8 file of ``what`` ("prompts"), byte order mark left out.
+def read_text(path: Path, what: str, *, by_line: bool = False) -> str:
+    """A UTF-8 file of ``what`` ("prompts"), byte order mark left out; ``by_line``: errors name the line.
 
-    Raises UserError if it cannot be read, and naming the line, if it is not UTF-8.
+    Raises UserError if it cannot be read or is not UTF-8.
     """
     try:
         data = path.read_bytes()
@@ -35,8 +35,8 @@ def read_text(path: Path, what: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1  # the mark that utf-8-sig leaves out has no line feed
-        raise UserError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
+        line = f", line {data[: error.start].count(10) + 1}" if by_line else ""
+        raise UserError(f"{path}{line}: not UTF-8; save the file as UTF-8") from error
 
 
 def lines_of(path: Path, what: str) -> Iterator[tuple[int, str]]:
@@ -44,7 +44,7 @@ def lines_of(path: Path, what: str) -> Iterator[tuple[int, str]]:
 
     Only line feeds end a line: a JSON string may hold other line separators of Unicode.
     """
-    for number, line in enumerate(read_text(path, what).split("\n"), start=1):
+    for number, line in enumerate(read_text(path, what, by_line=True).split("\n"), start=1):
         if line.strip():
             yield number, line
 
@@ -52,25 +52,38 @@ def lines_of(path: Path, what: str) -> Iterator[tuple[int, str]]:
 def json_object(line: str, where: str, form: str, parse_float: Any = None, parse_int: Any = None) -> dict[str, Any]:
     """The JSON object of a line; ``parse_float`` and ``parse_int`` as of json.loads.
 
-    Raises UserError, which begins with ``where``, for broken JSON, NaN and infinities, a field given twice, nesting
-    too deep to read, and anything but an object, where ``form`` says what it should be.
+    Raises UserError, which begins with ``where``, as ``json_value`` does, and for anything but an object: ``form`` says
+    what it should be.
     """
+    row = json_value(line, where, parse_float, parse_int)
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object{form}")
+    return row
+
+
+def json_value(
+    text: str, where: str, parse_float: Any = None, parse_int: Any = None, *, constants: bool = False
+) -> Any:  # fmt: skip
+    """The value of a JSON text; ``constants``: NaN and infinities are values, which the caller judges.
+
+    Raises UserError, which begins with ``where``, for broken JSON, NaN and infinities, a field given twice, nesting
+    too deep to read and an integer too long for Python. Broken JSON of several lines names its line.
+    """
+    constant = None if constants else _no_constant(where)
     try:
-        row = json.loads(
-            line, parse_float=parse_float, parse_int=parse_int, parse_constant=_no_constant(where),
+        return json.loads(
+            text, parse_float=parse_float, parse_int=parse_int, parse_constant=constant,
             object_pairs_hook=lambda pairs: _without_repeats(pairs, where),
         )  # fmt: skip
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: broken JSON ({error.msg} at column {error.colno})") from error
+        place = f", line {error.lineno}" if "\n" in text else ""
+        raise UserError(f"{where}{place}: broken JSON ({error.msg} at column {error.colno})") from error
     except UserError:
         raise
     except RecursionError as error:
         raise UserError(f"{where}: lists or objects are nested too deep to read") from error
     except ValueError as error:  # an integer of more digits than Python reads
         raise UserError(f"{where}: a number is too long to read; write it as text") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: not a JSON object{form}")
-    return row
 
 
 def json_lines(
