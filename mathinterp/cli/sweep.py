@@ -183,7 +183,7 @@ def read_data(options: dict[str, Any], resolved: "ResolvedModel") -> "Source":
     """The training data, tokenized; says on stderr what they come to."""
     from mathinterp.tuning.preview import read_source
 
-    source = read_source(options["data"], resolved.tokenizer, options["max_tokens"], options["seed"])
+    source = read_source(resolved, options["data"], options["seed"], options["max_tokens"])
     click.echo(f"data, {options['data']}: {source.budget.line()}", err=True)
     return source
 

@@ -218,7 +218,7 @@ def _source(name: str, resolved: "ResolvedModel", options: dict[str, Any], what:
     """The samples of a file or set; says on stderr what they come to."""
     from mathinterp.tuning.preview import read_source
 
-    source = read_source(name, resolved.tokenizer, options["max_tokens"], options["seed"])
+    source = read_source(resolved, name, options["seed"], options["max_tokens"])
     click.echo(f"{what}, {name}: {source.budget.line()}", err=True)
     return source
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from mathinterp.models.catalog import ResolvedModel
 from mathinterp.tuning.data import Sample, TokenBudget, encode_examples, read_examples, within_limit
 
 
@@ -22,9 +23,9 @@ class Source:
     budget: TokenBudget
 
 
-def read_source(name: str, tokenizer: PreTrainedTokenizerBase, limit: int, seed: int = 0) -> Source:
-    """Read and tokenize a source; raises UserError as the functions of data.py do."""
-    samples, budget = within_limit(encode_examples(read_examples(name, seed), tokenizer), limit)
+def read_source(model: ResolvedModel, name: str, seed: int, limit: int) -> Source:
+    """Read a source and tokenize it for a model; raises UserError as the functions of data.py do."""
+    samples, budget = within_limit(encode_examples(read_examples(name, seed), model.tokenizer), limit)
     return Source(name, samples, budget)
 
 
