@@ -115,7 +115,7 @@ def test_an_end_token_that_a_content_ends_with_is_not_doubled(template, end):
     assert trained(template, turns) == trained(template, TWO)
 
 
-@pytest.mark.parametrize("template", [CHATML, WITH_BOS, GLM])
+@pytest.mark.parametrize("template", [CHATML, WITH_BOS, GLM, MARKED])
 @pytest.mark.parametrize("adds_bos", [False, True])
 def test_the_conversation_is_read_as_a_scan_reads_its_text(template, adds_bos):
     """One BOS iff the template writes it or the tokenizer adds it, and the ids of plain transformers beside it."""

@@ -155,6 +155,25 @@ def test_fresh_sentences_have_one_end_token_where_the_tokenizer_adds_it():
     assert (sample.input_ids[sample.answer_end], sample.answer_end - sample.scored_start) == (2, 1)
 
 
+def test_what_a_tokenizer_file_says_of_truncation_and_padding_changes_no_sentence():
+    """The tokenizers library keeps both in tokenizer.json; scans never read them."""
+    tokenizer, prompts = word_level(TEXTS), [Prompt("p", "12 + 30 =", "42"), Prompt("q", "1 plus 2 is", "3")]
+    scans = tokenize_prompts(prompts, word_level(TEXTS))
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    tokenizer.backend_tokenizer.enable_padding(length=20)
+    assert [tuple(one.input_ids[:-1]) for one in encode(prompts, tokenizer)] == [scan.input_ids for scan in scans]
+    examples = [Example(p.prompt_id, p.text, p.separator, p.answer) for p in prompts]
+    assert [one.input_ids[:-1] for one in encode_examples(examples, tokenizer)] == [scan.input_ids for scan in scans]
+
+
+def test_an_empty_system_message_is_a_message(tmp_path):
+    turns = [{"role": "system", "content": ""}, {"role": "assistant", "content": "1"}]
+    assert len(read_examples(write(tmp_path / "c.jsonl", {"messages": turns}))) == 1
+    turns[1]["content"] = ""
+    with pytest.raises(UserError, match="line 1: 'content' is empty"):
+        read_examples(write(tmp_path / "c.jsonl", {"messages": turns}))
+
+
 def test_numbers_in_training_data_keep_their_text(tmp_path):
     lines = ['{"prompt": "1 + 2 =", "response": 3.0, "separator": null}', '{"prompt": "1 + 2 =", "response": 1e3}']
     assert [example.response for example in read_examples(write(tmp_path / "a.jsonl", *lines))] == ["3.0", "1e3"]

@@ -29,7 +29,7 @@ from mathinterp.errors import UserError
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, load_prompts
 from mathinterp.prompts.alignment import Encoding, Sentence, adds_bos, check_tokenizer, encode_sentences, unknown_words
 from mathinterp.prompts.json_lines import NumberText, check_characters, exists, json_lines, scalar_text, shown
-from mathinterp.tuning.chat import NO_END, encode_chat
+from mathinterp.tuning.chat import ASSISTANT, NO_END, encode_chat
 
 CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 SEPARATOR = " "
@@ -200,8 +200,11 @@ def _chat(record: dict[str, Any], where: str) -> Example:
                 f"{where}: turn {number} has the field '{unfit[0]}', which is not trained; leave it out, or write it "
                 "into the content"
             )
-    turns = tuple((_text(turn, "role", where), _text(turn, "content", where)) for turn in messages)
-    if not any(role == "assistant" for role, _ in turns):
+    turns = tuple(
+        (role := _text(turn, "role", where), _text(turn, "content", where, empty=role != ASSISTANT))
+        for turn in messages
+    )
+    if not any(role == ASSISTANT for role, _ in turns):
         raise UserError(f"{where}: 'messages' has no message of the assistant to learn")
     return Example(where, messages=turns)
 
@@ -224,9 +227,12 @@ def _encode_texts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBas
     encodings = encode_sentences(sentences, tokenizer)
     end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     remarks = () if end else (NO_END,)
+    one_bos = adds_bos(tokenizer) and tokenizer.bos_token_id != tokenizer.eos_token_id
     samples: list[Sample] = []
     for sentence, encoding in zip(sentences, encodings, strict=True):
-        _check_readable(sentence.where, encoding, tokenizer)
+        _check_known(sentence.where, encoding, tokenizer)
+        if one_bos:
+            _check_bos(sentence.where, encoding, tokenizer)
         answer = _answer(encoding, encoding.answer_start - len(sentence.separator))
         if answer[0] == 0:
             raise UserError(f"{sentence.where}: no token stands before the response; write a longer prompt")
@@ -254,14 +260,15 @@ def _without_eos(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
     return response
 
 
-def _check_readable(where: str, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_known(where: str, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
     if unknown := unknown_words(encoding, tokenizer):
         raise UserError(f"{where}: the tokenizer does not know {unknown[0]!r}; use words that it knows")
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos == eos or not adds_bos(tokenizer):
-        return
-    again = [i for i, token in enumerate(encoding.input_ids) if token == bos and i > 0]
-    if any(encoding.input_ids[i - 1] != eos for i in again):
+
+
+def _check_bos(where: str, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A BOS in the middle is read as the beginning of another text only behind an EOS."""
+    pairs = zip(encoding.input_ids, encoding.input_ids[1:], strict=False)
+    if any(token == tokenizer.bos_token_id and before != tokenizer.eos_token_id for before, token in pairs):
         raise UserError(f"{where}: the BOS {tokenizer.bos_token!r} stands in the middle of the text; leave it out")
 
 
