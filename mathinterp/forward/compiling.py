@@ -11,22 +11,21 @@ from typing import Any
 
 import torch
 
-
-def compiled(function: Callable[..., Any], *, dynamic: bool, backend: str | Callable[..., Any] = "inductor") -> Any:
-    """``torch.compile`` of a function or module, with no kernel of it chosen by timing."""
-    choose_by_rule()
-    return torch.compile(function, dynamic=dynamic, backend=backend)
+INDUCTOR = "inductor"  # torch's own compiler
 
 
-def choose_by_rule() -> None:
-    """Put torch's compiler into its deterministic mode, in this process and in the workers that compile for it.
+def compiled(function: Callable[..., Any], *, dynamic: bool, backend: str | Callable[..., Any] = INDUCTOR) -> Any:
+    """``torch.compile`` of a function or module, with no kernel of it chosen by timing that could change a number."""
+    options = by_rule() if backend == INDUCTOR else None
+    return torch.compile(function, dynamic=dynamic, backend=backend, options=options)
 
-    A version of torch that has no such mode loses what is timed and can be turned off by itself; whether replicas then
-    agree is checked when they join (cluster/agreement.py).
+
+def by_rule() -> dict[str, Any]:
+    """The compiler's options. They go with each function: torch sets its global ones back whenever it has compiled.
+
+    A version of torch without the deterministic mode at least pads nothing; whether replicas then agree is checked when
+    they join (cluster/agreement.py).
     """
     from torch._inductor import config  # a slow import
 
-    if hasattr(config, "deterministic"):
-        config.deterministic = True
-    else:
-        config.shape_padding = False
+    return {"deterministic": True} if hasattr(config, "deterministic") else {"shape_padding": False}
