@@ -140,7 +140,8 @@ def describe(told: dict) -> str:
     """One replica's figures."""
     return (
         f"replica {told['number']} ({told['engine']}) cells {told['cells']['digest'][:8]},"
-        f" load {told['load_seconds']} s, cells {told['probe_seconds']} s, shards {sum(told['shard_seconds']):.1f} s, halved {told['halved']}"
+        f" load {told['load_seconds']} s, cells {told['probe_seconds']} s,"
+        f" shards {sum(told['shard_seconds']):.1f} s, halved {told['halved']}"
     )
 
 
