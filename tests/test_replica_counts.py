@@ -25,7 +25,7 @@ from tests.toy_scan import ToyScan
 
 pytestmark = pytest.mark.ray
 
-PROMPTS = load_prompts("two_digit", limit=48)
+PROMPTS = load_prompts("two_digit", limit=16)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_one_two_and_four_replicas_give_the_same_bits(local_ray: None, tmp_path:
         kept = notes(tmp_path / str(replicas))
         assert DEVIATION not in kept
         probes.append(kept[PROBE])
-    assert tables[0].num_rows > 48 * 48
+    assert tables[0].num_rows > 48 * 16
     assert tables[1].equals(tables[0])
     assert tables[2].equals(tables[0])
     assert probes[0] == probes[1] == probes[2]
