@@ -17,7 +17,11 @@ import click
 
 CONCEPTS = "tests/test_kills.py::test_concepts_killed_while_reading_and_again_while_zeroing"
 OTHERS = ("tests/test_kills.py", "tests/test_faults.py", "tests/test_replica_counts.py")
-NOT_INTEL = "int mkl_serv_intel_cpu(void){return 0;} int mkl_serv_intel_cpu_true(void){return 0;}"
+NOT_INTEL = """
+int mkl_serv_intel_cpu(void) { return 0; }
+int mkl_serv_intel_cpu_true(void) { return 0; }
+int mkl_serv_cpuiszen(void) { return 1; }
+"""
 
 
 @click.command()
