@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
+from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
@@ -176,6 +177,8 @@ def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> Loade
             trust_remote_code=resolved.spec.trust_remote_code,
         )
     model = prepare(model, resolved.label)
+    if device.type == "cpu":
+        align(model)
     return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
 
 
