@@ -98,6 +98,21 @@ def test_the_adapter_changes_it(folder: Path, tmp_path: Path) -> None:
     assert fingerprint_of(folder, adapter) == found[1]
 
 
+def test_what_an_adapter_does_to_its_base_changes_it(folder: Path, tmp_path: Path) -> None:
+    """PiSSA and OLoRA take other parts out of the base when the same A and B are loaded."""
+    adapter = save_adapter(tmp_path / "adapter")
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    found = {}
+    for mode in (True, False, "pissa", "olora"):
+        file.write_text(json.dumps({**config, "init_lora_weights": mode}))
+        found[mode] = fingerprint_of(folder, adapter)
+    assert found[True] == found[False], "what is drawn at the beginning is overwritten"
+    assert len(set(found.values())) == 3
+    file.write_text(json.dumps({**config, "use_rslora": True}))
+    assert fingerprint_of(folder, adapter) not in found.values()
+
+
 def test_shards_may_be_renamed_but_not_cut_anew(folder: Path) -> None:
     whole = fingerprint_of(folder)
     tiny_model("llama", dtype=torch.float32).save_pretrained(folder, max_shard_size="30KB")

@@ -92,8 +92,9 @@ def knockout(
     """Knock out the first k heads of a ranking together, and as many random heads: accuracy against k.
 
     \b
-    Random heads are never among the first k; "random_layer" has as many in each layer as the first k. The ranking's
-    heads may come from other prompts than those of --prompts: so it is seen whether they hold there too.
+    Random heads are never heads of the ranking that are knocked out, nor key heads (effect below -5 %) of the run of
+    --rank-from, nor any of --heads; "random_layer" has as many in each layer as the first k. The ranking's heads may
+    come from other prompts than those of --prompts: so it is seen whether they hold there too.
     --iterative N costs about N head scans of the same prompts, one after another on one replica.
 
     \b
@@ -121,22 +122,23 @@ def knockout(
             "give the heads' ranking in one way: --heads 5.1,3.2,... or --rank-from RUN_ID (from 'scan heads')"
             "; or find one with --iterative N"
         )
-    _knock_out(
-        _ranking(heads, rank_from, rank_operation, options["store"]), parse_ks(ks), control_seeds, sentences,
-        edit, as_json, options,
-    )  # fmt: skip
+    ranking, key = _ranking(heads, rank_from, rank_operation, options["store"])
+    _knock_out(ranking, key, parse_ks(ks), control_seeds, sentences, edit, as_json, options)
 
 
-def _ranking(heads: str | None, rank_from: str | None, operation: str, store: str) -> Ranking:
-    from mathinterp.report.knockout import ranking_from
+def _ranking(heads: str | None, rank_from: str | None, operation: str, store: str) -> tuple[Ranking, Ranking]:
+    """The ranking, and the key heads that no control may hold: those of the run, or all that are named."""
+    from mathinterp.report.knockout import key_heads_from, ranking_from
     from mathinterp.store import Store
 
     if rank_from is not None:
-        return ranking_from(Store(store), rank_from, operation)
+        opened = Store(store)
+        return ranking_from(opened, rank_from, operation), key_heads_from(opened, rank_from, operation)
     assert heads is not None
     if operation != "all":
         raise UserError("--rank-operation belongs to --rank-from")
-    return parse_ranking(heads)
+    named = parse_ranking(heads)
+    return named, named
 
 
 def parse_ranking(text: str) -> Ranking:
@@ -161,14 +163,14 @@ def parse_ks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _knock_out(
-    ranking: Ranking, ks: tuple[int, ...] | None, seeds: int, texts: tuple[str, ...],
+    ranking: Ranking, key: Ranking, ks: tuple[int, ...] | None, seeds: int, texts: tuple[str, ...],
     edit: dict[str, Any], as_json: bool, options: dict[str, Any],
 ) -> None:  # fmt: skip
     from mathinterp.report.knockout import summarize_knockout
     from mathinterp.scans.knockout import KnockoutScan
     from mathinterp.store import Store
 
-    chosen = KnockoutScan(**edit, ranking=ranking, ks=ks, seeds=seeds)
+    chosen = KnockoutScan(**edit, ranking=ranking, key=key, ks=ks, seeds=seeds)
     if texts:
         chosen = _with_sentences(chosen, texts, options)
     run = run_chosen(chosen, **options)

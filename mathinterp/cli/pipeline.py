@@ -118,7 +118,7 @@ def _run_stages(
     paths: "PathScan", knockout: "KnockoutScan", others: tuple[str, ...], top: int, options: dict[str, Any]
 ) -> "PipelineRuns":
     """Run, or resume, every stage; the ranking of one is what the next ones take out and look at."""
-    from mathinterp.report.knockout import ranking_from
+    from mathinterp.report.knockout import key_heads_from, ranking_from
     from mathinterp.report.pipeline import PipelineRuns, described_heads
     from mathinterp.scans.attention import AttentionScan
     from mathinterp.scans.heads import HeadScan
@@ -129,7 +129,7 @@ def _run_stages(
     heads_run = _run(f"head scan, {own}", HeadScan(), options)
     paths_run = _run(f"path patching, {own}", paths, options)
     store = Store(options["store"])
-    knockout = replace(knockout, ranking=ranking_from(store, paths_run))
+    knockout = replace(knockout, ranking=ranking_from(store, paths_run), key=key_heads_from(store, paths_run))
     knockouts = {
         name: _run(f"knock-out, {name}", knockout, {**options, "prompt_name": name}) for name in (own, *others)
     }

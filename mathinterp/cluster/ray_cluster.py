@@ -22,6 +22,7 @@ from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
+THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes: only the prompts travel through it, and a container's /dev/shm may be small
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
 BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
@@ -163,9 +164,9 @@ def gpus_each(asked: float | None) -> float:
 def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> Placement:
     """Decide how many replicas there are and what each reserves; Ray must be connected.
 
-    Default: as many as there are GPUs for (or as the autoscaler may add). On CPU one a core, each with one thread,
-    while copies of the model leave half of the memory free: threads speed up a small model's small matrices little.
-    Never more than shards.
+    Default: as many as there are GPUs for (or as the autoscaler may add). On CPU as many as cores have threads for
+    (one a core, for a small model, whose small matrices more threads speed up little), while copies of the model leave
+    half of the memory free. Never more than shards.
 
     Args:
         replicas: as asked, or None.
@@ -176,17 +177,27 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
     if replicas is not None and replicas < 1:
         raise UserError(f"--replicas {replicas}: at least one replica is needed")
     cpus = cluster_total("CPU")
+    threads = 1 if gpus else threads_each(model_bytes)
     if gpus:
         most = int(cluster_total("GPU") / gpus)
     else:
-        most = int(min(cpus, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
+        most = int(min(cpus / threads, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
     count = max(1, min(most if replicas is None else replicas, shards))
     return Placement(
         replicas=count,
         gpus=gpus,
         cpus=1 if count <= cpus else 0,  # more replicas than cores share them rather than wait for each other
-        threads=max(1, int(cpus) // count),
+        threads=threads,
     )
+
+
+def threads_each(model_bytes: int) -> int:
+    """CPU threads of one replica, from the model and the largest node's cores alone.
+
+    Threads share a sum, and so their number decides its last bits: it must not follow from the number of replicas, nor
+    from that of the shards left, or a run of other replicas, or one resumed, would have other rows.
+    """
+    return max(1, min(int(largest_node("CPU")), model_bytes // THREAD_BYTES))
 
 
 def largest_node(resource_name: str) -> float:

@@ -35,8 +35,9 @@ class RayWorkers:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-            # Threads that spin while they wait take the core from whoever they wait for, when cores are shared.
-            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
+            # Threads that spin while they wait take the core from whoever they wait for, when cores are shared. Their
+            # number decides the last bits of sums, and is never to depend on how busy the machine is.
+            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE", "OMP_DYNAMIC": "FALSE"}},
         )
         self._arguments = arguments
         self._actors: dict[int, Any] = {}

@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
+from mathinterp.forward import batching
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard, Subject
@@ -64,9 +66,8 @@ class Replica:
             UserError: the node has another model or no device, or the model does not fit.
         """
         job = self._job
-        if job.device == "cpu":
-            torch.set_num_threads(job.threads)
-        elif not torch.cuda.is_available():
+        torch.set_num_threads(job.threads)
+        if job.device == "cuda" and not torch.cuda.is_available():
             raise UserError(
                 f"{_where()} gave this replica a GPU but torch sees none there; install a CUDA build of torch"
             )
@@ -81,7 +82,10 @@ class Replica:
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
-        return {**job.scan.notes(self._state), **ahead, **prepared}
+        started = time.time()
+        probe = probe_note(job.scan.cells(self._state, subject), job.device, socket.gethostname())
+        checked = {PROBE: probe, "probe_seconds": time.time() - started}
+        return {**job.scan.notes(self._state), **ahead, **prepared, **checked}
 
     def _find_model(self) -> ResolvedModel:
         resolved = resolve(self._job.spec, self._job.device)
@@ -109,6 +113,7 @@ class Replica:
         job = self._job
         if job.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
+        halved = batching.halved
         table = job.scan.run(self._state, shard)
         check_rows(table, job.scan.schemas[shard.table], shard.key)
         written = self._store.write_shard(
@@ -123,6 +128,7 @@ class Replica:
             bytes=written["bytes"],
             peak_memory=_peak_memory(job.device),
             versions=self._versions,
+            halved=batching.halved - halved,
         )
 
 

@@ -5,6 +5,7 @@ Running the same scan again resumes it: shards whose file is in the store are ke
 """
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import ray
 
+from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
 from mathinterp.cluster.plan import DTYPE_BYTES, parameters
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
@@ -27,6 +29,8 @@ from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard
 from mathinterp.store import Run, Store, prompts_fingerprint
 from mathinterp.versions import code_version
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,8 @@ def dispatch(
     job = ray.put(replica_job(work, run, store, placement))
     workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus)
     dispatcher = Dispatcher(
-        workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown
+        workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
+        check=Agreement(run).joined,
     )  # fmt: skip
     try:
         # Ray prints about dead workers on stdout, which is for results; they are told by the progress in one line.
@@ -202,9 +207,18 @@ def close_run(run: Run, outcome: Outcome) -> None:
         UserError: files that replicas say they wrote are not in the store as seen from here.
     """
     if "model_loaded_at" in outcome.notes:
-        run.note({**outcome.notes, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
+        facts = {name: fact for name, fact in outcome.notes.items() if name != PROBE}  # kept when the replica joined
+        run.note({**facts, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
     for versions in {json.dumps(receipt.versions): receipt.versions for receipt in outcome.receipts}.values():
         run.made_by(versions)
+    halved = sorted({receipt.node for receipt in outcome.receipts if receipt.halved})
+    if halved:
+        run.note({"memory_ran_out": sorted({*run.record["notes"].get("memory_ran_out", []), *halved})})
+        logger.warning(
+            "memory ran out on %s, and batches were halved: there, last bits of rows differ from those of whole batches"
+            " (nodes kept in the run's notes as memory_ran_out)",
+            ", ".join(halved),
+        )
     missing = run.finish(
         errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
         attempts=outcome.tries,

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mathinterp.evaluation.harness import Answer, plain_greedy
 from mathinterp.evaluation.numbers import starts_with_answer
 from mathinterp.forward.batching import in_batches
+from mathinterp.prompts.alignment import without_bos
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 SPARE_TOKENS = 3  # beside one a character of the answer: the separator, a sign, and one to see that the number ends
@@ -51,7 +52,7 @@ class GreedyDecoder:
 
     def context(self, prompt: TokenizedPrompt) -> list[int]:
         """The tokens of the text alone; where the tokenizer merges its end with the separator, all up to END."""
-        ids = self.tokenizer(prompt.prompt.text)["input_ids"]
+        ids = self.tokenizer(without_bos([prompt.prompt.text], self.tokenizer)[0])["input_ids"]
         if self.tokenizer.eos_token_id is not None and ids[-1:] == [self.tokenizer.eos_token_id]:
             ids = ids[:-1]  # added by the tokenizer
         joint = list(prompt.input_ids[: prompt.end + 1])

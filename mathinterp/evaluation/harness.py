@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from mathinterp.errors import UserError
 from mathinterp.evaluation.numbers import final_number, same_number
 from mathinterp.evaluation.task_files import Document, TaskFile
+from mathinterp.forward.batching import free_memory
 from mathinterp.models.anatomy import model_shape
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Harness:
             except torch.OutOfMemoryError:
                 if batch == 1:
                     raise
-            torch.cuda.empty_cache()
+            free_memory()
             batch = max(1, batch // 2)
             built = self.build(task, items, examples)
         read = _read_choice if task.multiple_choice else _read_number

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+halved = 0  # how often that happened in this process: a product's last bits depend on the shape of its batch
+
 
 def in_batches(count: int, at_once: int, run: Callable[[int, int], None]) -> int:
     """``run(start, stop)`` over range(count), ``at_once`` items a call; returns how many a call it came down to.
@@ -20,5 +22,12 @@ def in_batches(count: int, at_once: int, run: Callable[[int, int], None]) -> int
             if stop - start == 1:
                 raise
             at_once = (stop - start) // 2
-            torch.cuda.empty_cache()
+            free_memory()
     return at_once
+
+
+def free_memory() -> None:
+    """Give unused GPU memory back before half as much is tried; counts in ``halved``."""
+    global halved
+    halved += 1
+    torch.cuda.empty_cache()

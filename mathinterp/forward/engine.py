@@ -107,7 +107,19 @@ def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokeni
     if not worst <= limit:  # NaN is no agreement
         raise RuntimeError(
             f"the {engine.name} engine strays {worst:.3g} nats from plain forward passes (limit {limit:g} in"
-            f" {anatomy.dtype}): {anatomy.shape.model_type} does not take the tree mask as expected;"
-            " use --engine plain and report this"
+            f" {anatomy.dtype}): {_why_it_strays(engine, anatomy, [prompts[index] for index in sample])}"
         )
     return worst
+
+
+def _why_it_strays(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> str:
+    """What is at fault, and what helps; ``--engine plain`` is advised only where it gives each prompt's own numbers."""
+    alone = PlainEngine(anatomy, prompts, batch_size=1).baseline()
+    dtype = str(anatomy.dtype).removeprefix("torch.")
+    if not np.isfinite(alone.logprob_EA).all():
+        narrow = anatomy.dtype == torch.float16
+        return f"the model itself gives NaN or infinity in {dtype}" + ("; give --dtype float32" if narrow else "")
+    limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
+    if engine.name != "plain" and PlainEngine(anatomy, prompts).baseline().difference(alone) <= limit:
+        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use --engine plain and report this"
+    return f"{anatomy.shape.model_type} does not take padded batches either (no --engine helps); report this"

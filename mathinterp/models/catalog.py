@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
+from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
@@ -176,6 +177,8 @@ def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> Loade
             trust_remote_code=resolved.spec.trust_remote_code,
         )
     model = prepare(model, resolved.label)
+    if device.type == "cpu":
+        align(model)
     return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
 
 
@@ -254,12 +257,12 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     if source.kind == "gguf":
         with quiet_transformers():
             config, tokenizer = gguf_header(source.location, file_digest(source.location))
-        family_of(config.model_type)
+        family_of(config.model_type, config.to_dict())
         return config, tokenizer
     fields = read_json(source.location / "config.json")
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"model '{spec.name}': config.json has no model_type")
-    family_of(fields["model_type"])
+    family_of(fields["model_type"], fields)
     if "quantization_config" in fields:
         method = fields["quantization_config"].get("quant_method", "unknown")
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")

@@ -1,12 +1,16 @@
 """Where each model family keeps its parts: one short entry per ``config.model_type``.
 
-To support a new family, add an entry and run ``mathinterp selftest --model YOUR_MODEL``: the self-test
-proves that what the entry says is true. Paths are attribute names, relative to the module named beside them.
+To support a new family of decoders whose layers are one attention and one MLP, add an entry and run ``mathinterp
+selftest --model YOUR_MODEL``: the self-test proves that what the entry says is true. Paths are attribute names,
+relative to the module named beside them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.models.unsupported import unsupported_kind
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,20 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def family_of(model_type: str) -> Family:
-    """The entry for ``config.model_type``; raises UserError naming the entry to write for an unknown one."""
-    if model_type not in FAMILIES:
+def family_of(model_type: str, fields: Mapping[str, Any] | None = None) -> Family:
+    """The entry for ``config.model_type``.
+
+    Raises UserError for an unknown one, naming the entry to write or, where none can describe it, what the model is;
+    ``fields`` of its config tell that better than the defaults of its type.
+    """
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    unknown = f"model family '{model_type}' is not known (known: {', '.join(sorted(FAMILIES))}); "
+    if kind := unsupported_kind(model_type, fields):
         raise UserError(
-            f"model family '{model_type}' is not known (known: {', '.join(sorted(FAMILIES))}); "
-            f"add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py "
-            "and prove it with 'mathinterp selftest'"
+            f"{unknown}it is {kind}: only decoders whose layers are one attention and one MLP are supported"
         )
-    return FAMILIES[model_type]
+    raise UserError(
+        f"{unknown}add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py "
+        "and prove it with 'mathinterp selftest'"
+    )

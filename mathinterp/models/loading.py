@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
-from mathinterp.models.adapters import merge_adapter
+from mathinterp.models.adapters import merge_adapter, merging_dtype
 from mathinterp.models.families import family_of
 
 
@@ -35,7 +35,6 @@ def load_weights(
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
     for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
     """
-    merging = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
@@ -44,7 +43,7 @@ def load_weights(
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=merging if adapter else dtype,
+                dtype=merging_dtype(adapter, dtype) if adapter else dtype,
                 device_map={"": device},
                 attn_implementation=family_of(config.model_type).attention_backend,
                 trust_remote_code=trust_remote_code,

@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 
 from mathinterp.errors import UserError
+from mathinterp.forward.cells import Cells
 from mathinterp.forward.edits import Edit, Replacement
 from mathinterp.forward.engine import Engine, build_engine, choose, packing_deviation, pays_to_compile
 from mathinterp.forward.replay import PackedEngine
@@ -96,6 +97,12 @@ class AblationScan(Scan):
         for edits in {len(edits): edits for edits in self.batches(shape)}.values():
             for layer in range(stand_in.anatomy.shape.n_layers):
                 engine.compile_edits([dataclasses.replace(edit, layer=layer) for edit in edits])
+
+    def cells(self, state: Any, subject: Subject) -> Cells:
+        """The model's own, and the packed engine's."""
+        engine = (state if isinstance(state, AblationState) else state.ablation).engine
+        own = super().cells(state, subject)
+        return Cells.joined([own, engine.cells()]) if isinstance(engine, PackedEngine) else own
 
 
 @dataclass

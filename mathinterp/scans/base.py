@@ -17,6 +17,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 if TYPE_CHECKING:  # a driver that only hands out shards need not wait for torch
     from transformers import PreTrainedTokenizerBase
 
+    from mathinterp.forward.cells import Cells
     from mathinterp.models.anatomy import Anatomy, ModelShape
 
 
@@ -89,6 +90,15 @@ class Scan(ABC):
         which belongs to the functions and not to a model.
         """
         raise AssertionError(f"scan {self.name} says that it compiles, but not what")
+
+    def cells(self, state: Any, subject: Subject) -> Cells:
+        """A few numbers, computed within a second after ``prepare``, in which equal replicas agree bit for bit.
+
+        By default those of the model itself; a scan whose ``prepare`` compiles adds what the compiled functions give.
+        """
+        from mathinterp.forward.model_cells import model_cells  # torch: only a replica needs it
+
+        return model_cells(subject.anatomy, subject.prompts)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Forward evaluations in a shard, for progress and planning only: one per prompt and intervention.

@@ -14,6 +14,7 @@ import torch
 
 from mathinterp.errors import UserError
 from mathinterp.forward.attribution import direct_shares, first_order
+from mathinterp.forward.cells import Cells
 from mathinterp.forward.pairs import Ends, Pairs, chosen, ends_of, pairs_of
 from mathinterp.forward.patching import EndPatching, EverywherePatching
 from mathinterp.forward.paths import FREEZES, MLP, Measures, PathEngine, Scorer
@@ -203,6 +204,13 @@ class PathScan(Scan):
             "noise_floor": engine.noise_floor(),
         }
         return PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
+
+    def cells(self, state: PathState, subject: Subject) -> Cells:
+        """The model's own, and the engine's baseline, which went through every layer in the shape of patched rows."""
+        baseline = state.engine.baseline
+        logit, logprob, centred = baseline.numpy()
+        passes = Cells.of([logit, logprob, centred], baseline.predicted.cpu().numpy())
+        return Cells.joined([super().cells(state, subject), passes])
 
     def _engine(
         self, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, max_tokens: int | None
