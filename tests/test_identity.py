@@ -61,7 +61,8 @@ CASES: list[tuple[Scan, dict[str, Any]]] = [
     (MlpScan(), {**ABLATION, "layers": (0,)}),
     (
         KnockoutScan(ranking=((0, 1), (1, 1))),
-        {**MEAN, "ranking": ((1, 1), (0, 1)), "ks": (1,), "seeds": 2, "key": ((2, 0),), "sentences": (Sentence("1 + 1 =", (1, 2)),)},
+        {**MEAN, "ranking": ((1, 1), (0, 1)), "ks": (1,), "seeds": 2, "key": ((2, 0),),
+         "sentences": (Sentence("1 + 1 =", (1, 2)),)},
     ),
     (IterativeScan(), {**MEAN, "steps": 3, "rank_by": "logprob", "layers": (0,)}),
     (
