@@ -71,11 +71,24 @@ def test_no_entry_is_further_off_than_its_limit(lossless: str, dtype: torch.dtyp
         assert (off_NV / limit_NV).max() > 0.9, "nothing came near the limit: the test shows little"
 
 
+@DEVICES
+@HALF
+def test_reach_is_a_little_above_the_completed_columns(dtype: torch.dtype, device: str) -> None:
+    left, right = drawn(60, 64, 10, device), drawn(80, 64, 11, device)
+    product = product_of(left, right, dtype)
+    columns_C = torch.tensor([70, 3, 12], device=device)
+    reach_NC, limit_NV = product.reach(columns_C), torch.matmul(*product.limit())
+    whole_NC = product.whole()[:, columns_C]
+    assert (reach_NC > whole_NC).all()
+    assert (reach_NC - whole_NC <= 0.02 * limit_NV[:, columns_C] + 1e-5).all()
+
+
 def test_what_half_precision_holds_needs_no_rest() -> None:
     left, right = drawn(5, 16, 4).bfloat16().float(), drawn(7, 16, 5).bfloat16().float()
-    product = product_of(left, right, torch.bfloat16)
-    assert product.exact
-    torch.testing.assert_close(product.whole(), left @ right.T)
+    for as_given in (left, left.bfloat16()):
+        product = product_of(as_given, right, torch.bfloat16)
+        assert product.exact
+        torch.testing.assert_close(product.whole(), left @ right.T)
 
 
 @DEVICES
@@ -134,7 +147,8 @@ def test_vectors_are_put_aside_exactly_when_no_concept_is_among_their_first_toke
     monkeypatch.setattr(
         HalvesProduct, "rows", lambda self, rows_R: completed.append(len(rows_R)) or rows_of(self, rows_R)
     )
-    vectors = {"values": written_values(anatomy, 0), "drawn": drawn(300, 32, 8, device)}
+    stored = anatomy.value_vectors(0).detach() if family != "gemma2" else written_values(anatomy, 0)
+    vectors = {"values": written_values(anatomy, 0), "drawn": drawn(300, 32, 8, device), "stored": stored}
     exact_reader = ConceptReader(exact, concept_V, TOP, attention_layer)
     for name, vectors_ND in vectors.items():
         found = reader.read(vectors_ND)
@@ -143,9 +157,7 @@ def test_vectors_are_put_aside_exactly_when_no_concept_is_among_their_first_toke
         rows_R = (concept_V[every_NT] != NO_CONCEPT).any(dim=1).nonzero()[:, 0]
         assert torch.equal(found.rows_R, rows_R)
         assert (found.ids_RT == every_NT[rows_R]).float().mean() > (0.999 if device == "cpu" else 0.99)
-        twin = exact_reader.read(
-            written_values(exact, 0) if name == "values" else vectors_ND.cpu().double(), every=True
-        )
+        twin = exact_reader.read(vectors_ND.cpu().double() if name == "drawn" else written_values(exact, 0), every=True)
         assert (every_NT == twin.ids_RT).float().mean() > 0.99
     looked_at = sum(len(vectors_ND) for vectors_ND in vectors.values())
     assert 0 < sum(completed) < looked_at, "all or none were completed: the test shows nothing"

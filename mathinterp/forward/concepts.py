@@ -15,7 +15,7 @@ vectors that no concept can be among their first tokens, and only the others' lo
 
 Shape legend: K neuron, D model width, H query head, G key/value group, Z features of the groups (G * d_head), V
 vocabulary, X group of tokens, N vectors, R rows that are looked at closely, T top tokens, S groups that hold them, C
-concept token, F factors of a limit, M concept tokens found.
+concept token, F factors of a limit, M concept tokens found, I tokens of those groups.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,6 @@ CPU_LOGITS = 2**24  # held at once: 64 MiB
 GPU_LOGITS = 2**29
 GROUP = 32  # tokens whose maximum stands for them
 FEW_GROUPS = 4  # of fewer groups than this for each token sought, all tokens are looked through
-ROUNDING = 2**-21  # relative; sums of two float32 numbers are off by less
 
 
 @torch.inference_mode()
@@ -95,10 +94,12 @@ class ConceptReader:
     def read(self, vectors_ND: torch.Tensor, every: bool = False) -> FirstTokens:
         """First tokens of the vectors that have a concept among them, or of ``every`` vector.
 
+        The vectors may be in the wide dtype or, where they are weights, in the model's.
         Raises FloatingPointError naming the first vector that is not finite.
         """
         rows_ND = self._way.rows(vectors_ND)
-        finite_N = rows_ND.isfinite().all(dim=1)
+        lowest_N, highest_N = rows_ND.aminmax(dim=1)
+        finite_N = lowest_N.isfinite() & highest_N.isfinite()
         if not finite_N.all():
             raise FloatingPointError(f"vector {int(finite_N.long().argmin())} is NaN or infinite")
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -114,41 +115,28 @@ class ConceptReader:
         product = self._way.product(rows_ND)
         if every:
             return torch.arange(len(rows_ND)), top_ids(product.whole(), self.top)
-        rows_R = self._near(product.first_NV, None if product.exact else product.limit())
-        logits_RV = product.rows(rows_R)
-        if not product.exact:
-            closer_R = self._near(logits_RV)
-            rows_R, logits_RV = rows_R[closer_R], logits_RV[closer_R]
-        ids_RT = top_ids(logits_RV, self.top)
+        rows_R = self._near(product)
+        ids_RT = top_ids(product.rows(rows_R), self.top)
         has_hit_R = (self._concept_V[ids_RT] != NO_CONCEPT).any(dim=1)
         return rows_R[has_hit_R], ids_RT[has_hit_R]
 
-    def _near(self, logits_NV: torch.Tensor, limit: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
-        """Rows where fewer than ``top`` groups are above every concept, by more than ``limit`` if there is one: R.
-
-        limit: N F and F V; their product is how far off the logits may be.
-        """
-        reach_NC, highest_NX = logits_NV[:, self._ids_C], _group_maxima(logits_NV)
-        if limit is None:
-            best_N1 = reach_NC.amax(dim=1, keepdim=True)
+    def _near(self, product: "WholeProduct | HalvesProduct") -> torch.Tensor:
+        """Rows where fewer than ``top`` groups are sure to be above every concept: R."""
+        highest_NX = _group_maxima(product.first_NV)
+        if isinstance(product, HalvesProduct) and not product.exact:
+            limit_NF, limit_FV = product.limit()
+            highest_NX -= limit_NF @ _group_maxima(limit_FV)
+            reach_NC = product.reach(self._ids_C)
         else:
-            limit_NF, limit_FV = limit
-            best_N1 = (reach_NC + limit_NF @ limit_FV[:, self._ids_C]).amax(dim=1, keepdim=True)
-            best_N1 += ROUNDING * best_N1.abs()
-            highest_NX = highest_NX - limit_NF @ _group_maxima(limit_FV)
-        return ((highest_NX > best_N1).sum(dim=1) < self.top).nonzero()[:, 0]
+            reach_NC = product.first_NV[:, self._ids_C]
+        return ((highest_NX > reach_NC.amax(dim=1, keepdim=True)).sum(dim=1) < self.top).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class WholeProduct:
-    """Logits that are computed at once; the same interface as HalvesProduct."""
+    """Logits that were computed whole; else like HalvesProduct."""
 
     first_NV: torch.Tensor
-    exact: bool = True
-
-    def limit(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Never asked for."""
-        raise AssertionError("the logits are exact")
 
     def rows(self, rows_R: torch.Tensor) -> torch.Tensor:
         """Some rows: R V."""
@@ -167,7 +155,8 @@ class WideWay:
 
     def rows(self, vectors_ND: torch.Tensor) -> torch.Tensor:
         """The vectors as attention writes them: N D."""
-        return vectors_ND if self._through_DD is None else vectors_ND @ self._through_DD
+        wide_ND = vectors_ND.to(self._lens.wide)
+        return wide_ND if self._through_DD is None else wide_ND @ self._through_DD
 
     def product(self, rows_ND: torch.Tensor) -> WholeProduct:
         """Logits of such rows, up to a positive scale."""
@@ -190,12 +179,15 @@ class SplitWay:
 
     def rows(self, vectors_ND: torch.Tensor) -> torch.Tensor:
         """What the unembedding multiplies (read directly), or the vectors as they are (through attention): N D."""
-        wide_ND = vectors_ND.to(self._lens.wide)
-        return self._lens.norm.centre(wide_ND) * self._lens.norm.gain_D if self._direct else wide_ND
+        if not self._direct:
+            return vectors_ND
+        return self._lens.norm.centre(vectors_ND.to(self._lens.wide)) * self._lens.norm.gain_D
 
     def product(self, rows_ND: torch.Tensor) -> HalvesProduct:
         """Logits of such rows, up to a positive scale."""
-        if self._dtype == torch.float16:  # small numbers lose digits: each row by a power of two up to 1
+        if (
+            rows_ND.dtype != self._dtype == torch.float16
+        ):  # small numbers lose digits: each row by a power of two up to 1
             rows_ND = torch.ldexp(rows_ND, -rows_ND.abs().amax(dim=1, keepdim=True).frexp().exponent)
         return HalvesProduct(Halves.of(rows_ND, self._dtype), self._right, self._lengths)
 

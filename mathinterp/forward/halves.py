@@ -5,15 +5,16 @@ keep 16 bits of each number in bfloat16 instead of 8. A product of two such matr
 is no longer than the factors' rows let it be (Cauchy-Schwarz). Whoever compares products needs the rest only where
 the comparison is closer than that limit. All products are summed in float32.
 
-Shape legend: N rows, D columns that are summed over, V rows of the other matrix (tokens), R chosen rows, F factors of
-the limit (1 or 2), S rows of a block.
+Shape legend: N rows, D columns that are summed over, V rows of the other matrix (tokens), R and C chosen ones of N and
+V, F factors of the limit (1 or 2), S rows of a block.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-SLACK = 1.01  # covers the rounding of the rest and of the lengths; D * 2**-23 is .0005 for D = 4096
+SLACK = 0.01  # of the limit: more than the rounding of rest and lengths; D * 2**-23 is .0005 for D = 4096
+ROUNDING = 2**-21  # relative; a sum of two float32 numbers is off by less
 PIECES = 3  # half-precision matrices whose sum is a float32 matrix, but for its last bits
 BLOCK = 2**28  # numbers of a product that are held in float32 at once
 
@@ -27,7 +28,9 @@ class Halves:
 
     @staticmethod
     def of(rows_ND: torch.Tensor, dtype: torch.dtype) -> "Halves":
-        """Split a float32 matrix."""
+        """Split a float32 matrix; one of that half-precision dtype is all ``high``."""
+        if rows_ND.dtype == dtype:
+            return Halves(rows_ND, None)
         high_ND = rows_ND.to(dtype)
         low_ND = (rows_ND - high_ND).to(dtype)
         return Halves(high_ND, low_ND if low_ND.any() else None)
@@ -59,23 +62,31 @@ class HalvesProduct:
         (left_high_N, left_low_N), (right_high_V, right_low_V) = self._left.lengths(), self._right_lengths
         factors = [(left_low_N, right_high_V), (left_high_N, right_low_V)]
         kept = [(left_N, right_V) for left_N, right_V in factors if left_N is not None and right_V is not None]
-        return SLACK * torch.stack([left_N for left_N, _ in kept], 1), torch.stack([right_V for _, right_V in kept])
+        left_NF = torch.stack([left_N for left_N, _ in kept], dim=1)
+        return (1 + SLACK) * left_NF, torch.stack([right_V for _, right_V in kept])
+
+    def reach(self, columns_C: torch.Tensor) -> torch.Tensor:
+        """Some columns, whole, and a little more: not below what ``rows`` gives for them, however it rounds: N C."""
+        limit_NF, limit_FV = self.limit()
+        whole_NC = self._completed(self.first_NV[:, columns_C], self._left, self._right[columns_C])
+        return whole_NC + SLACK * (limit_NF @ limit_FV[:, columns_C]) + ROUNDING * whole_NC.abs()
 
     def rows(self, rows_R: torch.Tensor) -> torch.Tensor:
         """Some rows, whole: R V."""
-        return self._completed(self.first_NV[rows_R], self._left[rows_R])
+        return self._completed(self.first_NV[rows_R], self._left[rows_R], self._right)
 
     def whole(self) -> torch.Tensor:
         """Every row, whole; ``first_NV`` is overwritten: N V."""
-        return self._completed(self.first_NV, self._left)
+        return self._completed(self.first_NV, self._left, self._right)
 
-    def _completed(self, first_RV: torch.Tensor, left: Halves) -> torch.Tensor:
+    @staticmethod
+    def _completed(first: torch.Tensor, left: Halves, right: Halves) -> torch.Tensor:
         """Adds the rest in place; low @ low is below what two halves keep."""
         if left.low_ND is not None:
-            _add(first_RV, left.low_ND, self._right.high_ND)
-        if self._right.low_ND is not None:
-            _add(first_RV, left.high_ND, self._right.low_ND)
-        return first_RV
+            _add(first, left.low_ND, right.high_ND)
+        if right.low_ND is not None:
+            _add(first, left.high_ND, right.low_ND)
+        return first
 
 
 def summed_in_float32(left_ND: torch.Tensor, right_VD: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from mathinterp.forward.concepts import (
     found_concepts,
 )
 from mathinterp.forward.lens import wide_dtype, written_values
+from mathinterp.forward.side_by_side import SideBySide
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
@@ -105,6 +106,7 @@ class ConceptState:
     vocabulary: Vocabulary
     top: int
     random_KD: Future[torch.Tensor]
+    workers: SideBySide
     reader: tuple[int | None, ConceptReader] | None = None
 
     def reader_of(self, attention_layer: int | None) -> ConceptReader:
@@ -114,6 +116,17 @@ class ConceptState:
             reader = ConceptReader(self.anatomy, self.vocabulary.concept_V, self.top, attention_layer)
             self.reader = attention_layer, reader
         return self.reader[1]
+
+    def vectors(self, layer: int | None) -> torch.Tensor:
+        """What each neuron of the layer writes at coefficient 1, or (None) the random directions: K D.
+
+        In the model's dtype where that says all, else in the wide one.
+        """
+        if layer is None:
+            return self.random_KD.result()
+        if self.anatomy.mlp_post_norm(layer) is None:
+            return self.anatomy.value_vectors(layer).detach()
+        return written_values(self.anatomy, layer)
 
 
 @dataclass(frozen=True)
@@ -224,7 +237,7 @@ class ConceptScan(Scan):
         aside = ThreadPoolExecutor(1)
         random_KD = aside.submit(_random_directions, anatomy)
         aside.shutdown(wait=False)  # drawn while the first shards are read
-        return ConceptState(anatomy, vocabulary, self.top, random_KD)
+        return ConceptState(anatomy, vocabulary, self.top, random_KD, SideBySide(anatomy.device))
 
     def notes(self, state: ConceptState) -> dict[str, Any]:
         """Concepts and tokens that spell them; how many of the first tokens would be such in a random order."""
@@ -236,26 +249,26 @@ class ConceptScan(Scan):
         }
 
     def run(self, state: ConceptState, shard: Shard) -> pa.Table:
-        """Rows of the shard's neuron layers through its attention layer.
-
-        The rows of one layer are made beside the reading of the next.
-        """
+        """Rows of the shard's neuron layers through its attention layer."""
         attention_layer = shard.work["attention_layer"]
-        with ThreadPoolExecutor(1) as aside:
-            parts: list[Future[pa.Table]] = []
-            for layer in shard.work["layers"]:
-                values_KD = state.random_KD.result() if layer is None else written_values(state.anatomy, layer)
-                for sign in SIGNS[self.sign]:
-                    try:
-                        reader = state.reader_of(attention_layer)
-                        found = reader.read(sign * values_KD, every=attention_layer is None)
-                    except FloatingPointError as error:
-                        raise FloatingPointError(
-                            f"layer {layer}, attention layer {attention_layer}: {error}"
-                        ) from error
-                    place = {"layer": layer, "attention_layer": attention_layer, "sign": sign}
-                    parts.append(aside.submit(self._rows, state.vocabulary, place, len(values_KD), found))
-            return pa.concat_tables([part.result() for part in parts])
+        try:
+            reader = state.reader_of(attention_layer)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"attention layer {attention_layer}: {error}") from error
+
+        def rows(vectors: tuple[int | None, int]) -> pa.Table:
+            layer, sign = vectors
+            values_KD = state.vectors(layer) if sign == 1 else -state.vectors(layer)
+            try:
+                found = reader.read(values_KD, every=attention_layer is None)
+            except FloatingPointError as error:
+                raise FloatingPointError(f"layer {layer}, attention layer {attention_layer}: {error}") from error
+            place = {"layer": layer, "attention_layer": attention_layer, "sign": sign}
+            return self._rows(state.vocabulary, place, len(values_KD), found)
+
+        return pa.concat_tables(
+            state.workers.map(rows, [(layer, sign) for layer in shard.work["layers"] for sign in SIGNS[self.sign]])
+        )
 
     def _rows(self, vocabulary: Vocabulary, place: dict[str, int | None], neurons: int, found: FirstTokens) -> pa.Table:
         """One row for each of the neurons: those that were not found have no hits and no texts."""
