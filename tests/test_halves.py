@@ -61,7 +61,7 @@ def test_no_entry_is_further_off_than_its_limit(lossless: str, dtype: torch.dtyp
     left = left.to(dtype).float() if lossless == "left" else left
     right = right.to(dtype).float() if lossless == "right" else right
     product = product_of(left, right, dtype)
-    limit_NF, limit_FV = product.limit()
+    limit_NF, limit_FV = product.limit
     assert limit_NF.shape[1] == (2 if lossless == "neither" else 1)
     limit_NV = limit_NF @ limit_FV
     first = product.first_NV.clone()
@@ -77,7 +77,7 @@ def test_reach_is_a_little_above_the_completed_columns(dtype: torch.dtype, devic
     left, right = drawn(60, 64, 10, device), drawn(80, 64, 11, device)
     product = product_of(left, right, dtype)
     columns_C = torch.tensor([70, 3, 12], device=device)
-    reach_NC, limit_NV = product.reach(columns_C), torch.matmul(*product.limit())
+    reach_NC, limit_NV = product.reach(columns_C), torch.matmul(*product.limit)
     whole_NC = product.whole()[:, columns_C]
     assert (reach_NC > whole_NC).all()
     assert (reach_NC - whole_NC <= 0.02 * limit_NV[:, columns_C] + 1e-5).all()

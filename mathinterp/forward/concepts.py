@@ -117,14 +117,14 @@ class ConceptReader:
             return torch.arange(len(rows_ND)), top_ids(product.whole(), self.top)
         rows_R = self._near(product)
         ids_RT = top_ids(product.rows(rows_R), self.top)
-        has_hit_R = (self._concept_V[ids_RT] != NO_CONCEPT).any(dim=1)
-        return rows_R[has_hit_R], ids_RT[has_hit_R]
+        with_hit_R = (self._concept_V[ids_RT] != NO_CONCEPT).any(dim=1).nonzero()[:, 0]
+        return rows_R[with_hit_R], ids_RT[with_hit_R]
 
     def _near(self, product: "WholeProduct | HalvesProduct") -> torch.Tensor:
         """Rows where fewer than ``top`` groups are sure to be above every concept: R."""
         highest_NX = _group_maxima(product.first_NV)
         if isinstance(product, HalvesProduct) and not product.exact:
-            limit_NF, limit_FV = product.limit()
+            limit_NF, limit_FV = product.limit
             highest_NX -= limit_NF @ _group_maxima(limit_FV)
             reach_NC = product.reach(self._ids_C)
         else:
@@ -201,11 +201,15 @@ def _group_maxima(values_NV: torch.Tensor) -> torch.Tensor:
 def top_ids(logits_RV: torch.Tensor, top: int) -> torch.Tensor:
     """Ids of each row's ``top`` largest logits, largest first, equal ones in ascending order: R T."""
     values_RS, ids_RS = _largest(logits_RV, top + 1)
-    tied_R = (values_RS[:, 1:] == values_RS[:, :-1]).any(dim=1)
-    ids_RT = ids_RS[:, :top]
-    if tied_R.any():  # topk picks and orders equal values as it likes
-        ids_RT[tied_R] = logits_RV[tied_R].sort(dim=1, descending=True, stable=True).indices[:, :top]
-    return ids_RT
+    if (values_RS[:, 1:] == values_RS[:, :-1]).any():  # topk picks and orders equal values as it likes
+        by_id = ids_RS.sort(dim=1)
+        by_value = values_RS.gather(1, by_id.indices).sort(dim=1, descending=True, stable=True)
+        ids_RS = by_id.values.gather(1, by_value.indices)
+        border_R = (values_RS[:, top - 1] == values_RS[:, top]).nonzero()[:, 0]
+        if len(border_R):  # others may be as large as the last one
+            ordered = logits_RV[border_R].sort(dim=1, descending=True, stable=True)
+            ids_RS[border_R] = ordered.indices[:, : top + 1]
+    return ids_RS[:, :top]
 
 
 def _largest(logits_RV: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ V, F factors of the limit (1 or 2), S rows of a block.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -57,6 +58,7 @@ class HalvesProduct:
         """Whether the first product is all."""
         return self._left.low_ND is None and self._right.low_ND is None
 
+    @cached_property
     def limit(self) -> tuple[torch.Tensor, torch.Tensor]:
         """N F and F V, whose product is above the rest's size, entry by entry."""
         (left_high_N, left_low_N), (right_high_V, right_low_V) = self._left.lengths(), self._right_lengths
@@ -67,7 +69,7 @@ class HalvesProduct:
 
     def reach(self, columns_C: torch.Tensor) -> torch.Tensor:
         """Some columns, whole, and a little more: not below what ``rows`` gives for them, however it rounds: N C."""
-        limit_NF, limit_FV = self.limit()
+        limit_NF, limit_FV = self.limit
         whole_NC = self._completed(self.first_NV[:, columns_C], self._left, self._right[columns_C])
         return whole_NC + SLACK * (limit_NF @ limit_FV[:, columns_C]) + ROUNDING * whole_NC.abs()
 

@@ -233,10 +233,10 @@ class ConceptScan(Scan):
         """Match the concepts with the model's tokens."""
         assert subject.tokenizer is not None, "concepts are matched with the tokenizer's tokens"
         anatomy = subject.anatomy
-        vocabulary = match_vocabulary(self.looked_for, subject.tokenizer, anatomy.shape.vocabulary)
         aside = ThreadPoolExecutor(1)
         random_KD = aside.submit(_random_directions, anatomy)
-        aside.shutdown(wait=False)  # drawn while the first shards are read
+        aside.shutdown(wait=False)  # drawn while tokens are matched and the first shards are read
+        vocabulary = match_vocabulary(self.looked_for, subject.tokenizer, anatomy.shape.vocabulary)
         return ConceptState(anatomy, vocabulary, self.top, random_KD, SideBySide(anatomy.device))
 
     def notes(self, state: ConceptState) -> dict[str, Any]:
@@ -306,11 +306,11 @@ def _at_rows(values_R: torch.Tensor, found: FirstTokens, neurons: int) -> np.nda
 
 def _json_lists(texts: pa.Array, numbers_n: torch.Tensor, lengths_N: np.ndarray) -> pa.Array:
     """JSON lists of some of ``texts`` (JSON themselves), ``lengths_N`` of them a row: N strings, null where 0."""
-    offsets = np.concatenate([[0], lengths_N.cumsum()]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(
-        pa.array(offsets), texts.take(pa.array(numbers_n.numpy())), mask=pa.array(lengths_N == 0)
-    )
-    return pc.binary_join_element_wise("[", pc.binary_join(lists, ", "), "]", "")
+    offsets = np.zeros(len(lengths_N) + 1, np.int32)
+    np.cumsum(lengths_N, out=offsets[1:])
+    items, absent = texts.take(pa.array(numbers_n.numpy())), pa.array(lengths_N == 0)
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items, mask=absent), ", ")
+    return pc.binary_join_element_wise("[", joined, "]", "")
 
 
 def _as_json(texts: Sequence[str]) -> list[str]:
