@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from mathinterp.errors import UserError
@@ -34,6 +33,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans import tables
 from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.scans.concept_words import ConceptList, read_concepts, token_texts
+from mathinterp.scans.json_lists import in_lists, json_lists
 
 PAPER_TOP, PAPER_VOCABULARY = 50, 32_000
 FEWEST_TOP = 5
@@ -72,14 +72,14 @@ class Vocabulary:
         return len(self.concept_V.unique()) - int(self.tokens < len(self.concept_V))
 
     @cached_property
-    def names_array(self) -> pa.Array:
-        """``names`` for Arrow."""
-        return pa.array(self.names, pa.string())
+    def names_in_lists(self) -> pa.Array:
+        """``names`` as ``json_lists`` takes them."""
+        return in_lists(self.names)
 
     @cached_property
-    def shown_array(self) -> pa.Array:
-        """``shown`` for Arrow."""
-        return pa.array(self.shown, pa.string())
+    def shown_in_lists(self) -> pa.Array:
+        """``shown`` as ``json_lists`` takes them."""
+        return in_lists(self.shown)
 
 
 def match_vocabulary(concepts: ConceptList, tokenizer: Any, vocabulary: int) -> Vocabulary:
@@ -280,8 +280,8 @@ class ConceptScan(Scan):
         columns: dict[str, pa.Array] = {
             "neuron": np.arange(neurons),
             "hits": _at_rows(hits_R, found, neurons),
-            "concepts": _json_lists(vocabulary.names_array, number_M[first_M], _at_rows(named_R, found, neurons)),
-            "tokens": _json_lists(vocabulary.shown_array, shown_RS.flatten(), _at_rows(shown_R, found, neurons)),
+            "concepts": json_lists(vocabulary.names_in_lists, number_M[first_M], _at_rows(named_R, found, neurons)),
+            "tokens": json_lists(vocabulary.shown_in_lists, shown_RS.flatten(), _at_rows(shown_R, found, neurons)),
         }
         schema = tables.CONCEPT_SCAN
         columns |= {
@@ -302,15 +302,6 @@ def _at_rows(values_R: torch.Tensor, found: FirstTokens, neurons: int) -> np.nda
     values_N = np.zeros(neurons, np.int32)
     values_N[found.rows_R.numpy()] = values_R.numpy()
     return values_N
-
-
-def _json_lists(texts: pa.Array, numbers_n: torch.Tensor, lengths_N: np.ndarray) -> pa.Array:
-    """JSON lists of some of ``texts`` (JSON themselves), ``lengths_N`` of them a row: N strings, null where 0."""
-    offsets = np.zeros(len(lengths_N) + 1, np.int32)
-    np.cumsum(lengths_N, out=offsets[1:])
-    items, absent = texts.take(pa.array(numbers_n.numpy())), pa.array(lengths_N == 0)
-    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items, mask=absent), ", ")
-    return pc.binary_join_element_wise("[", joined, "]", "")
 
 
 def _as_json(texts: Sequence[str]) -> list[str]:
