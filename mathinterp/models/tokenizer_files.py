@@ -49,7 +49,7 @@ def folder_tokenizer(folder: Path, model_type: str, trust_remote_code: bool = Fa
     if trust_remote_code and "auto_map" in fields:
         _check_same(folder, named, own)
         return named
-    tokenizer = _with_backend(named, own)
+    tokenizer = with_backend(named, own)
     _check_same(folder, tokenizer, _read_tokenizer(file))
     return tokenizer
 
@@ -65,7 +65,7 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _with_backend(named: PreTrainedTokenizerBase, own: Tokenizer) -> PreTrainedTokenizerFast:
+def with_backend(named: PreTrainedTokenizerBase, own: Tokenizer) -> PreTrainedTokenizerFast:
     """The special tokens and chat template of ``named``, with texts cut by ``own`` and nothing added to it."""
     specials = {name: getattr(named, name) for name in named.SPECIAL_TOKENS_ATTRIBUTES}
     specials = {name: token for name, token in specials.items() if token and own.token_to_id(str(token)) is not None}
