@@ -79,7 +79,7 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
         return original
     model = load_weights(file.parent, config, device=torch.device("cpu"), dtype=torch.float32, gguf_file=file.name)
     # named_parameters() names tied weights once, as transformers' own files do.
-    tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.data.contiguous() for name, parameter in model.named_parameters()}
 
     def save(temporary: Path) -> None:
         config.save_pretrained(temporary)

@@ -68,17 +68,20 @@ def apply_settings(metadata: GgufMetadata, config: Config) -> None:
     _check_kind(metadata)
     found = metadata.of_architecture()
     norm = "attention.layer_norm_epsilon" if config.model_type == "gpt2" else "attention.layer_norm_rms_epsilon"
-    lacking = [key for key in (*_NEEDED, norm) if key not in found]
+    # Without the last one transformers leaves Llama's q and k rows in llama.cpp's order, which is another model.
+    groups = ["attention.head_count_kv"] if metadata.architecture == "llama" else []
+    lacking = [key for key in (*_NEEDED, norm, *groups) if key not in found]
     if lacking:
         raise UserError(f"GGUF file '{metadata.file}' lacks the setting {metadata.architecture}.{lacking[0]}")
+    meant = {**_left_out(found, config), **found}
     for key, attribute in _GIVEN.get(config.model_type, {}).items():
-        if key in found and not isinstance(found[key], list):
-            setattr(config, attribute, found[key] or None)  # a window or soft-cap of 0 is none
-    if config.model_type == "mistral" and "attention.sliding_window" not in found:
-        config.sliding_window = None
+        if key in meant:
+            setattr(config, attribute, meant[key] or None)  # a window or soft-cap of 0 is none
+    for name, setting in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        setattr(config, f"{name}_token_id", metadata.settings.get(f"tokenizer.ggml.{setting}_token_id"))
     _give_attention_scale(metadata, config)
     _give_rope_scaling(metadata, config, found)
-    for key, value in {**_left_out(found, config), **found}.items():
+    for key, value in meant.items():
         if key not in _INERT | _ROPE_SCALING:
             _check(metadata, config, key, value)
 
@@ -113,8 +116,6 @@ def _left_out(found: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _check(metadata: GgufMetadata, config: Config, key: str, value: Any) -> None:
-    if isinstance(value, list) and len(set(value)) == 1:
-        value = value[0]  # the same for every layer
     if key in _NEUTRAL:
         used = value in _NEUTRAL[key]
     elif key in _READ:
@@ -141,7 +142,7 @@ def _equal(held: Any, value: Any) -> bool:
 
 
 def _give_attention_scale(metadata: GgufMetadata, config: Config) -> None:
-    """Gemma-2's is in no setting: llama.cpp knows it by the model's size, and the config class has that of two sizes."""
+    """Gemma-2's is in no setting: llama.cpp knows it by the model's size; the config class has that of two sizes."""
     if config.model_type != "gemma2":
         return
     head = model_shape(config).d_head
@@ -163,8 +164,8 @@ def _give_rope_scaling(metadata: GgufMetadata, config: Config, found: dict[str, 
         config.rope_parameters = {**_rope(config), "rope_type": "linear", "factor": float(factor)}
         return
     raise UserError(
-        f"GGUF file '{metadata.file}' scales rotary positions ({metadata.architecture}.rope.scaling.type {kind}, factor "
-        f"{factor}), which transformers does not read from it: give the model as a Hugging Face folder"
+        f"GGUF file '{metadata.file}' scales rotary positions ({metadata.architecture}.rope.scaling.type {kind}, "
+        f"factor {factor}), which transformers does not read from it: give the model as a Hugging Face folder"
     )
 
 
