@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.config_files import check_config
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
@@ -268,6 +269,8 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
+            if not spec.trust_remote_code:
+                check_config(source.location, fields, config)
             tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
     except UserError:  # which is a ValueError
         raise
