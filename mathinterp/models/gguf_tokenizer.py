@@ -33,6 +33,7 @@ _KINDS = {
     "tekken": "tekken",
 }  # fmt: skip
 _WHOLE_WORDS_AND_BOS = ("llama-bpe", "tekken")  # a word that is a token is not merged; BOS where no flag says otherwise
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' names and the file's
 _MUST_BE_OFF = ("add_sep_token", "remove_extra_whitespaces", "precompiled_charsmap")
 
 
@@ -58,7 +59,9 @@ def file_tokenizer(metadata: GgufMetadata, built: PreTrainedTokenizerBase) -> Pr
     else:
         raise UserError(f"GGUF file '{metadata.file}' has a tokenizer of kind {kind!r} (known: gpt2, llama)")
     _add_ends(metadata, own, backend)
-    tokenizer = with_backend(built, backend)
+    ids = {name: own.get(f"{setting}_token_id") for name, setting in _SPECIAL.items()}
+    specials = {f"{name}_token": backend.id_to_token(index) for name, index in ids.items() if index is not None}
+    tokenizer = with_backend(built, backend, specials)
     _check_tokens(metadata, own, tokenizer)
     return tokenizer
 
@@ -155,7 +158,7 @@ def _check_tokens(metadata: GgufMetadata, own: dict[str, Any], tokenizer: PreTra
             f"GGUF file '{metadata.file}' lists {len(own['tokens'])} tokens, of which transformers makes "
             f"{len(tokenizer)}: give the model as a Hugging Face folder"
         )
-    for name, setting in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+    for name, setting in _SPECIAL.items():
         wanted, found = own.get(f"{setting}_token_id"), getattr(tokenizer, f"{name}_token_id")
         if wanted != found:
             raise UserError(

@@ -65,9 +65,15 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def with_backend(named: PreTrainedTokenizerBase, own: Tokenizer) -> PreTrainedTokenizerFast:
-    """The special tokens and chat template of ``named``, with texts cut by ``own`` and nothing added to it."""
-    specials = {name: getattr(named, name) for name in named.SPECIAL_TOKENS_ATTRIBUTES}
+def with_backend(
+    named: PreTrainedTokenizerBase, own: Tokenizer, specials: dict[str, Any] | None = None
+) -> PreTrainedTokenizerFast:
+    """The chat template of ``named``, with texts cut by ``own`` and nothing added to it.
+
+    ``specials`` are its special tokens, by default those of ``named``; one that ``own`` does not know is left out.
+    """
+    if specials is None:
+        specials = {name: getattr(named, name) for name in named.SPECIAL_TOKENS_ATTRIBUTES}
     specials = {name: token for name, token in specials.items() if token and own.token_to_id(str(token)) is not None}
     template = {} if named.chat_template is None else {"chat_template": named.chat_template}
     tokenizer = PreTrainedTokenizerFast(
