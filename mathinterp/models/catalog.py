@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.config_files import check_config
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
@@ -40,6 +41,7 @@ from mathinterp.models.sources import (
     smollm2_file,
     weight_files,
 )
+from mathinterp.models.tokenizer_files import folder_tokenizer
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -263,13 +265,18 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"model '{spec.name}': config.json has no model_type")
     family_of(fields["model_type"], fields)
-    if "quantization_config" in fields:
-        method = fields["quantization_config"].get("quant_method", "unknown")
+    quantised = fields.get("quantization_config")  # null means that it is not
+    if quantised is not None:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
-            tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
+            if not spec.trust_remote_code:
+                check_config(source.location, fields, config)
+            tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
+    except UserError:  # which is a ValueError
+        raise
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
     return config, tokenizer

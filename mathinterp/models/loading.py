@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, Pre
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import merge_adapter, merging_dtype
+from mathinterp.models.dropped import refuse_dropped
 from mathinterp.models.families import family_of
 
 
@@ -59,6 +60,9 @@ def load_weights(
     model, report = loaded  # a pair because of output_loading_info
     assert isinstance(model, PreTrainedModel)
     _refuse_incomplete(folder, report)
+    _refuse_untied(folder, model)
+    if gguf_file is None:
+        refuse_dropped(folder, model)
     if adapter is not None:
         with quiet_transformers():
             model = merge_adapter(model, adapter)
@@ -117,6 +121,16 @@ def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
         names = sorted(_named(entry) for entry in report[kind])
         if names:
             raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
+
+
+def _refuse_untied(folder: Path, model: PreTrainedModel) -> None:
+    """transformers leaves apart what the config ties where a file holds two different matrices."""
+    one, other = model.get_input_embeddings(), model.get_output_embeddings()
+    if model.config.tie_word_embeddings and one.weight is not other.weight:
+        raise UserError(
+            f"model '{folder}' holds an unembedding that is not its embedding, but its config.json says that they are "
+            "one (tie_word_embeddings): correct the config, or take the wrong one out of the weights"
+        )
 
 
 def _named(entry: str | tuple[str, Any, Any]) -> str:
