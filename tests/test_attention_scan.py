@@ -169,7 +169,7 @@ def llama() -> Anatomy:
 
 
 def batches(anatomy: Anatomy) -> Iterator[Batch]:
-    return batches_of(sentences(), anatomy.device, max_tokens=70)
+    return batches_of(sentences(), anatomy, max_tokens=70)
 
 
 def test_rows_are_the_models_own_attentions(anatomy: Anatomy) -> None:
@@ -234,7 +234,7 @@ def test_attention_and_hooks_are_put_back_after_an_exception(llama: Anatomy) -> 
         raise RuntimeError("oh no")
     assert llama.model.config._attn_implementation == "sdpa"
     batch = next(batches(llama))
-    broken = Batch(batch.rows, batch.ends + 1000, batch.token_ids, batch.mask)
+    broken = Batch(batch.rows, batch.ends + 1000, batch.token_ids)
     with pytest.raises(IndexError):
         end_attention(llama, broken, [0])
     assert llama.model.config._attn_implementation == "sdpa"

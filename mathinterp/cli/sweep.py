@@ -177,10 +177,9 @@ def resolve_lora_base(options: dict[str, Any]) -> "tuple[ResolvedModel, ModelSpe
 
 def read_samples(options: dict[str, Any], resolved: "ResolvedModel") -> "list[Sample]":
     """The training data, tokenized; says on stderr what they come to."""
-    from mathinterp.tuning.data import encode_examples, read_examples, within_limit
+    from mathinterp.tuning.readable import read_examples_for
 
-    examples = encode_examples(read_examples(options["data"], options["seed"]), resolved.tokenizer)
-    samples, budget = within_limit(examples, options["max_tokens"])
+    samples, budget = read_examples_for(resolved, options["data"], options["seed"], options["max_tokens"])
     click.echo(f"data, {options['data']}: {budget.line()}", err=True)
     return samples
 

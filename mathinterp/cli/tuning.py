@@ -209,10 +209,9 @@ def _weight(name: str, text: str) -> float | None:
 
 
 def _samples(name: str, resolved: "ResolvedModel", options: dict[str, Any], what: str) -> "list[Sample]":
-    from mathinterp.tuning.data import encode_examples, read_examples, within_limit
+    from mathinterp.tuning.readable import read_examples_for
 
-    examples = read_examples(name, options["seed"])
-    samples, budget = within_limit(encode_examples(examples, resolved.tokenizer), options["max_tokens"])
+    samples, budget = read_examples_for(resolved, name, options["seed"], options["max_tokens"])
     click.echo(f"{what}, {name}: {budget.line()}", err=True)
     return samples
 

@@ -19,6 +19,11 @@ SPARE_TOKENS = 3  # beside one a character of the answer: the separator, a sign,
 MOST_PROMPTS = {"cuda": 512, "cpu": 64}  # in one batch, by device
 
 
+def new_tokens(prompt: TokenizedPrompt) -> int:
+    """How many tokens a prompt's answer may take: its own affair, whatever is asked beside it."""
+    return len(prompt.prompt.answer) + SPARE_TOKENS
+
+
 class GreedyDecoder:
     """A model that answers prompts by greedy decoding."""
 
@@ -31,13 +36,12 @@ class GreedyDecoder:
     def answer(self, prompts: Sequence[TokenizedPrompt]) -> list[Answer]:
         """The model's answers, in the prompts' order; raises torch.OutOfMemoryError if a single prompt does not fit."""
         contexts = [self.context(prompt) for prompt in prompts]
-        new_tokens = max(len(prompt.prompt.answer) for prompt in prompts) + SPARE_TOKENS
-        by_length: dict[int, list[int]] = {}
-        for index, context in enumerate(contexts):
-            by_length.setdefault(len(context), []).append(index)
+        alike: dict[tuple[int, int], list[int]] = {}  # as many tokens to read, and as many to write
+        for index, (context, prompt) in enumerate(zip(contexts, prompts, strict=True)):
+            alike.setdefault((len(context), new_tokens(prompt)), []).append(index)
         responses: dict[int, str] = {}
-        for members in by_length.values():
-            written = self._decode([contexts[index] for index in members], new_tokens)
+        for (_, count), members in alike.items():
+            written = self._decode([contexts[index] for index in members], count)
             responses |= dict(zip(members, written, strict=True))
         answers = []
         for index, prompt in enumerate(prompts):

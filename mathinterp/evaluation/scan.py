@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.evaluation.greedy import GreedyDecoder
+from mathinterp.errors import UserError
+from mathinterp.evaluation.greedy import GreedyDecoder, new_tokens
 from mathinterp.evaluation.harness import Answer, Harness
 from mathinterp.evaluation.numbers import RULES
 from mathinterp.evaluation.task_files import Document, TaskFile, digest
@@ -74,6 +75,11 @@ class BenchmarkScan(Scan):
             "setting": _setting(differs),
         }
 
+    @property
+    def reads_whole(self) -> bool:
+        """The harness cuts long contexts on the left, and rows say so (``truncated``)."""
+        return False
+
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Blocks of items, in order."""
         return _blocks(len(self.items), CHOICE_BLOCK if self.task.multiple_choice else BLOCK)
@@ -130,7 +136,15 @@ class PromptSetScan(Scan):
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """Blocks of prompts."""
+        """Blocks of prompts; raises UserError for one that leaves no positions for an answer."""
+        limit = shape.positions.limit
+        for item in prompts:
+            needed = item.end + new_tokens(item)  # the last one that is written is not read
+            if limit is not None and needed > limit:
+                raise UserError(
+                    f"prompt '{item.prompt.prompt_id}' has {item.end + 1} tokens, its answer may take"
+                    f" {new_tokens(item)} more, and the model has only {limit} positions; shorten it"
+                )
         return _blocks(len(prompts), SET_BLOCK)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:

@@ -57,6 +57,11 @@ class Scan(ABC):
         return False
 
     @property
+    def reads_whole(self) -> bool:
+        """Whether every prompt is read whole; False where texts that are too long for the model are cut."""
+        return True
+
+    @property
     def models_held(self) -> int:
         """Models of the subject's shape whose weights a replica holds, for planning and placing only."""
         return 1

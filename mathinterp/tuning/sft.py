@@ -120,7 +120,10 @@ def train(
 
     def lay_out(chosen: list[int]) -> Batch:
         piece = [samples[index] for index in chosen]
-        batch = packed(piece, config.pack, anatomy) if config.pack else padded(piece, pad_id)
+        if config.pack:
+            batch = packed(piece, config.pack, anatomy)
+        else:
+            batch = padded(piece, pad_id, anatomy.shape.positions)
         return {**batch, "samples": chosen}
 
     optimizer = torch.optim.AdamW(
