@@ -70,9 +70,7 @@ def time_hooked(anatomy: Anatomy, pairs: Pairs, own: Ends, other: Ends, device: 
                         values = values.clone()
                         values[:, anatomy.head_slice(0)] = other.heads_LPZ[layer][:, anatomy.head_slice(0)]
                     hooks.enter_context(edited_input(anatomy.output_projection(layer), hold(batch, values)))
-                hidden = anatomy.decoder(
-                    input_ids=batch.token_ids, use_cache=False
-                ).last_hidden_state
+                hidden = anatomy.decoder(input_ids=batch.token_ids, use_cache=False).last_hidden_state
             logits = anatomy.unembedding(batch.at_end(hidden)).float()
             torch.stack(measure_logits(logits, gold_P[batch.rows])[:3]).cpu()
 

@@ -177,7 +177,7 @@ def test_rows_are_the_models_own_attentions(anatomy: Anatomy) -> None:
     seen, widths = 0, set()
     for batch in batches(anatomy):
         weights_BLHT = end_attention(anatomy, batch, layers)
-        widths.add((batch.mask.sum(1).min().item(), batch.mask.shape[1]))
+        widths.add((batch.ends.min().item() + 1, batch.token_ids.shape[1]))
         for row, index in enumerate(batch.rows.tolist()):
             ids = sentences()[index]
             with eager_attention(model):

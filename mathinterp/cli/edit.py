@@ -96,7 +96,9 @@ def _check_words(prompts: "Sequence[Prompt]", resolved: "ResolvedModel") -> None
     try:
         read_prompts(prompts, resolved)
     except UserError as error:
-        raise UserError(f"--model {resolved.label} cannot read the gender prompts ({error}); take --model smollm2") from error
+        raise UserError(
+            f"--model {resolved.label} cannot read the gender prompts ({error}); take --model smollm2"
+        ) from error
 
 
 def _run(

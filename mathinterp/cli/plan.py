@@ -81,7 +81,7 @@ def _show(asked: NotRun, words: str, as_json: bool) -> None:
     prompts = load_prompts(**asked.prompt_options)
     if asked.chosen.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, resolved.tokenizer)
-    tokenized = read_prompts(prompts, resolved, whole=asked.chosen.reads_whole)
+    tokenized = read_prompts(prompts, resolved, asked.chosen.tokens_read)
     on_cpu = plan_scan(asked.chosen, resolved.shape, tokenized, resolved.dtype, cpu=measure_cpu(resolved.shape))
     gpu_dtype = resolve_dtype(asked.model_options["dtype"], "cuda")
     on_gpu = plan_scan(asked.chosen, resolved.shape, tokenized, gpu_dtype)

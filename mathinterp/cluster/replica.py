@@ -23,6 +23,7 @@ import torch
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
+from mathinterp.forward.alone import alone_deviation
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard, Subject
@@ -76,9 +77,13 @@ class Replica:
             loaded = self._load_model(resolved)
         loaded_at = time.time()
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
+        alone = {}
+        if job.scan.reads_together:
+            sentences = [prompt.input_ids[: prompt.end + 1] for prompt in job.prompts]
+            alone = {"alone_deviation": alone_deviation(loaded.anatomy, sentences)}
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
-        return {**job.scan.notes(self._state), **ahead, **prepared}
+        return {**job.scan.notes(self._state), **alone, **ahead, **prepared}
 
     def _find_model(self) -> ResolvedModel:
         resolved = resolve(self._job.spec, self._job.device)

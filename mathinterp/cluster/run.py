@@ -124,7 +124,7 @@ def prepare_work(
     model = resolve(spec, "cuda" if on_gpu else "cpu")
     if scan.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, model.tokenizer)
-    tokenized = tuple(read_prompts(prompts, model, whole=scan.reads_whole))
+    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read))
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)

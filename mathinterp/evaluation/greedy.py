@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mathinterp.evaluation.harness import Answer, plain_greedy
 from mathinterp.evaluation.numbers import starts_with_answer
 from mathinterp.forward.batching import in_batches
+from mathinterp.models.positions import positions_of
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 SPARE_TOKENS = 3  # beside one a character of the answer: the separator, a sign, and one to see that the number ends
@@ -20,7 +21,7 @@ MOST_PROMPTS = {"cuda": 512, "cpu": 64}  # in one batch, by device
 
 
 def new_tokens(prompt: TokenizedPrompt) -> int:
-    """How many tokens a prompt's answer may take: its own affair, whatever is asked beside it."""
+    """How many tokens a prompt's answer may take; what is written beyond them does not count."""
     return len(prompt.prompt.answer) + SPARE_TOKENS
 
 
@@ -30,18 +31,21 @@ class GreedyDecoder:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         plain_greedy(model, tokenizer)
         self.model, self.tokenizer = model, tokenizer
+        self._limit = positions_of(model.config).limit
         # A word-level tokenizer reads "4 7" and "47" alike, and its tokens must be put together without spaces.
         self._spaceless = tokenizer("4 7")["input_ids"] == tokenizer("47")["input_ids"]
 
     def answer(self, prompts: Sequence[TokenizedPrompt]) -> list[Answer]:
         """The model's answers, in the prompts' order; raises torch.OutOfMemoryError if a single prompt does not fit."""
         contexts = [self.context(prompt) for prompt in prompts]
-        alike: dict[tuple[int, int], list[int]] = {}  # as many tokens to read, and as many to write
-        for index, (context, prompt) in enumerate(zip(contexts, prompts, strict=True)):
-            alike.setdefault((len(context), new_tokens(prompt)), []).append(index)
+        most = max(new_tokens(prompt) for prompt in prompts)
+        by_length: dict[int, list[int]] = {}
+        for index, context in enumerate(contexts):
+            by_length.setdefault(len(context), []).append(index)
         responses: dict[int, str] = {}
-        for (_, count), members in alike.items():
-            written = self._decode([contexts[index] for index in members], count)
+        for length, members in by_length.items():
+            room = most if self._limit is None else min(most, self._limit + 1 - length)  # the last is not read again
+            written = self._decode([contexts[index] for index in members], room)
             responses |= dict(zip(members, written, strict=True))
         answers = []
         for index, prompt in enumerate(prompts):

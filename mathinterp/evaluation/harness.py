@@ -63,6 +63,7 @@ class Harness:
         self.lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, softmax_dtype="float32")
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
         shape = model_shape(model.config)
+        self._positions = shape.positions
         self._cached_bytes = 2 * shape.n_layers * shape.n_groups * shape.d_head * model.dtype.itemsize  # a token's
 
     def answer(self, task: TaskFile, items: Sequence[Document], examples: Sequence[Document]) -> list[Answer]:
@@ -114,7 +115,8 @@ class Harness:
     def batch_size(self, longest: int, task: TaskFile) -> int:
         """Items in one batch: as many as the memory for logits allows, for generated text that for keys and values.
 
-        Text is generated from the last token's logits alone.
+        Text is generated from the last token's logits alone. One item where padding would change what others give: see
+        ``positions.Positions.kind``.
         """
         device = self.lm.device.type
         if task.multiple_choice:
@@ -122,6 +124,8 @@ class Harness:
         else:
             longest += task.config["generation_kwargs"]["max_gen_toks"]
             tokens = CACHE_BYTES[device] / self._cached_bytes
+        if self._positions.kind(longest) != 0:
+            return 1
         return max(1, min(MOST_ITEMS, int(tokens / longest)))
 
     def _evaluate(self, built: "ConfigurableTask") -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.errors import UserError
 from mathinterp.evaluation.greedy import GreedyDecoder, new_tokens
 from mathinterp.evaluation.harness import Answer, Harness
 from mathinterp.evaluation.numbers import RULES
@@ -75,9 +74,13 @@ class BenchmarkScan(Scan):
             "setting": _setting(differs),
         }
 
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """None for sure: the harness cuts long contexts on the left, and rows say so (``truncated``)."""
+        return 0
+
     @property
-    def reads_whole(self) -> bool:
-        """The harness cuts long contexts on the left, and rows say so (``truncated``)."""
+    def reads_together(self) -> bool:
+        """The harness's own batches hold other texts: see ``Harness.batch_size``."""
         return False
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
@@ -136,16 +139,12 @@ class PromptSetScan(Scan):
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """Blocks of prompts; raises UserError for one that leaves no positions for an answer."""
-        limit = shape.positions.limit
-        for item in prompts:
-            needed = item.end + new_tokens(item)  # the last one that is written is not read
-            if limit is not None and needed > limit:
-                raise UserError(
-                    f"prompt '{item.prompt.prompt_id}' has {item.end + 1} tokens, its answer may take"
-                    f" {new_tokens(item)} more, and the model has only {limit} positions; shorten it"
-                )
+        """Blocks of prompts."""
         return _blocks(len(prompts), SET_BLOCK)
+
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """The text, and all that may be written but for the last token."""
+        return prompt.end + new_tokens(prompt)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Prompts."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mathinterp.forward.engine import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
+from mathinterp.forward.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.forward.layers import call_layer
 from mathinterp.forward.pairs import Ends, Pairs
 from mathinterp.forward.parts import known_twin

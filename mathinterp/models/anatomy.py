@@ -12,7 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_of
-from mathinterp.models.positions import Positions, positions_of, without_memory
+from mathinterp.models.masks import keep_masks_finite
+from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ModelShape:
     logit_softcap: float | None
     attention_windows: tuple[int | None, ...]  # per layer; None = full attention
     tied_unembedding: bool
-    positions: Positions = Positions()
+    positions: Positions = ANY_LENGTH
 
     def check_layer(self, layer: int) -> None:
         """Raise UserError unless ``layer`` exists."""
@@ -117,6 +118,9 @@ class Anatomy:
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        if self.dtype == torch.float64 and self.family.attention_backend == "eager":
+            for layer in range(self.shape.n_layers):
+                keep_masks_finite(self.attention(layer))
         self._check_widths()
 
     def attention(self, layer: int) -> nn.Module:

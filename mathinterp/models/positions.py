@@ -43,6 +43,9 @@ class Positions:
         return max(longest, min([width, *(end for end in ends if end is not None)]))
 
 
+ANY_LENGTH = Positions()
+
+
 def positions_of(config: PretrainedConfig) -> Positions:
     """Read a config; raises UserError for layers whose rotary embeddings change with the length in several ways."""
     if family_of(config.model_type).position_table:

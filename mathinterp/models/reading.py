@@ -5,7 +5,7 @@ the model not resized) and a text beyond a table of positions would fail, or on 
 forward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ResolvedModel
@@ -13,11 +13,13 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 
 
-def read_prompts(prompts: Sequence[Prompt], model: ResolvedModel, *, whole: bool = True) -> list[TokenizedPrompt]:
+def read_prompts(
+    prompts: Sequence[Prompt], model: ResolvedModel, tokens_read: Callable[[TokenizedPrompt], int] | None = None
+) -> list[TokenizedPrompt]:
     """``tokenize_prompts`` for one model, checked.
 
     Args:
-        whole: whether all of a prompt is read at once; False for a scan that cuts long texts itself.
+        tokens_read: how many tokens a prompt makes the model read at once; None: all that are needed to score it.
     Raises:
         UserError: as ``tokenize_prompts``, for a prompt longer than the model's positions, and for a token without an
             embedding. The message names the prompt.
@@ -27,8 +29,7 @@ def read_prompts(prompts: Sequence[Prompt], model: ResolvedModel, *, whole: bool
         where = f"prompt '{item.prompt.prompt_id}'"
         for ids in (item.input_ids, item.counterfactual_ids or ()):
             check_embedded(where, ids, model)
-        if whole:
-            check_length(where, len(item.fed), model)
+        check_length(where, len(item.fed) if tokens_read is None else tokens_read(item), model)
     return tokenized
 
 
@@ -43,8 +44,8 @@ def check_length(where: str, length: int, model: ResolvedModel) -> None:
     limit = model.shape.positions.limit
     if limit is not None and length > limit:
         raise UserError(
-            f"{where} has {length} tokens to read, and the model '{model.label}' has only {limit} positions; shorten it,"
-            " or take a model that reads longer texts"
+            f"{where} makes {length} tokens to read at once, and the model '{model.label}' has only {limit} positions;"
+            " shorten it, or take a model that reads longer texts"
         )
 
 
@@ -55,6 +56,6 @@ def check_embedded(where: str, ids: Sequence[int], model: ResolvedModel) -> None
     if beyond is not None:
         name = model.tokenizer.convert_ids_to_tokens(beyond)
         raise UserError(
-            f"{where} has the token {name!r} with id {beyond}, and the model '{model.label}' has an embedding for ids up"
-            f" to {rows - 1} only: its tokenizer has more tokens than the model; give the tokenizer that belongs to it"
+            f"{where} has the token {name!r} with id {beyond}, and the model '{model.label}' has embeddings for ids up to"
+            f" {rows - 1} only: its tokenizer has more tokens than the model; give the tokenizer that belongs to it"
         )

@@ -57,8 +57,8 @@ class Scan(ABC):
         return False
 
     @property
-    def reads_whole(self) -> bool:
-        """Whether every prompt is read whole; False where texts that are too long for the model are cut."""
+    def reads_together(self) -> bool:
+        """Whether prompts share forward passes: then a replica first compares some of them with each alone."""
         return True
 
     @property
@@ -81,6 +81,10 @@ class Scan(ABC):
     @abstractmethod
     def run(self, state: Any, shard: Shard) -> pa.Table:
         """Compute one shard's rows with the schema ``schemas[shard.table]``."""
+
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """The most tokens of ``prompt``, and after it, that the model reads at once: it needs as many positions."""
+        return len(prompt.fed)
 
     def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
         """Whether ``prepare`` and ``run`` compile the model's layers, so that ``compile_ahead`` saves time."""

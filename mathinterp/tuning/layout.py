@@ -14,11 +14,10 @@ from mathinterp.errors import UserError
 from mathinterp.forward.layers import tree_mask
 from mathinterp.forward.tree import plant
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.positions import Positions
+from mathinterp.models.positions import ANY_LENGTH, Positions
 from mathinterp.tuning.data import Sample
 
 WIDTH_MULTIPLE = 8
-ANY_LENGTH = Positions()
 Batch = dict[str, Any]  # input_ids_BT, before_N, labels_N; packed also position_ids_BT and attention_mask; see below
 
 
