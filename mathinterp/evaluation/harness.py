@@ -20,7 +20,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from mathinterp.errors import UserError
 from mathinterp.evaluation.numbers import final_number, same_number
 from mathinterp.evaluation.task_files import Document, TaskFile
-from mathinterp.models.anatomy import model_shape
+from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.models.masks import keep_masks_finite
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -64,6 +65,10 @@ class Harness:
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
         shape = model_shape(model.config)
         self._positions = shape.positions
+        if model.dtype == torch.float64:  # the harness pads on the left, where a row sees nothing
+            anatomy = Anatomy(model)
+            for layer in range(shape.n_layers):
+                keep_masks_finite(anatomy.attention(layer))
         self._cached_bytes = 2 * shape.n_layers * shape.n_groups * shape.d_head * model.dtype.itemsize  # a token's
 
     def answer(self, task: TaskFile, items: Sequence[Document], examples: Sequence[Document]) -> list[Answer]:

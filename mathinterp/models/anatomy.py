@@ -12,7 +12,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_of
-from mathinterp.models.masks import keep_masks_finite
 from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 
 
@@ -118,9 +117,6 @@ class Anatomy:
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        if self.dtype == torch.float64 and self.family.attention_backend == "eager":
-            for layer in range(self.shape.n_layers):
-                keep_masks_finite(self.attention(layer))
         self._check_widths()
 
     def attention(self, layer: int) -> nn.Module:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.checked_config import check_config
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
@@ -130,6 +132,9 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
     else:
         config, tokenizer = _config_and_tokenizer(source, spec)
         fingerprint = model_fingerprint(source, adapter, with_code=spec.trust_remote_code)
+    if source.kind != "random" and not spec.trust_remote_code:
+        with quiet_transformers():
+            check_config(config, spec.name)
     if adapter is not None:
         with quiet_transformers():
             check_adapter(adapter, config)
@@ -267,7 +272,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
             tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError, StrictDataclassError) as error:
         raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
     return config, tokenizer
 

@@ -56,6 +56,6 @@ def check_embedded(where: str, ids: Sequence[int], model: ResolvedModel) -> None
     if beyond is not None:
         name = model.tokenizer.convert_ids_to_tokens(beyond)
         raise UserError(
-            f"{where} has the token {name!r} with id {beyond}, and the model '{model.label}' has embeddings for ids up to"
-            f" {rows - 1} only: its tokenizer has more tokens than the model; give the tokenizer that belongs to it"
+            f"{where} has the token {name!r} with id {beyond}, and the model '{model.label}' has embeddings for ids up"
+            f" to {rows - 1} only: its tokenizer has more tokens than the model; give the tokenizer that belongs to it"
         )
