@@ -38,10 +38,10 @@ from tests.test_harness import WORD_ITEMS, decode_by_hand, small
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
 ORIGINAL = 12  # tokens up to which frequencies do not depend on the length
-SIZES = dict(
-    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_attention_heads=4,
-    bos_token_id=1, eos_token_id=2, pad_token_id=3,
-)  # fmt: skip
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+}  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3],
@@ -100,9 +100,9 @@ def alone(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
 
 
 def scored_alone(model: PreTrainedModel) -> np.ndarray:
-    return np.array([
-        float(alone(model, prompt.fed)[token.index - 1, token.token_id]) for prompt in PROMPTS for token in prompt.scored
-    ])  # fmt: skip
+    return np.array(
+        [float(alone(model, each.fed)[token.index - 1, token.token_id]) for each in PROMPTS for token in each.scored]
+    )
 
 
 def ends_alone(model: PreTrainedModel) -> torch.Tensor:
