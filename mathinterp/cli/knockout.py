@@ -21,9 +21,8 @@ from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from mathinterp.cluster.run import RunSummary
+    from mathinterp.models.catalog import ResolvedModel
     from mathinterp.scans.iterative import IterativeScan
     from mathinterp.scans.knockout import KnockoutScan, Sentence
 
@@ -205,17 +204,20 @@ def _with_sentences(scan: "KnockoutScan", texts: tuple[str, ...], options: dict[
     from mathinterp.models.catalog import ModelSpec, resolve
 
     names = ("model", "adapter", "dtype", "trust_remote_code")
-    tokenizer = resolve(ModelSpec(*(options[name] for name in names))).tokenizer
-    sentences = tuple(_tokenize(text, tokenizer) for text in dict.fromkeys(texts))
-    return replace(scan, sentences=sentences, tokenizer=tokenizer)
+    model = resolve(ModelSpec(*(options[name] for name in names)))
+    sentences = tuple(_tokenize(text, model) for text in dict.fromkeys(texts))
+    return replace(scan, sentences=sentences, tokenizer=model.tokenizer)
 
 
-def _tokenize(text: str, tokenizer: "PreTrainedTokenizerBase") -> "Sentence":
+def _tokenize(text: str, model: "ResolvedModel") -> "Sentence":
+    from mathinterp.models.reading import check_readable
     from mathinterp.scans.knockout import Sentence
 
+    tokenizer = model.tokenizer
     ids = tuple(tokenizer(text)["input_ids"])
     if not text.strip() or tokenizer.unk_token_id in ids:
         raise UserError(f"--show {text!r} has no words, or some that the model's tokenizer does not know")
+    check_readable(f"--show {text!r}", ids, model)
     return Sentence(text, ids)
 
 

@@ -93,8 +93,8 @@ def _checked(
 ) -> "KnockoutScan":  # fmt: skip
     """The knock-out with ``ks``; raises UserError for what a later stage would refuse after minutes of work."""
     from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
-    from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
     from mathinterp.scans.attention import AttentionScan
     from mathinterp.scans.heads import chosen_heads
@@ -106,7 +106,7 @@ def _checked(
         prompts = load_prompts(name, seed=options["seed"], limit=options["limit"])
         if name == options["prompt_name"] or knockout.needs_counterfactuals:
             prompts = with_counterfactuals(prompts, model.tokenizer)
-        tokenized = tokenize_prompts(prompts, model.tokenizer)
+        tokenized = read_prompts(prompts, model)
         knockout.shards(model.shape, tokenized)
         if name == options["prompt_name"]:
             for scan in (paths, AttentionScan(), MlpProbe()):

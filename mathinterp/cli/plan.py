@@ -73,15 +73,15 @@ def _asked(command: click.Command, options: dict[str, Any]) -> NotRun:
 def _show(asked: NotRun, words: str, as_json: bool) -> None:
     from mathinterp.cluster.plan import measure_cpu, plan_scan
     from mathinterp.models.catalog import ModelSpec, resolve, resolve_dtype
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
-    from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
 
     resolved = resolve(ModelSpec(**asked.model_options))
     prompts = load_prompts(**asked.prompt_options)
     if asked.chosen.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, resolved.tokenizer)
-    tokenized = tokenize_prompts(prompts, resolved.tokenizer)
+    tokenized = read_prompts(prompts, resolved, asked.chosen.tokens_read)
     on_cpu = plan_scan(asked.chosen, resolved.shape, tokenized, resolved.dtype, cpu=measure_cpu(resolved.shape))
     gpu_dtype = resolve_dtype(asked.model_options["dtype"], "cuda")
     on_gpu = plan_scan(asked.chosen, resolved.shape, tokenized, gpu_dtype)

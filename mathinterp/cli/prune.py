@@ -81,6 +81,7 @@ def prune(
       mathinterp tune prune --model smollm2 --target gold --case-limit 100 --out pruned
     """
     from mathinterp.cluster.ray_cluster import connection, existing_cluster
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
     from mathinterp.tuning.depth import deep_layers, lora_layer
@@ -115,6 +116,8 @@ def prune(
         print_dry_run([source], (), plan.config, resolved.tokenizer, options)
         return
     check_own(plan.out)
+    for prompts in (plan.cases, plan.tests):
+        read_prompts(prompts, resolved)  # refuses what the model cannot read before anything trains
     with connection(options["address"]):
         lora = train_lora(plan, plan.spec, plan.resolved, LORA)
         compared = compare(plan, lora)

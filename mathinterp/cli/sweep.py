@@ -102,6 +102,7 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
       mathinterp tune sweep --model smollm2 --target gold --gpus-per-replica 0.25 --out sweep
     """
     from mathinterp.cluster.ray_cluster import connection
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
     from mathinterp.tuning.layer_sweep import LayerSweep, claim_folder, split_samples
@@ -111,6 +112,8 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
     resolved, spec = resolve_lora_base(options)
     tests = load_prompts(options["test"], seed=options["seed"], limit=options["test_limit"])
     cases = load_prompts(options["cases"], seed=options["seed"], limit=options["case_limit"])
+    for prompts in (tests, cases):
+        read_prompts(prompts, resolved)  # refuses what the model cannot read before anything trains
     source = read_data(options, resolved)
     trained, kept = split_samples(source.samples, validation, options["seed"])
     folder = "" if options["out"] is None else str(options["out"].expanduser().resolve())

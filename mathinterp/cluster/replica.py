@@ -25,6 +25,7 @@ from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.errors import UserError
 from mathinterp.forward import batching
+from mathinterp.forward.alone import alone_deviation
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard, Subject
@@ -80,12 +81,16 @@ class Replica:
         loaded_at = time.time()
         self._versions = made_here(job.scan, resolved, job.device)
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
+        alone = {}
+        if job.scan.reads_together:
+            sentences = [prompt.input_ids[: prompt.end + 1] for prompt in job.prompts]
+            alone = {"alone_deviation": alone_deviation(loaded.anatomy, sentences)}
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
         started = time.time()
         probe = probe_note(job.scan.cells(self._state, subject), job.device, socket.gethostname())
         checked = {PROBE: probe, "probe_seconds": time.time() - started}
-        return {**job.scan.notes(self._state), **ahead, **prepared, **checked}
+        return {**job.scan.notes(self._state), **alone, **ahead, **prepared, **checked}
 
     def _find_model(self) -> ResolvedModel:
         resolved = resolve(self._job.spec, self._job.device)

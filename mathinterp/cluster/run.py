@@ -23,7 +23,7 @@ from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import Replica, ReplicaJob, made_here
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
-from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.scans.base import Scan, Shard
@@ -129,7 +129,7 @@ def prepare_work(
     model = resolve(spec, "cuda" if on_gpu else "cpu")
     if scan.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, model.tokenizer)
-    tokenized = tuple(tokenize_prompts(prompts, model.tokenizer))
+    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read))
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)

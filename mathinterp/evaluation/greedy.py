@@ -13,11 +13,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mathinterp.evaluation.harness import Answer, plain_greedy
 from mathinterp.evaluation.numbers import starts_with_answer
 from mathinterp.forward.batching import in_batches
+from mathinterp.models.positions import positions_of
 from mathinterp.prompts.alignment import without_bos
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 SPARE_TOKENS = 3  # beside one a character of the answer: the separator, a sign, and one to see that the number ends
 MOST_PROMPTS = {"cuda": 512, "cpu": 64}  # in one batch, by device
+
+
+def new_tokens(prompt: TokenizedPrompt) -> int:
+    """How many tokens a prompt's answer may take; what is written beyond them does not count."""
+    return len(prompt.prompt.answer) + SPARE_TOKENS
 
 
 class GreedyDecoder:
@@ -29,19 +35,21 @@ class GreedyDecoder:
         ends: Any = model.generation_config.eos_token_id
         # What follows an end is padding, as long as the batch's longest answer: it must not be read.
         self._last = {*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [ends])}
+        self._limit = positions_of(model.config).limit
         # A word-level tokenizer reads "4 7" and "47" alike, and its tokens must be put together without spaces.
         self._spaceless = tokenizer("4 7")["input_ids"] == tokenizer("47")["input_ids"]
 
     def answer(self, prompts: Sequence[TokenizedPrompt]) -> list[Answer]:
         """The model's answers, in the prompts' order; raises torch.OutOfMemoryError if a single prompt does not fit."""
         contexts = [self.context(prompt) for prompt in prompts]
-        new_tokens = max(len(prompt.prompt.answer) for prompt in prompts) + SPARE_TOKENS
+        most = max(new_tokens(prompt) for prompt in prompts)
         by_length: dict[int, list[int]] = {}
         for index, context in enumerate(contexts):
             by_length.setdefault(len(context), []).append(index)
         responses: dict[int, str] = {}
-        for members in by_length.values():
-            written = self._decode([contexts[index] for index in members], new_tokens)
+        for length, members in by_length.items():
+            room = most if self._limit is None else min(most, self._limit + 1 - length)  # the last is not read again
+            written = self._decode([contexts[index] for index in members], room)
             responses |= dict(zip(members, written, strict=True))
         answers = []
         for index, prompt in enumerate(prompts):

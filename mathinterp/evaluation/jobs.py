@@ -14,6 +14,7 @@ from mathinterp.evaluation.items import chosen_items, read_examples, read_items,
 from mathinterp.evaluation.scan import BenchmarkScan, Origin, PromptSetScan
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
+from mathinterp.models.reading import check_embedded, read_prompts
 from mathinterp.models.sources import find_adapter, find_source, read_json
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
 from mathinterp.tuning.about import read_about
@@ -92,6 +93,28 @@ def _ids(ends: object, otherwise: object, file: Path) -> tuple[int, ...]:
     if not all(type(token) is int and token >= 0 for token in ids) or given == []:
         raise UserError(f"'{file}': eos_token_id {given} is no token id and no list of some; mend it or remove it")
     return tuple(sorted(set(ids)))
+
+
+def check_jobs(jobs: Sequence[Job], spec: ModelSpec) -> None:
+    """Raise UserError, before any of them runs, for a text that the model cannot read."""
+    model = resolve(spec)
+    for job in jobs:
+        read_prompts(job.prompts, model, job.scan.tokens_read)
+        if isinstance(job.scan, BenchmarkScan):
+            _check_benchmark(job.scan, model)
+
+
+def _check_benchmark(scan: BenchmarkScan, model: ResolvedModel) -> None:
+    """Words of items and worked examples have embeddings, and beside what is written something can be read."""
+    written = 0 if scan.task.multiple_choice else scan.task.config["generation_kwargs"]["max_gen_toks"]
+    limit = model.config.max_position_embeddings
+    if written >= limit:
+        raise UserError(f"{scan.task.title} needs more than the {limit} tokens that the model can read")
+    shown = [example for pool in scan.examples.values() for example in pool]
+    for document in [*scan.items, *shown]:
+        text = "\n".join(str(value) for value in document.values())
+        ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        check_embedded(f"{scan.task.title}, item or example '{document.get('item_id', text[:40])}'", ids, model)
 
 
 def origin_of(spec: ModelSpec) -> Origin:

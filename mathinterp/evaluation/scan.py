@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.evaluation.greedy import GreedyDecoder
+from mathinterp.evaluation.greedy import GreedyDecoder, new_tokens
 from mathinterp.evaluation.harness import Answer, Harness
 from mathinterp.evaluation.numbers import RULES
 from mathinterp.evaluation.task_files import Document, TaskFile, digest
@@ -77,6 +77,15 @@ class BenchmarkScan(Scan):
             **_ends(None if self.task.multiple_choice else self.ends),  # a choice is not written out
         }
 
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """None for sure: the harness cuts long contexts on the left, and rows say so (``truncated``)."""
+        return 0
+
+    @property
+    def reads_together(self) -> bool:
+        """The harness's own batches hold other texts: see ``Harness.batch_size``."""
+        return False
+
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Blocks of items, in order."""
         return _blocks(len(self.items), CHOICE_BLOCK if self.task.multiple_choice else BLOCK)
@@ -137,6 +146,10 @@ class PromptSetScan(Scan):
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Blocks of prompts."""
         return _blocks(len(prompts), SET_BLOCK)
+
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """The text, and all that may be written but for the last token."""
+        return prompt.end + new_tokens(prompt)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Prompts."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mathinterp.errors import UserError
+from mathinterp.forward.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION, sampled
 from mathinterp.forward.edits import Edit, Replacement
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.replay import PackedEngine
@@ -19,8 +20,6 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 
 ENGINES = ("auto", "packed", "plain")
 COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from which compiling (some 20 s) pays on a GPU
-TOLERATED_DEVIATION = {torch.float64: 1e-4, torch.float32: 1e-2}  # nats, packed against plain passes
-TOLERATED_HALF_DEVIATION = 1.0  # bfloat16 and float16 round differently in every batch shape
 
 
 class Engine(Protocol):
@@ -93,15 +92,17 @@ def build_engine(
 
 
 def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> float:
-    """Largest difference (nats; logits too) between ``engine`` and plain forward passes, on a sample of prompts.
+    """Largest difference (nats; logits too) between ``engine`` and each prompt alone, on a sample of prompts.
 
-    Guards against a library version that takes the tree mask silently wrong.
+    Alone: one plain forward pass for each, so that nothing is padded and no neighbour sets the rotary frequencies. The
+    shortest and the longest are in the sample. Guards against a library version that takes the tree mask silently
+    wrong, and against whatever makes a prompt's number depend on its neighbours.
 
     Raises:
         RuntimeError: the difference is beyond what rounding explains in the model's dtype.
     """
-    sample = np.unique(np.linspace(0, len(prompts) - 1, num=min(16, len(prompts)), dtype=int))
-    plain = PlainEngine(anatomy, [prompts[index] for index in sample]).baseline()
+    sample = sampled([len(prompt.fed) for prompt in prompts], most=18)
+    plain = PlainEngine(anatomy, [prompts[index] for index in sample], batch_size=1).baseline()
     worst = engine.baseline().at(np.isin(engine.answers.prompt_A, sample)).difference(plain)
     limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
     if not worst <= limit:  # NaN is no agreement

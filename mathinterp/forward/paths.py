@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from mathinterp.forward.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.forward.batching import free_memory
 from mathinterp.forward.compiling import compiled as compiled_by_rule
-from mathinterp.forward.engine import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.forward.layers import call_layer
 from mathinterp.forward.pairs import Ends, Pairs
 from mathinterp.forward.parts import known_twin

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mathinterp.forward.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.engine import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.forward.hooks import caught_input, caught_output, zeroed_columns
 from mathinterp.forward.plain import PlainEngine
 from mathinterp.forward.replay import PackedEngine

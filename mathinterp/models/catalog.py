@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.checked_config import check_buildable
 from mathinterp.models.config_files import check_config
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
@@ -133,6 +135,9 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
     else:
         config, tokenizer = _config_and_tokenizer(source, spec)
         fingerprint = model_fingerprint(source, adapter, with_code=spec.trust_remote_code)
+    if source.kind != "random" and not spec.trust_remote_code:
+        with quiet_transformers():
+            check_buildable(config, spec.name)
     if adapter is not None:
         with quiet_transformers():
             check_adapter(adapter, config)
@@ -277,7 +282,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
             tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
     except UserError:  # which is a ValueError
         raise
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError, StrictDataclassError) as error:
         raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
     return config, tokenizer
 

@@ -43,6 +43,7 @@ class Family:
     norm_offset: float = 0.0  # a norm multiplies by its weight plus this
     parallel: bool | str = False  # attention and MLP read the same input; a string names the config flag that says so
     attention_backend: str = "sdpa"  # "eager" where the family has no SDPA or needs its soft-cap
+    position_table: bool = False  # positions come from a table of max_position_embeddings rows, and there are no others
     tree_mask: bool = True  # accepts a 4-D additive mask and explicit position ids (proved by the self-test)
 
 
@@ -63,12 +64,13 @@ FAMILIES: dict[str, Family] = {
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
         attention="attn", attention_norm="ln_1", query=None, key=None, value=None,
         fused_qkv="c_attn", fused_qkv_layout="blocks", output_projection="c_proj", mlp_norm="ln_2",
-        gate=None, up="c_fc", activation="act", down_projection="c_proj",
+        gate=None, up="c_fc", activation="act", down_projection="c_proj", position_table=True,
     ),
     "gptj": Family(
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
         attention="attn", attention_norm="ln_1", output_projection="out_proj",
         mlp_norm="ln_1", gate=None, up="fc_in", activation="act", down_projection="fc_out", parallel=True,
+        position_table=True,
     ),
     "gpt_neox": Family(
         decoder="gpt_neox", embedding="embed_in", final_norm="final_layer_norm",

@@ -59,6 +59,11 @@ class Scan(ABC):
         return False
 
     @property
+    def reads_together(self) -> bool:
+        """Whether prompts share forward passes: then a replica first compares some of them with each alone."""
+        return True
+
+    @property
     def models_held(self) -> int:
         """Models of the subject's shape whose weights a replica holds, for planning and placing only."""
         return 1
@@ -78,6 +83,10 @@ class Scan(ABC):
     @abstractmethod
     def run(self, state: Any, shard: Shard) -> pa.Table:
         """Compute one shard's rows with the schema ``schemas[shard.table]``."""
+
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """The most tokens of ``prompt``, and after it, that the model reads at once: it needs as many positions."""
+        return len(prompt.fed)
 
     def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
         """Whether ``prepare`` and ``run`` compile the model's layers, so that ``compile_ahead`` saves time."""

@@ -229,6 +229,11 @@ class ConceptScan(Scan):
         """None: no forward pass is made."""
         return 0
 
+    @property
+    def reads_together(self) -> bool:
+        """Weights alone are read."""
+        return False
+
     def prepare(self, subject: Subject) -> ConceptState:
         """Match the concepts with the model's tokens."""
         assert subject.tokenizer is not None, "concepts are matched with the tokenizer's tokens"

@@ -11,7 +11,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mathinterp.models.catalog import ResolvedModel
-from mathinterp.tuning.data import Sample, TokenBudget, encode_examples, read_examples, within_limit
+from mathinterp.tuning.data import Sample, TokenBudget
+from mathinterp.tuning.readable import read_examples_for
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Source:
 
 
 def read_source(model: ResolvedModel, name: str, seed: int, limit: int) -> Source:
-    """Read a source and tokenize it for a model; raises UserError as the functions of data.py do."""
-    samples, budget = within_limit(encode_examples(read_examples(name, seed), model.tokenizer), limit)
+    """Read a source and tokenize it for a model; raises UserError as read_examples_for does."""
+    samples, budget = read_examples_for(model, name, seed, limit)
     return Source(name, samples, budget)
 
 
