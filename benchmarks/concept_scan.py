@@ -19,6 +19,8 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import click
 import pyarrow.compute as pc
@@ -59,13 +61,19 @@ def time_ours(subject: Subject, prompts: Sequence[TokenizedPrompt], device: str,
         start = synchronize(device)
         state = scan.prepare(subject)
         rows, hits, computing = 0, 0, 0.0
-        for shard in shards:
-            began = time.perf_counter()
-            table = scan.run(state, shard)
-            computing += synchronize(device) - began
-            store.write_shard(run.run_id, shard.table, shard.index, table, {})
-            rows += table.num_rows
-            hits += pc.sum(pc.greater(table["hits"], 0)).as_py()
+        with ThreadPoolExecutor(1) as writer:  # as a replica on a GPU: a file is written while the next shard computes
+            written: list[Future[Any]] = []
+            for shard in shards:
+                began = time.perf_counter()
+                table = scan.run(state, shard)
+                computing += synchronize(device) - began
+                for earlier in written[-1:]:
+                    earlier.result()
+                written.append(writer.submit(store.write_shard, run.run_id, shard.table, shard.index, table, {}))
+                rows += table.num_rows
+                hits += pc.sum(pc.greater(table["hits"], 0)).as_py()
+            for file in written:
+                file.result()
         seconds = synchronize(device) - start
     return {"seconds": seconds, "compute": computing, "rows": rows, "with_hits": hits}
 

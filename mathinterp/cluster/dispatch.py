@@ -31,7 +31,7 @@ class Receipt:
 
     key: str
     rows: int
-    seconds: float  # computing and writing
+    seconds: float  # computing, and writing where no other shard computes meanwhile
     node: str
     pid: int
     bytes: int  # of the written file

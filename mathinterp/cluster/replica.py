@@ -10,11 +10,12 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +33,9 @@ from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.store import Store, prompts_fingerprint
 from mathinterp.versions import versions
 
+Result = TypeVar("Result")
+
+AT_ONCE = 2  # shards of one replica on a GPU: one computes, one is written
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
 
 
@@ -52,13 +56,22 @@ class ReplicaJob:
 
 
 class Replica:
-    """The holder of one model; ``load`` once, then ``run`` shard after shard."""
+    """The holder of one model; ``load`` once, then ``run`` shard after shard.
+
+    On a GPU two threads may call ``run`` at once (AT_ONCE): one shard's file is written while the next one computes.
+    All computing happens in one thread of its own, in the order of the calls.
+    """
 
     def __init__(self, job: ReplicaJob):
         self._job = job
         self._store = Store(job.store_url)
         self._state: Any = None
         self._versions: dict[str, str] = {}
+        self._turns = ThreadPoolExecutor(1, "computing") if job.device == "cuda" else None
+
+    def _in_turn(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """``work`` in the thread that computes; on a CPU that is the caller's, since writing would take its core."""
+        return work(*arguments) if self._turns is None else self._turns.submit(work, *arguments).result()
 
     def load(self) -> dict[str, Any]:
         """Load the model and prepare the scan; returns the scan's notes (plain JSON).
@@ -66,6 +79,9 @@ class Replica:
         Raises:
             UserError: the node has another model or no device, or the model does not fit.
         """
+        return self._in_turn(self._load)
+
+    def _load(self) -> dict[str, Any]:
         job = self._job
         torch.set_num_threads(job.threads)
         if job.device == "cuda" and not torch.cuda.is_available():
@@ -114,27 +130,43 @@ class Replica:
             ArithmeticError: a result is NaN or infinite; names the row.
             TypeError: the scan returned other columns than it declares.
         """
-        started = time.perf_counter()
         job = self._job
-        if job.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        halved = batching.halved
-        table = job.scan.run(self._state, shard)
-        check_rows(table, job.scan.schemas[shard.table], shard.key)
+        computed = self._in_turn(self._compute, shard)
+        started = time.perf_counter()
+        check_rows(computed.table, job.scan.schemas[shard.table], shard.key)
         written = self._store.write_shard(
-            job.run_id, shard.table, shard.index, table, {**job.metadata, "versions": self._versions}
+            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": self._versions}
         )
+        writing = time.perf_counter() - started if self._turns is None else 0.0
         return Receipt(
             key=shard.key,
-            rows=table.num_rows,
-            seconds=time.perf_counter() - started,
+            rows=computed.table.num_rows,
+            seconds=computed.seconds + writing,
             node=socket.gethostname(),
             pid=os.getpid(),
             bytes=written["bytes"],
-            peak_memory=_peak_memory(job.device),
+            peak_memory=computed.peak_memory,
             versions=self._versions,
-            halved=batching.halved - halved,
+            halved=computed.halved,
         )
+
+    def _compute(self, shard: Shard) -> "Computed":
+        started, halved = time.perf_counter(), batching.halved
+        if self._job.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        table = self._job.scan.run(self._state, shard)
+        memory = _peak_memory(self._job.device)
+        return Computed(table, time.perf_counter() - started, memory, batching.halved - halved)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A shard's rows before they are written, and what they took."""
+
+    table: pa.Table
+    seconds: float
+    peak_memory: int
+    halved: int
 
 
 def made_here(scan: Scan, model: ResolvedModel, device: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from mathinterp.cluster.plan import DTYPE_BYTES, parameters
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.ray_cluster import Placement, connection, existing_cluster, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.cluster.replica import Replica, ReplicaJob, made_here
+from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob, made_here
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.reading import read_prompts
@@ -161,7 +161,8 @@ def dispatch(
     evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
     shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
     job = ray.put(replica_job(work, run, store, placement))
-    workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus)
+    at_once = AT_ONCE if placement.gpus else 1
+    workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus, at_once=at_once)
     dispatcher = Dispatcher(
         workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
         check=Agreement(run).joined,
