@@ -19,11 +19,14 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import click
+import pyarrow.compute as pc
 import torch
 
-from mathinterp.engine.lens.concepts import ConceptReader, concept_hits, top_ids, value_output_matrix
+from mathinterp.engine.lens.concepts import ConceptReader, concept_hits, top_ids
 from mathinterp.engine.lens.lens import norm_parts, written_values
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.concepts import Concepts, Vocabulary, default_top, match_vocabulary
@@ -58,13 +61,19 @@ def time_ours(subject: Subject, prompts: Sequence[TokenizedPrompt], device: str,
         start = synchronize(device)
         state = scan.prepare(subject)
         rows, hits, computing = 0, 0, 0.0
-        for shard in shards:
-            began = time.perf_counter()
-            table = scan.run(state, shard)
-            computing += synchronize(device) - began
-            store.write_shard(run.run_id, shard.table, shard.index, table, {})
-            rows += table.num_rows
-            hits += sum(count > 0 for count in table["hits"].to_pylist())
+        with ThreadPoolExecutor(1) as writer:  # as a replica on a GPU: a file is written while the next shard computes
+            written: list[Future[Any]] = []
+            for shard in shards:
+                began = time.perf_counter()
+                table = scan.run(state, shard)
+                computing += synchronize(device) - began
+                for earlier in written[-1:]:
+                    earlier.result()
+                written.append(writer.submit(store.write_shard, run.run_id, shard.table, shard.index, table, {}))
+                rows += table.num_rows
+                hits += pc.sum(pc.greater(table["hits"], 0)).as_py()
+            for file in written:
+                file.result()
         seconds = synchronize(device) - start
     return {"seconds": seconds, "compute": computing, "rows": rows, "with_hits": hits}
 
@@ -105,19 +114,27 @@ def time_ordinary(
     return (synchronize(device) - start) / len(pairs), hits
 
 
-def time_reading(anatomy: Anatomy, vocabulary: Vocabulary, pairs: Sequence[Pair], top: int, device: str) -> float:
-    """Seconds a pair of our way to the hits alone: no texts, nothing stored."""
-    reader = ConceptReader(anatomy, vocabulary.concept_V, top)
+def time_reading(
+    anatomy: Anatomy, vocabulary: Vocabulary, pairs: Sequence[Pair], layers: int, top: int, device: str
+) -> float:
+    """Seconds a pair of our way to the hits alone: no texts, nothing stored.
+
+    ``layers`` of neurons share a reader; a pair has its share of making one.
+    """
 
     def one_pair(layer: int, attention_layer: int) -> None:
-        found = reader.read(written_values(anatomy, layer) @ value_output_matrix(anatomy, attention_layer))
+        found = readers[attention_layer].read(written_values(anatomy, layer))
         concept_hits(found.ids_RT, vocabulary.concept_V, distinct=True)
 
+    ConceptReader(anatomy, vocabulary.concept_V, top, pairs[0][1])
+    start = synchronize(device)
+    readers = {a: ConceptReader(anatomy, vocabulary.concept_V, top, a) for a in {a for _, a in pairs}}
+    making = (synchronize(device) - start) / len(readers)
     one_pair(*pairs[0])
     start = synchronize(device)
     for pair in pairs:
         one_pair(*pair)
-    return (synchronize(device) - start) / len(pairs)
+    return (synchronize(device) - start) / len(pairs) + making / layers
 
 
 def time_published(
@@ -140,13 +157,13 @@ def agreement(
     rows: int,
 ) -> dict[str, float]:  # fmt: skip
     """Shares of vectors whose hits are those of float64: ours, ordinary."""
-    reader, concept_V = ConceptReader(anatomy, vocabulary.concept_V, top), vocabulary.concept_V
+    concept_V = vocabulary.concept_V
     same, seen = {"ours": 0, "ordinary": 0}, 0
     for (layer, attention_layer), ordinary_K in zip(pairs, ordinary, strict=True):
         values_KD = written_values(anatomy, layer)[:rows]
         exact_NV = moved(anatomy, values_KD, attention_layer, torch.float64)
         exact_N = concept_hits(top_ids(exact_NV, top).cpu(), concept_V, distinct=True)
-        found = reader.read(values_KD @ value_output_matrix(anatomy, attention_layer))
+        found = ConceptReader(anatomy, concept_V, top, attention_layer).read(values_KD)
         ours_N = torch.zeros_like(exact_N)
         ours_N[found.rows_R] = concept_hits(found.ids_RT, concept_V, distinct=True)
         same["ours"] += int((ours_N == exact_N).sum())
@@ -186,7 +203,7 @@ def main(
     pairs = [every[index * len(every) // measured] for index in range(measured)]
     vocabulary = match_vocabulary(scan.looked_for, resolved.tokenizer, shape.vocabulary)
     ordinary, hits = time_ordinary(anatomy, vocabulary, pairs, scan.top, device)
-    reading = time_reading(anatomy, vocabulary, pairs, scan.top, device)
+    reading = time_reading(anatomy, vocabulary, pairs, len(every) // len(attention), scan.top, device)
     published = time_published(anatomy, scan, resolved.tokenizer, pairs, published_neurons, device)
     right = agreement(anatomy, vocabulary, pairs, scan.top, hits, exact_neurons)
     ours = time_ours(Subject(anatomy, prompts, tokenizer=resolved.tokenizer), prompts, device, scan)

@@ -51,7 +51,7 @@ def time_ours(engine: PathEngine, freeze: str, device: str) -> dict[str, float]:
 def time_hooked(anatomy: Anatomy, pairs: Pairs, own: Ends, other: Ends, device: str, nodes: int, tokens: int) -> float:
     """Seconds a node of the ordinary way: full forward passes, all heads but the patched one held at END by hooks."""
     gold_P = torch.from_numpy(pairs.gold_P).to(device)
-    batches = list(batches_of(pairs.original, anatomy.device, tokens))
+    batches = list(batches_of(pairs.original, anatomy, tokens))
 
     def hold(batch: Batch, values_PZ: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         def edit(inputs_BTZ: torch.Tensor) -> torch.Tensor:
@@ -70,9 +70,7 @@ def time_hooked(anatomy: Anatomy, pairs: Pairs, own: Ends, other: Ends, device: 
                         values = values.clone()
                         values[:, anatomy.head_slice(0)] = other.heads_LPZ[layer][:, anatomy.head_slice(0)]
                     hooks.enter_context(edited_input(anatomy.output_projection(layer), hold(batch, values)))
-                hidden = anatomy.decoder(
-                    input_ids=batch.token_ids, attention_mask=batch.mask, use_cache=False
-                ).last_hidden_state
+                hidden = anatomy.decoder(input_ids=batch.token_ids, use_cache=False).last_hidden_state
             logits = anatomy.unembedding(batch.at_end(hidden)).float()
             torch.stack(measure_logits(logits, gold_P[batch.rows])[:3]).cpu()
 

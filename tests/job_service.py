@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from ray.job_submission import JobSubmissionClient
 
+from mathinterp.cluster.temporary import usable_folder
+
 
 @contextmanager
 def job_service() -> Iterator[str]:
     """Address of a job service that answers; its head node is stopped at the end, and nobody else's."""
-    folder = tempfile.mkdtemp(prefix="mi")  # short: Ray keeps sockets below it
+    folder = tempfile.mkdtemp(prefix="mi", dir=usable_folder())  # short: Ray keeps sockets below it
     programs = Path(sys.executable).parent
     gcs, dashboard, agent, grpc, metrics, runtime, client = free_ports(7)
     command = [

@@ -91,6 +91,62 @@ def test_a_minus_inside_an_answer_is_not_a_sign():
     assert scored(prompt("years are", "17-23"), tokenizer) == [(d, "digit", None) for d in "1723"]
 
 
+SIGNED = {  # answer -> the characters that are scored, and as what; by hand
+    "-5": {"-": "sign", "5": "digit"},
+    "−5": {"−": "sign", "5": "digit"},
+    "–5": {"–": "sign", "5": "digit"},
+    "+5": {"+": "sign", "5": "digit"},
+    ".5": {".": "point", "5": "digit"},
+    "-.5": {"-": "sign", ".": "point", "5": "digit"},
+    "-$5": {"-": "sign", "5": "digit"},
+    "$-5": {"-": "sign", "5": "digit"},
+    "$5": {"5": "digit"},
+    "- 5": {"-": "sign", "5": "digit"},
+    "(-5)": {"-": "sign", "5": "digit"},
+    "(5)": {"5": "digit"},
+    "-€.7": {"-": "sign", ".": "point", "7": "digit"},
+    "1,000": {"1": "digit", "0": "digit"},
+    "1/2": {"1": "digit", "2": "digit"},
+    "-1/2": {"-": "sign", "1": "digit", "2": "digit"},
+    "3e-5": {"3": "digit", "-": "sign", "5": "digit"},
+    "5%": {"5": "digit"},
+    "5 - 3": {"5": "digit", "3": "digit"},
+    "5 apples": {"5": "digit"},
+}
+
+
+@pytest.mark.parametrize(("answer", "wanted"), SIGNED.items())
+def test_every_token_that_carries_the_answers_number_is_scored(answer, wanted):
+    """Where characters stay apart, exactly these; where they merge, every token that holds one of them."""
+    texts = [f"x = {answer} -.5 $5 (+5) −–€/%,e7"]
+    apart = [word_level(texts, adds_bos=bos) for bos in (True, False)]
+    for tokenizer in apart:
+        found = {token: kind for token, kind, _ in scored(prompt("x =", answer), tokenizer)}
+        assert found == wanted
+    for tokenizer in (llama_like(texts), gpt2_like(texts * 40, 400), gpt2_like([f"x = {answer}"] * 40, 300)):
+        (item,) = tokenize_prompts([prompt("x =", answer)], tokenizer)
+        ids = tokenizer(f"x = {answer}", return_offsets_mapping=True)
+        start = len("x = ")
+        spans = [(max(first, start), stop) for first, stop in ids["offset_mapping"]]
+        holds = {i for i, span in enumerate(spans) if set(f"x = {answer}"[slice(*span)]) & set(wanted)}
+        assert {token.index for token in item.scored} == holds
+
+
+def test_signs_in_words_and_answers_in_words():
+    for tokenizer in (word_level(["x = minus twelve"]), llama_like(["x = minus twelve"])):
+        assert scored(prompt("x =", "minus 5"), tokenizer)[0][1] == "sign"
+        assert {kind for _, kind, _ in scored(prompt("x =", "minus twelve"), tokenizer)} == {"text"}
+        assert {kind for _, kind, _ in scored(prompt("x =", "twelve"), tokenizer)} == {"text"}
+
+
+def test_merged_signs_and_points_are_scored():
+    tokenizer = gpt2_like(["x = -$5", "x = $-5", "x = -.5"] * 50, 290)
+    for answer, first in (("-$5", " -$"), ("-.5", " -")):
+        token, kind, _ = scored(prompt("x =", answer), tokenizer)[0]
+        assert kind == "sign"
+        assert first.startswith(token) or token.startswith(first), token
+
+
 def test_the_point_of_a_decimal_is_read_but_not_scored():
     tokenizer = word_level(["4.2 plus 2.5 is 6.7"])
     item = tokenize_prompts([prompt("4.2 plus 2.5 is", "6.7")], tokenizer)[0]

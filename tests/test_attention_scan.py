@@ -169,7 +169,7 @@ def llama() -> Anatomy:
 
 
 def batches(anatomy: Anatomy) -> Iterator[Batch]:
-    return batches_of(sentences(), anatomy.device, max_tokens=70)
+    return batches_of(sentences(), anatomy, max_tokens=70)
 
 
 def test_rows_are_the_models_own_attentions(anatomy: Anatomy) -> None:
@@ -177,7 +177,7 @@ def test_rows_are_the_models_own_attentions(anatomy: Anatomy) -> None:
     seen, widths = 0, set()
     for batch in batches(anatomy):
         weights_BLHT = end_attention(anatomy, batch, layers)
-        widths.add((batch.mask.sum(1).min().item(), batch.mask.shape[1]))
+        widths.add((batch.ends.min().item() + 1, batch.token_ids.shape[1]))
         for row, index in enumerate(batch.rows.tolist()):
             ids = sentences()[index]
             with eager_attention(model):
@@ -234,7 +234,7 @@ def test_attention_and_hooks_are_put_back_after_an_exception(llama: Anatomy) -> 
         raise RuntimeError("oh no")
     assert llama.model.config._attn_implementation == "sdpa"
     batch = next(batches(llama))
-    broken = Batch(batch.rows, batch.ends + 1000, batch.token_ids, batch.mask)
+    broken = Batch(batch.rows, batch.ends + 1000, batch.token_ids)
     with pytest.raises(IndexError):
         end_attention(llama, broken, [0])
     assert llama.model.config._attn_implementation == "sdpa"

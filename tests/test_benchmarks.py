@@ -172,6 +172,7 @@ CSQA = ("commonsense_qa", "commonsense_qa/dev_rand_split.jsonl")
         ("mmlu", "mmlu/test/anatomy_dev.csv", "", r"has no files \*_test\.csv"),
         ("mmlu", "mmlu/test/anatomy_test.csv", "Which?,a,b,c,A\n", "record 1.*not 5 columns"),
         ("mmlu", "mmlu/test/anatomy_test.csv", "Which?,a,b,c,d,E\n", "record 1.*not 'E'"),
+        ("mmlu", "mmlu/test/anatomy_test.csv", 'Which?,a,b,c,"' + "d" * 200_000, "not the columns that are published"),
     ],
 )  # fmt: skip
 def test_faulty_files_are_named(task: str, file: str, text: str | None, message: str, tmp_path: Path) -> None:

@@ -158,6 +158,15 @@ def test_configs_that_cannot_be_used(folder: Path) -> None:
     assert message(str(folder)) == expected
 
 
+def test_a_config_that_says_it_is_not_quantised(folder: Path) -> None:
+    edit_json(folder / "config.json", quantization_config=None)
+    assert load(ModelSpec(str(folder)), "cpu").model.num_parameters() > 0
+    for nonsense, named in (("int8", "int8"), ({}, "unknown"), (False, "False")):
+        edit_json(folder / "config.json", quantization_config=nonsense)
+        expected = f"model '{folder}' is quantised ({named}): give the unquantised weights or a .gguf file"
+        assert message(str(folder)) == expected
+
+
 def test_weights_that_are_missing_left_over_or_misshapen(folder: Path) -> None:
     """transformers would only warn, and draw a missing weight at random."""
     edit_weights(folder, lambda tensors: tensors.update(surplus=torch.zeros(2)))

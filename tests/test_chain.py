@@ -57,7 +57,7 @@ def attention_of(anatomy: Anatomy) -> dict[str, float]:
 
 
 def one_batch(anatomy: Anatomy):
-    (batch,) = batches_of(SEQUENCES, anatomy.device)
+    (batch,) = batches_of(SEQUENCES, anatomy)
     order = batch.rows.tolist()
     return batch, TARGETS[order], [SEQUENCES[i] for i in order]
 

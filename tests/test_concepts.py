@@ -13,11 +13,13 @@ from mathinterp.engine.lens.concepts import (
     NO_CONCEPT,
     ConceptReader,
     concept_hits,
+    found_concepts,
     top_ids,
     value_output_matrix,
 )
 from mathinterp.engine.lens.lens import written_values
 from mathinterp.errors import UserError
+from mathinterp.experiments import concepts as scan_of_concepts
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.concepts import Concepts, default_top, match_vocabulary
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts
@@ -125,6 +127,30 @@ def test_vectors_and_hits_against_one_neuron_at_a_time(anatomy: Anatomy, monkeyp
     assert 0 < seen <= sum(looked_at) < 4 * anatomy.shape.n_neurons, "all or none were found: the test shows nothing"
 
 
+def test_a_reader_of_an_attention_layer_multiplies_by_its_matrix(anatomy: Anatomy) -> None:
+    concept_V = torch.full((VOCABULARY,), NO_CONCEPT)
+    concept_V[::9] = 4
+    for layer, attention_layer in ((0, 1), (2, 0)):
+        values_KD = written_values(anatomy, layer)
+        expected = ConceptReader(anatomy, concept_V, 9).read(values_KD @ value_output_matrix(anatomy, attention_layer))
+        found = ConceptReader(anatomy, concept_V, 9, attention_layer).read(values_KD)
+        assert torch.equal(found.rows_R, expected.rows_R)
+        assert torch.equal(found.ids_RT, expected.ids_RT)
+
+
+def test_hits_by_hand_also_of_more_concepts_than_tokens() -> None:
+    """Numbers of concepts may be larger than the vocabulary."""
+    concept_V = torch.tensor([NO_CONCEPT, 900, 901, 900, 0, 31, NO_CONCEPT])
+    ids_RT = torch.tensor([[1, 2, 3, 0], [0, 6, 0, 6], [4, 5, 4, 4], [3, 1, 3, 1], [2, 1, 3, 2]])
+    assert concept_hits(ids_RT, concept_V, distinct=False).tolist() == [3, 0, 4, 4, 4]
+    assert concept_hits(ids_RT, concept_V, distinct=True).tolist() == [2, 0, 2, 1, 2]
+    rows_M, numbers_M, first_M = found_concepts(ids_RT, concept_V)
+    first = list(zip(rows_M[first_M].tolist(), numbers_M[first_M].tolist(), strict=True))
+    assert first == [(0, 900), (0, 901), (2, 0), (2, 31), (3, 900), (4, 901), (4, 900)]
+    none = torch.full((7,), NO_CONCEPT)
+    assert concept_hits(ids_RT, none, distinct=True).tolist() == [0] * 5
+
+
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 
 
@@ -143,6 +169,9 @@ def test_a_bf16_model_reads_as_its_weights_in_float64(family: str, device: str) 
     ]
     assert torch.equal(found[0].rows_R, found[1].rows_R)
     assert (found[0].ids_RT == found[1].ids_RT).float().mean() > (0.999 if device == "cpu" else 0.99)
+    behind = ConceptReader(Anatomy(model), concept_V, 9, 1).read(written_values(Anatomy(model), 0))
+    assert torch.equal(behind.rows_R, found[1].rows_R)
+    assert (behind.ids_RT == found[1].ids_RT).float().mean() > (0.999 if device == "cpu" else 0.99)
 
 
 def test_ties_go_by_token_id() -> None:
@@ -201,10 +230,11 @@ def test_out_of_memory_halves_the_block_and_nan_is_named(monkeypatch: pytest.Mon
 NUMBERS = ConceptList("numbers", (*((digit,) for digit in "0123456789"), ("two", "twelve"), ("three",), ("plus", "+")))
 
 
-def scan_rows(scan: Concepts, anatomy: Anatomy) -> list[dict[str, Any]]:
+def scan_rows(scan: Concepts, anatomy: Anatomy, first: int = 0) -> list[dict[str, Any]]:
+    """Of all shards from the ``first`` on."""
     state = scan.prepare(Subject(anatomy, (), tokenizer=tiny_tokenizer()))
     rows: list[dict[str, Any]] = []
-    for shard in scan.shards(anatomy.shape, ()):
+    for shard in scan.shards(anatomy.shape, ())[first:]:
         table = scan.run(state, shard)
         assert table.schema == scan.tables[shard.table].schema
         rows += table.to_pylist()
@@ -244,6 +274,31 @@ def test_scan_rows_by_hand(family: str) -> None:
         twin = found[row["layer"], row["neuron"], row["attention_layer"], 1]
         assert row["hits"] == len(json.loads(twin["concepts"] or "[]"))
         assert (row["concepts"], row["tokens"], row["sign"]) == (twin["concepts"], twin["tokens"], 1)
+
+
+def test_random_directions_are_drawn_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing them takes longer than reading them: half a second for Llama-2-7B, and every attention layer has some."""
+    drawn, draw = [], scan_of_concepts._random_directions
+    monkeypatch.setattr(scan_of_concepts, "_random_directions", lambda part: drawn.append(1) or draw(part))
+    rows = scan_rows(Concepts(NUMBERS, 11, into="all"), Anatomy(tiny_model("llama")))
+    assert len({row["attention_layer"] for row in rows if row["layer"] is None}) == 3
+    assert len(drawn) == 1
+
+
+def test_an_attention_layer_is_prepared_once_for_all_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_of_concepts, "LAYERS_A_FILE", 1)
+    made, make = [], concepts.value_output_matrix
+    monkeypatch.setattr(concepts, "value_output_matrix", lambda part, layer: made.append(layer) or make(part, layer))
+    scan_rows(Concepts(NUMBERS, 11, (0, 1, 2), None, "all", "both"), Anatomy(tiny_model("llama")))
+    assert made == [0, 1]
+
+
+def test_a_vector_that_is_not_finite_is_named_with_its_layers() -> None:
+    model = tiny_model("llama")
+    with torch.no_grad():
+        Anatomy(model).value_vectors(0)[4, 2] = torch.nan
+    with pytest.raises(FloatingPointError, match="layer 0, attention layer 1: vector 4 is NaN"):
+        scan_rows(Concepts(NUMBERS, 11, (0,), (1,)), Anatomy(model), first=1)
 
 
 def test_random_directions_are_the_same_in_every_file() -> None:

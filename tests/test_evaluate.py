@@ -10,16 +10,20 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from scipy.stats import binomtest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.evaluation.evaluate import Origin, PromptSetEvaluation
-from mathinterp.evaluation.jobs import Job, Settings, origin_of, parse_tasks, prepare_jobs
+from mathinterp.evaluation.greedy import GreedyDecoder
+from mathinterp.evaluation.harness import plain_greedy
+from mathinterp.evaluation.jobs import Job, Settings, origin_of, own_ends, parse_tasks, prepare_jobs
 from mathinterp.evaluation.task_files import TaskFile, task_file
 from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.prompts.prompt import Prompt
 from mathinterp.report.evaluation import summarize_evaluations
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
@@ -138,6 +142,71 @@ def test_what_a_model_was_made_from(tmp_path: Path) -> None:
     assert origin_of(ModelSpec(str(tuned), adapter)) == Origin(other, "precise of another base")
     smol = origin_of(ModelSpec("bundled"))
     assert smol == Origin(resolve(ModelSpec("bundled")).fingerprint, "base")
+
+
+# ---- end tokens ----
+
+
+def with_ends(folder: Path, ends: object, **more: Any) -> Path:
+    """The folder, its generation_config.json saying that answers end at ``ends``."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, **more}), encoding="utf-8")
+    return folder
+
+
+def test_other_end_tokens_make_another_run_and_the_same_ones_do_not(data: Path, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "llama", "llama")
+
+    def asked(name: str) -> dict[str, Any]:
+        return prepare_jobs([name], ModelSpec(str(folder)), Settings(str(data)))[0].scan.parameters()
+
+    (folder / "generation_config.json").unlink()
+    usual = {name: asked(name) for name in ("svamp", "two_digit", "commonsense_qa")}
+    assert all("ends" not in parameters for parameters in usual.values())  # run ids from before it was looked at
+    for same in (2, [2], None):  # config.json's own; None: the tokenizer's, which is the same here
+        with_ends(folder, same, temperature=0.2, max_length=7)  # set aside: decoding is greedy
+        assert {name: asked(name) for name in usual} == usual
+    for ends in (5, [5, 2], [2, 5, 7]):
+        with_ends(folder, ends)
+        assert asked("svamp") == {**usual["svamp"], "ends": sorted(ends if isinstance(ends, list) else [ends])}
+        assert asked("two_digit") == {**usual["two_digit"], "ends": asked("svamp")["ends"]}
+        assert asked("commonsense_qa") == usual["commonsense_qa"]  # likelihoods: nothing is written that could end
+    assert resolve(ModelSpec(str(folder))).fingerprint == resolve(ModelSpec(str(with_ends(folder, 2)))).fingerprint
+
+
+def test_the_ends_in_the_identity_are_those_that_the_decoder_stops_at(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "llama", "llama")
+    for ends in (None, 5, [2, 9]):
+        found = own_ends(resolve(ModelSpec(str(with_ends(folder, ends)))))
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        plain_greedy(loaded, AutoTokenizer.from_pretrained(folder))
+        stops = loaded.generation_config.eos_token_id
+        assert list(found or (2,)) == sorted(stops if isinstance(stops, list) else [stops])
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"eos_token_id": "</s>"}', '{"eos_token_id": []}', '{"eos_token_id": [true]}']
+)
+def test_a_broken_generation_config_is_refused(tmp_path: Path, content: str) -> None:
+    folder = save_tiny(tmp_path / "llama", "llama")
+    (folder / "generation_config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        prepare_jobs(["two_digit"], ModelSpec(str(folder)), Settings(limit=4))
+
+
+def test_an_answer_ends_at_its_end_token_whatever_is_in_its_batch() -> None:
+    """Also where the end token is an ordinary one, which padding then repeats."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    texts = [Prompt(str(i), f"{i} plus {i + 2} is", "7", "add") for i in range(1, 7)]
+    prompts = tokenize_prompts(texts, tokenizer)
+    free = [GreedyDecoder(model, tokenizer).answer([prompt])[0].response for prompt in prompts]
+    end = tokenizer(free[0].split()[0], add_special_tokens=False)["input_ids"][0]  # written by one of them at once
+    model.generation_config.eos_token_id = [2, end]
+    model.generation_config.pad_token_id = tokenizer.pad_token = None
+    decoder = GreedyDecoder(model, tokenizer)
+    alone = [decoder.answer([prompt])[0].response for prompt in prompts]
+    assert alone[0] == ""
+    assert len(set(alone)) > 1
+    assert [answer.response for answer in decoder.answer(prompts)] == alone
 
 
 # ---- views and the command ----
@@ -261,8 +330,16 @@ def test_the_command_evaluates_compares_and_resumes(data: Path, tmp_path: Path) 
     again = json.loads(run().stdout)
     assert (again["runs"][0]["shards_reused"], again["runs"][0]["shards_done"]) == (1, 0)
     assert again["runs"][0]["run_id"] == found["runs"][0]["run_id"]
+    with_ends(folder, [2, 30])
+    corrected = json.loads(run().stdout)["runs"][0]
+    assert (corrected["shards_reused"], corrected["shards_done"]) == (0, 1)
+    order = [row["run_id"] for row in Store(store).rows("SELECT run_id FROM evaluations")]
+    assert order == [found["runs"][0]["run_id"]] * 8 + [corrected["run_id"]] * 8  # the newest last
+    with_ends(folder, 2)
+    assert json.loads(run().stdout)["runs"][0]["run_id"] == found["runs"][0]["run_id"]
     (counted,) = Store(store).rows(
-        "SELECT count(*) AS n, count(DISTINCT item_id) AS items, min(target) AS target FROM evaluations"
+        "SELECT count(*) AS n, count(DISTINCT item_id) AS items, min(target) AS target FROM evaluations "
+        f"WHERE run_id = '{corrected['run_id']}'"
     )
     assert counted == {"n": 8, "items": 8, "target": "10"}
     (kept,) = Store(store).rows("SELECT text, answer, operation FROM prompts WHERE prompt_id = 'chal-1'")

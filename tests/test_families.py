@@ -180,11 +180,48 @@ def test_windows_of_qwen2_follow_its_switch() -> None:
 
 def test_unknown_family_names_the_entry_to_write() -> None:
     with pytest.raises(UserError) as error:
-        family_of("mamba")
+        family_of("olmo2")
     assert str(error.value) == (
-        "model family 'mamba' is not known (known: gemma2, gpt2, gpt_neox, gptj, llama, mistral, phi3, qwen2, qwen3); "
-        "add an entry FAMILIES['mamba'] in mathinterp/models/families.py and prove it with 'mathinterp selftest'"
+        "model family 'olmo2' is not known (known: gemma2, gpt2, gpt_neox, gptj, llama, mistral, phi3, qwen2, qwen3); "
+        "add an entry FAMILIES['olmo2'] in mathinterp/models/families.py and prove it with 'mathinterp selftest'"
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [
+        ("mixtral", "it is a mixture of experts"),
+        ("qwen2_moe", "it is a mixture of experts"),
+        ("gpt_oss", "it is a mixture of experts"),
+        ("mamba", "it is a recurrent model"),
+        ("rwkv", "it is a recurrent model"),
+        ("jamba", "it is a recurrent model"),
+        ("lfm2", "it is a recurrent model"),
+        ("t5", "it is an encoder-decoder"),
+        ("bart", "it is an encoder-decoder"),
+        ("bert", "it is an encoder, which"),
+        ("llava", "it is a model of images or sound beside text"),
+        ("gemma3", "it is a model of images or sound beside text"),
+        ("minicpm3", "it is a model of latent attention"),
+    ],
+)
+def test_where_no_entry_can_work_none_is_advised(model_type: str, kind: str) -> None:
+    with pytest.raises(UserError) as error:
+        family_of(model_type)
+    assert kind in str(error.value)
+    assert "only decoders whose layers are one attention and one MLP are supported" in str(error.value)
+    assert "add an entry" not in str(error.value)
+
+
+def test_a_config_tells_more_than_its_type() -> None:
+    with pytest.raises(UserError, match="it is a mixture of experts"):
+        family_of("someones_own", {"auto_map": {}, "n_routed_experts": 64})
+    with pytest.raises(UserError, match="it is an encoder-decoder"):
+        family_of("someones_own", {"auto_map": {}, "is_encoder_decoder": True})
+    with pytest.raises(UserError, match=r"transformers \S+ does not know either"):
+        family_of("someones_own", {"num_hidden_layers": 2})
+    with pytest.raises(UserError, match=r"add an entry FAMILIES\['someones_own'\]"):
+        family_of("someones_own", {"auto_map": {}, "num_experts": None, "layer_types": ["full_attention"]})
 
 
 def test_layers_and_heads_out_of_range() -> None:

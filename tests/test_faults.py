@@ -25,6 +25,7 @@ from mathinterp.cluster.ray_cluster import attach, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import loading_turn
 from mathinterp.cluster.run import RunSummary, close_run, open_run, prepare_work, run_scan
+from mathinterp.cluster.temporary import ray_folder
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
@@ -68,11 +69,12 @@ def cluster(doomed_driver):
         "health_check_period_ms": 500,
         "health_check_failure_threshold": 4,
     }
-    cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": noticing})
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with ray_folder():  # also where the tests' own temporary folder is a long one
+        cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": noticing})
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
     os.environ.pop("RAY_AUTH_MODE")
     os.environ.update({} if earlier is None else {"RAY_AUTH_MODE": earlier})
 

@@ -12,8 +12,9 @@ from peft import LoraConfig, get_peft_model
 
 from mathinterp.models import fingerprint
 from mathinterp.models.catalog import ModelSpec, resolve
-from mathinterp.models.fingerprint import file_digest, file_digests
+from mathinterp.models.fingerprint import file_digest, file_digests, model_fingerprint
 from mathinterp.models.random_shapes import random_fingerprint
+from mathinterp.models.sources import find_source
 from tests.tiny import save_tiny, tiny_model
 
 
@@ -95,6 +96,21 @@ def test_the_adapter_changes_it(folder: Path, tmp_path: Path) -> None:
     assert len(set(found)) == 4
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "another/name"}))
     assert fingerprint_of(folder, adapter) == found[1]
+
+
+def test_what_an_adapter_does_to_its_base_changes_it(folder: Path, tmp_path: Path) -> None:
+    """PiSSA and OLoRA take other parts out of the base when the same A and B are loaded."""
+    adapter = save_adapter(tmp_path / "adapter")
+    file = adapter / "adapter_config.json"
+    config = json.loads(file.read_text())
+    found = {}
+    for mode in (True, False, "pissa", "olora"):
+        file.write_text(json.dumps({**config, "init_lora_weights": mode}))
+        found[mode] = fingerprint_of(folder, adapter)
+    assert found[True] == found[False], "what is drawn at the beginning is overwritten"
+    assert len(set(found.values())) == 3
+    file.write_text(json.dumps({**config, "use_rslora": True}))
+    assert fingerprint_of(folder, adapter) not in found.values()
 
 
 def test_shards_may_be_renamed_but_not_cut_anew(folder: Path) -> None:
@@ -179,3 +195,17 @@ def test_random_shapes_have_fingerprints_too() -> None:
     ]
     assert len({*found}) == 3
     assert resolve(ModelSpec("random:llama-tiny:1")).fingerprint == found[1]
+
+
+def test_all_code_that_comes_with_a_model_counts_where_it_is_run(folder: Path) -> None:
+    source = find_source(str(folder))
+    without = model_fingerprint(source)
+    seen = {without}
+    assert model_fingerprint(source, with_code=True) == without  # there is none yet
+    for name in ("modeling.py", "parts/attention.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        for content in ("x = 1", "x = 2"):
+            (folder / name).write_text(content)
+            seen.add(model_fingerprint(source, with_code=True))
+            assert model_fingerprint(source) == without
+    assert len(seen) == 5

@@ -181,6 +181,8 @@ def test_the_separator_is_written_by_the_model_and_run_on_numbers_are_wrong() ->
     decoder = GreedyDecoder(tiny_model("llama"), found.tokenizer)
     assert len(decoder.context(prompt)) <= prompt.end + 1
     assert found.tokenizer.decode(decoder.context(prompt), skip_special_tokens=True) == "3 plus 5 is"
+    again = tokenize_prompts([Prompt("a", f"{found.tokenizer.bos_token}3 plus 5 is", "8")], found.tokenizer)[0]
+    assert decoder.context(again) == decoder.context(prompt), "one BOS, whether the text holds it or not"
     words = GreedyDecoder(tiny_model("llama"), tiny_tokenizer())
     ids = [words.tokenizer.convert_tokens_to_ids(word) for word in ("4", "7", "</s>", "1")]
     assert words.text(ids) == "47"

@@ -59,7 +59,7 @@ main(sys.argv[3:])
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[dict[str, str]]:
-    """A Ray of one core, and the environment of drivers that join it as a submitted job does."""
+    """A Ray of this machine, and the environment of drivers that join it as a submitted job does."""
     with connection(None):
         address = ray.get_runtime_context().gcs_address
         yield {**os.environ, "RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}
@@ -89,7 +89,7 @@ def what_would_run(words: Sequence[str]) -> Experiment:
 
 def undisturbed(scan: Experiment, model: str, limit: int) -> dict[str, pa.Table]:
     """All rows of ``scan``, by table."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as a replica of a small model has, however many cores there are
     loaded = load(ModelSpec(model), "cpu")
     prompts = tokenize_prompts(load_prompts("two_digit", limit=limit), loaded.tokenizer)
     state = scan.prepare(Subject(loaded.anatomy, prompts, tokenizer=loaded.tokenizer))

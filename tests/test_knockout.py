@@ -108,15 +108,46 @@ def test_default_numbers_of_heads_and_controls() -> None:
     every = tuple(chosen_heads(shape, None, None))
     assert Knockout(ranking=every).chosen_ks(shape) == [1, 2, 4]
     assert Knockout(ranking=every[:3]).chosen_ks(shape) == [1, 2]
-    curves = Knockout(ranking=every, ks=(0, 6, 7, 12), seeds=2).curves(shape)
-    assert curves[0] == ("effect", 0, [6, 7, 12])
+    curves = Knockout(ranking=every, ks=(0, 5, 6), seeds=2).curves(shape)
+    assert curves[0] == ("effect", 0, [5, 6])
     assert [(name, seed, ks) for name, seed, ks in curves[1:]] == [
-        (name, seed, [6]) for name in ("random", "random_layer") for seed in (0, 1)
-    ], "7 of 12 heads leave 5 others: no control"
+        (name, seed, [5, 6]) for name in ("random", "random_layer") for seed in (0, 1)
+    ]
+    assert Knockout(ranking=every, ks=(0, 7, 12), seeds=0).curves(shape) == [("effect", 0, [7, 12])]
     same = [Knockout(ranking=ranking, ks=(2,)).parameters() for ranking in (every, every[:2])]
     assert same[0] == same[1], "heads that no k reaches change no row"
     default = Knockout(ranking=every).parameters()
     assert (default["ablation"], default["positions"], default["scoring"]) == ("mean", "end", "first_token")
+
+
+def test_no_control_holds_a_key_head_or_one_that_is_knocked_out_at_another_k() -> None:
+    shape = model_shape(tiny_config("llama"))  # 3 layers of 4 heads
+    every = tuple(chosen_heads(shape, None, None))
+    scan = Knockout(ranking=every, key=((2, 2), (2, 3)), ks=(1, 4), seeds=8)
+    drawn = {
+        head
+        for kind in ("random", "random_layer")
+        for seed in range(8)
+        for k in (1, 4)
+        for head in scan.heads_of(shape, kind, seed, k)
+    }
+    assert drawn == set(every[4:10]), "all that are left, and no other"
+    assert scan.parameters()["key_heads"] == ["2.2", "2.3"]
+    assert scan.parameters() != Knockout(ranking=every, ks=(1, 4), seeds=8).parameters(), "other rows, other run"
+
+
+def test_too_few_heads_for_controls_are_told() -> None:
+    shape = model_shape(tiny_config("llama"))
+    every = tuple(chosen_heads(shape, None, None))
+    with pytest.raises(UserError, match=r"7 of 12 heads are knocked out or key heads, which leaves 5 for random .* 7;"):
+        Knockout(ranking=every, ks=(1, 7)).shards(shape, [])
+    crowded = {"ranking": every, "key": every[4:9]}  # three are left beside four
+    with pytest.raises(UserError, match=r"9 of 12 .* leaves 3 for random controls of 4; .* --control-seeds 0"):
+        Knockout(**crowded, ks=(4,)).shards(shape, [])
+    assert Knockout(**crowded, ks=(4,), seeds=0).chosen_ks(shape) == [4]
+    assert Knockout(**crowded).chosen_ks(shape) == [1, 2], "the default goes as far as there are controls"
+    with pytest.raises(UserError, match="leaves 0 for random controls of 1"):
+        Knockout(ranking=every, key=every).shards(shape, [])
 
 
 @pytest.mark.parametrize(
@@ -158,6 +189,10 @@ def command(*words: object) -> Result:
         (["--heads", "0.1", "--engine", "warp"], ["warp", "packed"]),
         (["--heads", "0.1", "--show", "qwertz"], ["--show", "qwertz"]),
         (["--heads", "9.1"], ["layer 9 does not exist"]),
+        (
+            ["--heads", ",".join(f"{layer}.{head}" for layer in range(8) for head in range(8)), "--ks", "1"],
+            ["64 of 64 heads are knocked out or key heads", "--control-seeds 0"],
+        ),
         (["--rank-from", "nothing"], ["no run 'nothing'"]),
         (["--iterative", "2", "--heads", "0.1"], ["takes none"]),
         (["--iterative", "2", "--replicas", "2"], ["one replica"]),

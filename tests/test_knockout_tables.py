@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
-from mathinterp.experiments.knockout.summary import ranking_from
+from mathinterp.experiments.knockout.summary import key_heads_from, ranking_from, summarize_knockout
+from mathinterp.experiments.knockout.tables import KNOCKOUT_HEADS
 from mathinterp.store import Store
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores
 
@@ -126,6 +128,25 @@ def test_head_operations_shows_heads_that_serve_one_operation(tmp_path: Path) ->
     assert ranking_from(store, run) == ((0, 1), (0, 0), (0, 2))
     assert ranking_from(store, run, "add")[:2] == ((0, 0), (0, 1)), "ties go to the lower head"
     assert ranking_from(store, run, "mul")[0] == (0, 1)
+    assert key_heads_from(store, run) == ((0, 1),), "12.5 points over all operations; 5 are not more than 5"
+    assert key_heads_from(store, run, "add") == ((0, 0), (0, 1))
+    assert key_heads_from(store, run, "mul") == ((0, 1),)
+
+
+def test_a_head_that_only_one_operation_needs_is_a_key_head_if_that_is_sure(tmp_path: Path) -> None:
+    prompts = [prompt(f"{op}{i}", op) for op in ("add", "sub", "mul", "div") for i in range(100)]
+    ids = [p.prompt.prompt_id for p in prompts]
+    wrong = {0: {f"mul{i}" for i in range(16)}, 1: {f"div{i}" for i in range(4)}, 2: set()}
+    heads = [
+        {"layer": 0, "head": head, "prompt_id": name, "correct": name not in names}
+        for head, names in wrong.items()
+        for name in ids
+    ]
+    store = Store(tmp_path)
+    run = fill(store, prompts, [{"prompt_id": name} for name in ids], heads)
+    (row,) = store.rows("SELECT drop FROM head_effects WHERE head = 0 AND operation = 'all'")
+    assert row["drop"] < 0.05
+    assert key_heads_from(store, run) == ((0, 0),)
 
 
 def test_a_run_that_ranks_no_heads(tmp_path: Path) -> None:
@@ -154,8 +175,48 @@ def test_a_path_scan_ranks_by_the_most_negative_effect_of_its_heads(tmp_path: Pa
     store.write_shard(run.run_id, "path_scan", 0, scores("path_scan", rows), {})
     assert run.finish() == []
     assert ranking_from(store, run.run_id) == ((1, 0), (0, 1), (1, 1))
+    assert key_heads_from(store, run.run_id) == ((0, 1), (1, 0))
     with pytest.raises(UserError, match="no effects of heads for operation 'div'"):
         ranking_from(store, run.run_id, "div")
+
+
+@pytest.mark.parametrize("source", ["--heads", "--rank-from"])
+def test_the_command_keeps_named_and_key_heads_out_of_the_controls(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"add{i}" for i in range(20)]
+    heads = [
+        {"layer": 0, "head": head, "prompt_id": name, "correct": number >= wrong}
+        for head, wrong in enumerate((3, 9, 0, 1))  # of 20
+        for number, name in enumerate(ids)
+    ]
+    store = Store(tmp_path)
+    run = fill(store, [prompt(name, "add") for name in ids], [{"prompt_id": name} for name in ids], heads)
+    asked = []
+
+    def stop(chosen: Any, **options: Any) -> None:
+        asked.append(chosen)
+        raise UserError("enough")
+
+    monkeypatch.setattr("mathinterp.cli.knockout.run_chosen", stop)
+    ranking = run if source == "--rank-from" else "0.1,0.0,0.3"
+    result = CliRunner().invoke(main, ["knockout", source, ranking, "--ks", "1", "--store", store.url])
+    assert (result.exit_code, result.stderr.strip()) == (2, "mathinterp: enough")
+    assert sorted(asked[0].key) == ([(0, 0), (0, 1)] if source == "--rank-from" else [(0, 0), (0, 1), (0, 3)])
+
+
+def test_layer_matched_heads_of_other_layers_are_told(tmp_path: Path) -> None:
+    store, run = curve_store(tmp_path)
+    rows = [("effect", 1, [(0, 0)]), ("random_layer", 1, [(0, 1)]), ("effect", 2, [(0, 0), (0, 2)])]
+    rows.append(("random_layer", 2, [(0, 1), (1, 0)]))
+    table = [
+        {"ranking": ranking, "seed": 0, "k": k, "place": place, "layer": layer, "head": head}
+        for ranking, k, heads in rows
+        for place, (layer, head) in enumerate(heads, start=1)
+    ]
+    store.write_shard(run, "knockout_heads", 0, pa.Table.from_pylist(table, KNOCKOUT_HEADS), {})
+    told = "random_layer: 1 of 2 heads come from other layers, because too few non-key heads are left in their own"
+    assert told in summarize_knockout(Store(tmp_path), run).warnings
 
 
 @pytest.mark.parametrize("ablation", ["mean", "zero"])

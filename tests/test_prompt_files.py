@@ -35,6 +35,26 @@ def test_every_field_is_read(tmp_path):
     assert read_prompts(written(tmp_path, line)) == [expected]
 
 
+def test_names_and_numbers_may_be_any_json_scalar_and_keep_their_text(tmp_path):
+    long = "9" * 5000  # more digits than Python turns into an integer
+    lines = [
+        '{"prompt_id": 1.0, "text": "x", "answer": 8.50, "template": 3, "operation": 2, "operand_a": 1e3}',
+        f'{{"prompt_id": true, "text": "x", "answer": {long}, "template": false, "operand_b": -0.0}}',
+        '{"prompt_id": 9007199254740993, "text": "x", "answer": -0, "template": null, "operation": true}',
+    ]
+    assert read_prompts(written(tmp_path, "\n".join(lines))) == [
+        Prompt("1.0", "x", "8.50", "2", "1e3", None, "3"),
+        Prompt("true", "x", long, None, None, "-0.0", "false"),
+        Prompt("9007199254740993", "x", "-0", "true"),
+    ]
+
+
+def test_names_that_no_file_can_have_are_not_there():
+    for name in ("x" * 5000, "a\0b"):
+        with pytest.raises(UserError, match="neither a prompt file that exists nor a prompt set"):
+            load_prompts(name)
+
+
 def test_null_means_absent(tmp_path):
     line = '{"text": "3+5=", "answer": "8", "operation": null, "separator": null}'
     assert read_prompts(written(tmp_path, line)) == [Prompt("1", "3+5=", "8")]
@@ -94,10 +114,16 @@ FIELD_LIST = ", ".join(FIELDS)
         ('{"text": "x", "answer": " "}', "{path}, line 1: 'answer' is empty"),
         ('{"text": "", "answer": "8"}', "{path}, line 1: 'text' is empty"),
         ('{"text": 5, "answer": "8"}', "{path}, line 1: 'text' must be text, not 5"),
-        ('{"text": "x", "answer": 8.5}', "{path}, line 1: 'answer' must be text or a whole number, not 8.5"),
-        ('{"text": "x", "answer": true}', "{path}, line 1: 'answer' must be text or a whole number, not true"),
-        ('{"text": "x", "answer": ["8"]}', "{path}, line 1: 'answer' must be text or a whole number, not [\"8\"]"),
-        ('{"text": "x", "answer": "8", "prompt_id": 3}', "{path}, line 1: 'prompt_id' must be text, not 3"),
+        ('{"text": "x", "answer": true}', "{path}, line 1: 'answer' must be text or a number, not true"),
+        ('{"text": "x", "answer": ["8"]}', "{path}, line 1: 'answer' must be text or a number, not [\"8\"]"),
+        ('{"text": "x", "answer": [8.50]}', "{path}, line 1: 'answer' must be text or a number, not [8.50]"),
+        ('{"text": "x", "answer": NaN}', "{path}, line 1: NaN is no JSON; write a number or text"),
+        ('{"text": "x", "answer": -Infinity}', "{path}, line 1: -Infinity is no JSON; write a number or text"),
+        (
+            '{"text": "x", "answer": "8", "prompt_id": {"a": 3}}',
+            "{path}, line 1: 'prompt_id' must be text, a number, true or false, not {{\"a\": 3}}",
+        ),
+        (GOOD + "[" * 100_000, "{path}, line 2: lists or objects are nested too deep to read"),
         ('{"text": "x", "answer": "8", "separator": 0}', "{path}, line 1: 'separator' must be text, not 0"),
         (
             '{"text": "x", "answer": "8", "anwser": "8"}',
@@ -112,6 +138,11 @@ FIELD_LIST = ", ".join(FIELDS)
             '{"prompt_id": "2", "text": "x", "answer": "8"}\n' + GOOD,
             "{path}, line 2: prompt_id '2' is already that of line 1; give each prompt its own",
         ),
+        (
+            '{"prompt_id": 7, "text": "x", "answer": 8}\n{"prompt_id": "7", "text": "x", "answer": 8}\n',
+            "{path}, line 2: prompt_id '7' is already that of line 1; give each prompt its own",
+        ),
+        (GOOD.encode("utf-16"), "{path}, line 1: not UTF-8; save the file as UTF-8"),
         ("", "{path} holds no prompts; write one JSON object with text and answer per line"),
         ("\n \n", "{path} holds no prompts; write one JSON object with text and answer per line"),
         (

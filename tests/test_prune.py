@@ -52,11 +52,15 @@ def test_random_sets_have_as_many_in_each_layer(anatomy: Anatomy) -> None:
     draws = [random_kept(anatomy.shape, DEEP, KEPT, seed) for seed in range(3)]
     assert all([layer for layer, _ in draw] == [1, 1, 2, 2, 2] and len(set(draw)) == 5 for draw in draws)
     assert len({tuple(draw) for draw in draws}) == 3
+    assert not {neuron for draw in draws for neuron in draw} & set(KEPT), "a control holds what it is a control for"
     gone = pruned_neurons(anatomy.shape, DEEP, KEPT)
     assert len(gone) == 2 * 40 - 5
     assert not set(gone) & set(KEPT)
     assert {layer for layer, _ in gone} == set(DEEP)
     every = [(layer, neuron) for layer in DEEP for neuron in range(40)]
+    many = [(1, neuron) for neuron in range(21)]
+    with pytest.raises(UserError, match=r"layer 1 keeps 21 of 40 neurons, which leaves 19 for .* --control-seeds 0"):
+        random_kept(anatomy.shape, DEEP, many, 0)
     with pytest.raises(UserError, match="nothing is pruned"):
         random_kept(anatomy.shape, DEEP, every, 0)
 

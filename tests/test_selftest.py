@@ -13,6 +13,7 @@ from mathinterp.engine.edits import Edit, PlacedReplacement
 from mathinterp.engine.hooks import caught_input
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.scores import Scores
 from mathinterp.engine.selftest import Check, selftest
 from mathinterp.engine.tree import packing
 from mathinterp.engine.tree.forest import Forest
@@ -180,7 +181,7 @@ def test_a_scan_refuses_a_mask_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
     anatomy = Anatomy(tiny_model("mistral-window"))
     assert packing_deviation(build_engine(anatomy, PROMPTS), anatomy, PROMPTS) < 1e-9
     mask_without_window(anatomy, monkeypatch)
-    with pytest.raises(RuntimeError, match="does not take the tree mask as expected"):
+    with pytest.raises(RuntimeError, match="does not take the tree mask as expected; use --engine plain"):
         packing_deviation(build_engine(anatomy, PROMPTS), anatomy, PROMPTS)
 
 
@@ -192,3 +193,41 @@ def test_a_scan_refuses_scores_that_are_nan(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(engine, "baseline", lambda: scores)
     with pytest.raises(RuntimeError, match="strays nan nats"):
         packing_deviation(engine, anatomy, PROMPTS)
+
+
+def strays(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a run says whose packed scores are NaN."""
+    engine = build_engine(anatomy, PROMPTS, asked="packed")
+    scores = engine.baseline()
+    scores.logprob_EA[:] = np.nan
+    monkeypatch.setattr(engine, "baseline", lambda: scores)
+    with pytest.raises(RuntimeError) as error:
+        packing_deviation(engine, anatomy, PROMPTS)
+    return str(error.value)
+
+
+def test_the_plain_engine_is_advised_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    anatomy = Anatomy(tiny_model("llama"))
+    assert "use --engine plain" in strays(anatomy, monkeypatch)
+    whole = PlainEngine.baseline
+
+    def padded_wrong(self: PlainEngine) -> Scores:
+        scores = whole(self)
+        if self.batch_size > 1:
+            scores.logprob_EA[:] = np.nan
+        return scores
+
+    monkeypatch.setattr(PlainEngine, "baseline", padded_wrong)
+    told = strays(anatomy, monkeypatch)
+    assert "padded batches" in told
+    assert "use --engine plain" not in told
+
+
+@pytest.mark.parametrize(("dtype", "advice"), [(torch.float16, "; give --dtype float32"), (torch.float64, "")])
+def test_a_model_that_is_nan_itself_is_not_blamed_on_the_engine(
+    dtype: torch.dtype, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anatomy = Anatomy(tiny_model("llama", dtype=dtype))
+    anatomy.final_norm.weight[0] = torch.nan
+    told = strays(anatomy, monkeypatch)
+    assert told.endswith(f"the model itself gives NaN or infinity in {str(dtype).removeprefix('torch.')}{advice}")

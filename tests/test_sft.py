@@ -450,6 +450,14 @@ def test_control_heads():
         control_heads("bottom", key, key, shape, 0)
     with pytest.raises(UserError, match="all 12 heads, and this one has 11"):  # its last heads may well matter
         control_heads("bottom", key, ranking[:-1], shape, 0)
+    others = [(0, 0), (0, 2), (1, 0), (2, 0)]  # key heads that are not chosen
+    for kind in ("random", "random_layer", "bottom"):
+        draws = [control_heads(kind, [(0, 1), (2, 2)], ranking, shape, seed, others) for seed in range(20)]
+        assert not {head for draw in draws for head in draw} & {(0, 1), (2, 2), *others}
+    with pytest.raises(UserError, match=r"layer 2: 3 of 4 heads are chosen or key heads, which leaves 1 for .* of 2"):
+        control_heads("random_layer", key, (), shape, 0, others)
+    with pytest.raises(UserError, match=r"8 of 12 heads are chosen or key heads, which leaves 4 for a control of 5"):
+        control_heads("random", [(1, head) for head in range(4)] + [(0, 3)], (), shape, 0, [(0, 0), (0, 1), (0, 2)])
     with pytest.raises(UserError, match="--alpha 0"):
         LoraJob(alpha=0).check(shape)
     with pytest.raises(UserError, match="not known"):

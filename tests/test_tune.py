@@ -102,6 +102,39 @@ def test_mistakes_are_one_line(tmp_path, tiny_folder):
     assert not (tmp_path / "store").exists()
 
 
+DRY = {
+    "precise": ("--heads", "1.1"), "full": (), "lora": (), "sweep": ("--validation", 1), "prune": ("--deep", "1-2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", DRY)
+def test_a_dry_run_shows_the_first_samples_tokens_and_which_count(tmp_path, tiny_folder, command, monkeypatch):
+    monkeypatch.setattr("mathinterp.models.catalog.load", None)  # weights are never read
+    monkeypatch.chdir(tmp_path)
+    data = write(
+        Path("data.jsonl"),
+        *({"prompt": f"<s>{i} plus 1 is", "response": f"{i + 1}</s>"} for i in (1, 2)),
+        {"prompt": "one " * 20, "response": 1},
+    )
+    words = ("tune", command, "--model", tiny_folder, "--data", data, "--max-tokens", 9, "--dry-run", *DRY[command])
+    told = cli(*words, "--json")
+    assert told.exit_code == 0, (told.output, told.exception)
+    (source,) = json.loads(told.stdout)["data"]
+    assert [row["token"] for row in source["first_sample"]] == ["<s>", "1", "plus", "1", "is", "2", "</s>"]
+    assert [row["trained"] for row in source["first_sample"]] == [False] * 5 + [True] * 2
+    assert (source["samples"], source["left_out"], source["limit"]) == (2, 1, 9)
+    assert (source["shortest"], source["longest"], source["answer_tokens"]) == (7, 7, 4)
+    assert source["end_tokens"] == {"</s>": 2}
+    shown = cli(*words)
+    assert "1 longer than 9 tokens left out" in shown.stderr
+    assert [line.split() for line in shown.stdout.splitlines() if line.split()[-1:] == ["yes"]] == [
+        ["5", str(source["first_sample"][5]["token_id"]), "2", "yes"], ["6", "2", "</s>", "yes"],
+    ]  # fmt: skip
+    assert "nothing was loaded or trained" in shown.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"], "nothing is written"
+    assert_one_line(cli(*words[: -1 - len(DRY[command])], *DRY[command]), "Missing option '--out'")
+
+
 def test_heads_from_a_run_and_from_sql(tmp_path, capsys):
     from mathinterp.cli.tune import _ranking
 

@@ -204,6 +204,7 @@ SVAMP_FIELDS = "ID, Body, Question, Equation, Answer, Type"
         ("svamp", SVAMP | {"Answer": True}, "'Answer' must be a number, not true"),
         ("svamp", SVAMP | {"Answer": "Infinity"}, "'Answer' must be a number, not \"Infinity\""),
         ("svamp", SVAMP | {"Answer": float("nan")}, "'Answer' must be a number, not NaN"),
+        ("svamp", SVAMP | {"Answer": "1e999999999"}, "'Answer' must be a number, not \"1e999999999\""),
         ("svamp", SVAMP | {"Body": " "}, "'Body' must be text, not \" \""),
         ("svamp", SVAMP | {"ID": 5}, "'ID' must be text, not 5"),
         ("svamp", SVAMP | {"Type": "Root"}, "Type 'Root' is not known; the types are Addition, Subtraction, "),
@@ -241,6 +242,8 @@ def test_an_id_used_twice_is_named(tmp_path):
     ("name", "content", "message"),
     [
         ("svamp", b"[\n{,}]", "{path}, line 2: broken JSON (Expecting property name enclosed in double quotes at col"),
+        ("svamp", b"[" * 100_000, "{path}: lists or objects are nested too deep to read"),
+        ("svamp", b"[" + b"9" * 5000 + b"]", "{path}: a number is too long to read; write it as text"),
         ("svamp", b"{}", "{path}: not a JSON array of records; give the file as it is published"),
         ("svamp", b"[]", "{path} holds no word problems"),
         ("svamp", b'["\xff"]', "{path}: not UTF-8; save the file as UTF-8"),

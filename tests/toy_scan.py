@@ -5,13 +5,14 @@ Its faults are no parameters: a disturbed and an undisturbed run have the same r
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import torch
 
+from mathinterp.engine.cells import Cells
 from mathinterp.experiments.base import Experiment, Shard
 from mathinterp.store.catalog import catalog
 
@@ -26,6 +27,7 @@ class ToyScan(Experiment):
     together: int = 0  # shards wait until so many replicas have loaded
     always: dict[int, str] = field(default_factory=dict)  # layer -> fault: raise, nan, columns, hang
     once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
+    astray: float = 0.0  # so much higher are the cells of every replica but the first (needs the notebook)
 
     name: ClassVar[str] = "toy"
     schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_scan": catalog().tables["mlp_scan"].schema}
@@ -43,6 +45,12 @@ class ToyScan(Experiment):
 
     def notes(self, state) -> dict[str, Any]:
         return {"threads": torch.get_num_threads()}
+
+    def cells(self, state, subject) -> Cells:
+        cells = super().cells(state, subject)
+        if not self.astray or self._is_first("replica"):
+            return cells
+        return replace(cells, values_n=cells.values_n + self.astray)
 
     def run(self, state, shard: Shard) -> pa.Table:
         layer = shard.work["layer"]
@@ -72,10 +80,11 @@ class ToyScan(Experiment):
         return table.drop_columns(["logit"]) if fault == "columns" else table
 
     def _first_time(self, layer: int) -> str | None:
-        if layer not in self.once:
-            return None
+        return self.once[layer] if layer in self.once and self._is_first(f"fault-{layer}") else None
+
+    def _is_first(self, what: str) -> bool:
         try:
-            Path(self.notebook, f"fault-{layer}").touch(exist_ok=False)
+            Path(self.notebook, what).touch(exist_ok=False)
         except FileExistsError:
-            return None
-        return self.once[layer]
+            return False
+        return True

@@ -15,7 +15,7 @@ from mathinterp.errors import UserError
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.models.catalog import ModelSpec, ResolvedModel
     from mathinterp.prompts.prompt import Prompt
 
 DEFAULT_TOP = 18
@@ -55,8 +55,9 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
     from mathinterp.experiments.gender_neurons import GenderNeurons
     from mathinterp.experiments.neuron_edit import NeuronEdit
     from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.models.reading import check_embedded
     from mathinterp.prompts.gender import bias_prompts, contrast_prompts
-    from mathinterp.prompts.passages import encode_passages, read_passages
+    from mathinterp.prompts.passages import LONGEST, encode_passages, read_passages
     from mathinterp.store import Store
     from mathinterp.tuning.edit import check_free, export_edited
 
@@ -69,8 +70,11 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
             f"--top {top}: {resolved.label} has only {resolved.shape.n_layers * resolved.shape.n_neurons} neurons"
         )
     Store(options["store"])  # refuses what is no store before Ray starts
-    _check_words(contrast_prompts() + bias_prompts(), resolved.tokenizer, resolved.label)
-    passages = encode_passages(read_passages(text), resolved.tokenizer)
+    _check_words(contrast_prompts() + bias_prompts(), resolved)
+    longest = min(LONGEST, resolved.shape.positions.limit or LONGEST)
+    passages = encode_passages(read_passages(text), resolved.tokenizer, longest)
+    for passage in passages:
+        check_embedded(str(text or "the bundled text"), passage, resolved)
     with connection(options["address"]):
         found = _run(GenderNeurons(), spec, contrast_prompts(), "gender", **options)
         if not found.complete:
@@ -86,13 +90,15 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
         sys.exit(1)
 
 
-def _check_words(prompts: "Sequence[Prompt]", tokenizer: Any, label: str) -> None:
-    from mathinterp.prompts.alignment import tokenize_prompts
+def _check_words(prompts: "Sequence[Prompt]", resolved: "ResolvedModel") -> None:
+    from mathinterp.models.reading import read_prompts
 
     try:
-        tokenize_prompts(prompts, tokenizer)
+        read_prompts(prompts, resolved)
     except UserError as error:
-        raise UserError(f"--model {label} cannot read the gender prompts ({error}); take --model smollm2") from error
+        raise UserError(
+            f"--model {resolved.label} cannot read the gender prompts ({error}); take --model smollm2"
+        ) from error
 
 
 def _run(

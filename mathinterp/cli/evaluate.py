@@ -73,11 +73,12 @@ def evaluate(
       mathinterp evaluate --model smollm2 --adapter tuned --tasks svamp,csqa --data-dir data --limit 32
     """
     from mathinterp.cluster.ray_cluster import connection
-    from mathinterp.evaluation.jobs import Settings, parse_tasks, prepare_jobs
+    from mathinterp.evaluation.jobs import Settings, check_jobs, parse_tasks, prepare_jobs
     from mathinterp.models.catalog import ModelSpec
 
     spec = ModelSpec(model, adapter, dtype, trust_remote_code)
     jobs = prepare_jobs(parse_tasks(tasks), spec, Settings(data_dir, limit, fewshot, examples, seed))
+    check_jobs(jobs, spec)
     with ExitStack() as stack:
         if len(jobs) > 1:
             stack.enter_context(connection(cluster["address"]))  # once for all tasks

@@ -21,11 +21,10 @@ from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.iterative import Iterative
     from mathinterp.experiments.knockout import Knockout, Sentence
+    from mathinterp.models.catalog import ResolvedModel
 
 Ranking = tuple[tuple[int, int], ...]
 
@@ -92,8 +91,9 @@ def knockout(
     """Knock out the first k heads of a ranking together, and as many random heads: accuracy against k.
 
     \b
-    Random heads are never among the first k; "random_layer" has as many in each layer as the first k. The ranking's
-    heads may come from other prompts than those of --prompts: so it is seen whether they hold there too.
+    Random heads are never heads of the ranking that are knocked out, nor key heads (effect below -5 %) of the run of
+    --rank-from, nor any of --heads; "random_layer" has as many in each layer as the first k. The ranking's heads may
+    come from other prompts than those of --prompts: so it is seen whether they hold there too.
     --iterative N costs about N head scans of the same prompts, one after another on one replica.
 
     \b
@@ -121,22 +121,23 @@ def knockout(
             "give the heads' ranking in one way: --heads 5.1,3.2,... or --rank-from RUN_ID (from 'scan heads')"
             "; or find one with --iterative N"
         )
-    _knock_out(
-        _ranking(heads, rank_from, rank_operation, options["store"]), parse_ks(ks), control_seeds, sentences,
-        edit, as_json, options,
-    )  # fmt: skip
+    ranking, key = _ranking(heads, rank_from, rank_operation, options["store"])
+    _knock_out(ranking, key, parse_ks(ks), control_seeds, sentences, edit, as_json, options)
 
 
-def _ranking(heads: str | None, rank_from: str | None, operation: str, store: str) -> Ranking:
-    from mathinterp.experiments.knockout.summary import ranking_from
+def _ranking(heads: str | None, rank_from: str | None, operation: str, store: str) -> tuple[Ranking, Ranking]:
+    """The ranking, and the key heads that no control may hold: those of the run, or all that are named."""
+    from mathinterp.experiments.knockout.summary import key_heads_from, ranking_from
     from mathinterp.store import Store
 
     if rank_from is not None:
-        return ranking_from(Store(store), rank_from, operation)
+        opened = Store(store)
+        return ranking_from(opened, rank_from, operation), key_heads_from(opened, rank_from, operation)
     assert heads is not None
     if operation != "all":
         raise UserError("--rank-operation belongs to --rank-from")
-    return parse_ranking(heads)
+    named = parse_ranking(heads)
+    return named, named
 
 
 def parse_ranking(text: str) -> Ranking:
@@ -161,14 +162,14 @@ def parse_ks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _knock_out(
-    ranking: Ranking, ks: tuple[int, ...] | None, seeds: int, texts: tuple[str, ...],
+    ranking: Ranking, key: Ranking, ks: tuple[int, ...] | None, seeds: int, texts: tuple[str, ...],
     edit: dict[str, Any], as_json: bool, options: dict[str, Any],
 ) -> None:  # fmt: skip
     from mathinterp.experiments.knockout import Knockout
     from mathinterp.experiments.knockout.summary import summarize_knockout
     from mathinterp.store import Store
 
-    chosen = Knockout(**edit, ranking=ranking, ks=ks, seeds=seeds)
+    chosen = Knockout(**edit, ranking=ranking, key=key, ks=ks, seeds=seeds)
     if texts:
         chosen = _with_sentences(chosen, texts, options)
     run = run_chosen(chosen, **options)
@@ -203,17 +204,20 @@ def _with_sentences(scan: "Knockout", texts: tuple[str, ...], options: dict[str,
     from mathinterp.models.catalog import ModelSpec, resolve
 
     names = ("model", "adapter", "dtype", "trust_remote_code")
-    tokenizer = resolve(ModelSpec(*(options[name] for name in names))).tokenizer
-    sentences = tuple(_tokenize(text, tokenizer) for text in dict.fromkeys(texts))
-    return replace(scan, sentences=sentences, tokenizer=tokenizer)
+    model = resolve(ModelSpec(*(options[name] for name in names)))
+    sentences = tuple(_tokenize(text, model) for text in dict.fromkeys(texts))
+    return replace(scan, sentences=sentences, tokenizer=model.tokenizer)
 
 
-def _tokenize(text: str, tokenizer: "PreTrainedTokenizerBase") -> "Sentence":
+def _tokenize(text: str, model: "ResolvedModel") -> "Sentence":
     from mathinterp.experiments.knockout import Sentence
+    from mathinterp.models.reading import check_readable
 
+    tokenizer = model.tokenizer
     ids = tuple(tokenizer(text)["input_ids"])
     if not text.strip() or tokenizer.unk_token_id in ids:
         raise UserError(f"--show {text!r} has no words, or some that the model's tokenizer does not know")
+    check_readable(f"--show {text!r}", ids, model)
     return Sentence(text, ids)
 
 

@@ -143,7 +143,7 @@ def _other_model(kind: str, value: str, spec: "ModelSpec") -> Any:
 
 def _require_comparable(original: "ResolvedModel", other: "ResolvedModel") -> None:
     """Raise UserError unless a neuron and a token are the same thing in both models, and the models are not one."""
-    for what in ("model_type", "n_layers", "n_heads", "d_model", "n_neurons", "vocabulary"):
+    for what in ("model_type", "n_layers", "n_heads", "d_model", "n_neurons", "vocabulary", "positions"):
         here, there = getattr(original.shape, what), getattr(other.shape, what)
         if here != there:
             raise UserError(f"--against: {other.label} has {what} {there}, {original.label} has {here}")

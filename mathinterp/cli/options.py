@@ -39,6 +39,14 @@ def _known_engine(context: click.Context, parameter: click.Parameter, value: str
     return value
 
 
+def with_scratch(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse here to run where nothing temporary can be written: the packages that compute would fail as they load."""
+    from mathinterp.cluster.temporary import require_scratch
+
+    require_scratch()
+    return value
+
+
 class FiniteRange(click.FloatRange):
     """Numbers in a range; inf and nan are none."""
 
@@ -146,7 +154,10 @@ def cluster_options() -> Callable[[Command], Command]:
     """--address, --replicas, --gpus-per-replica."""
     return apply(
         [
-            click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
+            click.option(
+                "--address", default=None, callback=with_scratch,
+                help="Running Ray cluster; without it a local Ray is started.",
+            ),
             click.option(
                 "--replicas", type=click.IntRange(min=1), default=None, help="Default: one a GPU, else one a CPU core."
             ),

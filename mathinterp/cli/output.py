@@ -1,6 +1,7 @@
 """How results look on a terminal: rich tables, and plain JSON for scripts."""
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,10 +68,10 @@ def file_name(text: str) -> str:
 def print_sql_hint(store: str, queries: Sequence[str]) -> None:
     """Where the results are, and the SQL to go on with."""
     console.print(
-        f"Results: {store}  (in SQL accuracies, drops, effects and shares are fractions of 1; per cent and points only"
-        f" in {', '.join(PER_CENT_VIEWS)})",
+        f"Results: {escape(store)}  (in SQL accuracies, drops, effects and shares are fractions of 1; per cent and"
+        f" points only in {', '.join(PER_CENT_VIEWS)})",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
-    option = "" if store == "results" else f" --store {store}"
+    option = "" if store == "results" else f" --store {shlex.quote(store)}"
     for query in queries:
-        console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)
+        console.print(escape(f'  mathinterp sql{option} "{query}"'), highlight=False, soft_wrap=True)

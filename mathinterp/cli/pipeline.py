@@ -96,8 +96,8 @@ def _checked(
     from mathinterp.experiments.chosen_heads import chosen_heads
     from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
-    from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
 
     model = resolve(ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code"))))
@@ -106,7 +106,7 @@ def _checked(
         prompts = load_prompts(name, seed=options["seed"], limit=options["limit"])
         if name == options["prompt_name"] or knockout.needs_counterfactuals:
             prompts = with_counterfactuals(prompts, model.tokenizer)
-        tokenized = tokenize_prompts(prompts, model.tokenizer)
+        tokenized = read_prompts(prompts, model)
         knockout.shards(model.shape, tokenized)
         if name == options["prompt_name"]:
             for scan in (paths, Attention(), MlpProbe()):
@@ -120,7 +120,7 @@ def _run_stages(
     """Run, or resume, every stage; the ranking of one is what the next ones take out and look at."""
     from mathinterp.experiments.attention import Attention
     from mathinterp.experiments.heads import Heads
-    from mathinterp.experiments.knockout.summary import ranking_from
+    from mathinterp.experiments.knockout.summary import key_heads_from, ranking_from
     from mathinterp.experiments.mlp_probe import MlpProbe
     from mathinterp.report.pipeline import PipelineRuns, described_heads
     from mathinterp.store import Store
@@ -129,7 +129,7 @@ def _run_stages(
     heads_run = _run(f"head scan, {own}", Heads(), options)
     paths_run = _run(f"path patching, {own}", paths, options)
     store = Store(options["store"])
-    knockout = replace(knockout, ranking=ranking_from(store, paths_run))
+    knockout = replace(knockout, ranking=ranking_from(store, paths_run), key=key_heads_from(store, paths_run))
     knockouts = {
         name: _run(f"knock-out, {name}", knockout, {**options, "prompt_name": name}) for name in (own, *others)
     }

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.dry_run import print_dry_run
 from mathinterp.cli.options import ABOVE_0, out_place, parse_layers
 from mathinterp.cli.output import print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
-from mathinterp.cli.sweep import lora_options, read_samples, resolve_lora_base, run_prompts, say_where, training
+from mathinterp.cli.sweep import lora_options, read_data, resolve_lora_base, run_prompts, say_where, training
 from mathinterp.cli.tuning import check_gpus
 from mathinterp.errors import UserError
 
@@ -80,6 +81,7 @@ def prune(
       mathinterp tune prune --model smollm2 --target gold --case-limit 100 --out pruned
     """
     from mathinterp.cluster.ray_cluster import connection, existing_cluster
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
     from mathinterp.tuning.depth import deep_layers, lora_layer
@@ -97,7 +99,8 @@ def prune(
     if top is not None and top >= len(chosen_deep) * shape.n_neurons:
         raise UserError(f"--top {top} keeps all {len(chosen_deep) * shape.n_neurons} neurons of the deep layers")
     Store(options["store"])  # refuses what is no store before anything trains
-    samples = read_samples(options, resolved)
+    source = read_data(options, resolved)
+    samples = source.samples
     fitting = {"workers": workers, "gpu": gpu, "storage": storage}
     plan = Plan(
         resolved, spec, lora_layer(shape.n_layers) if layer is None else layer, chosen_deep,
@@ -109,7 +112,12 @@ def prune(
         f"LoRA on layer {plan.layer}; layers {chosen_deep[0]} to {chosen_deep[-1]} keep {plan.top} neurons a case",
         err=True,
     )
+    if options["dry_run"]:
+        print_dry_run([source], (), plan.config, resolved.tokenizer, options)
+        return
     check_own(plan.out)
+    for prompts in (plan.cases, plan.tests):
+        read_prompts(prompts, resolved)  # refuses what the model cannot read before anything trains
     with connection(options["address"]):
         lora = train_lora(plan, plan.spec, plan.resolved, LORA)
         compared = compare(plan, lora)

@@ -30,15 +30,15 @@ def selftest(
     from mathinterp.engine.selftest import selftest as run_checks
     from mathinterp.errors import UserError
     from mathinterp.models.catalog import ModelSpec, load, resolve
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
-    from mathinterp.prompts.alignment import tokenize_prompts
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UserError(f"--device '{device}' is not available here; take cpu")
     resolved = resolve(ModelSpec(model, adapter, dtype, trust_remote_code), device)
     chosen = load_prompts(prompt_name, seed=seed, limit=8 if limit is None else limit)
-    prompts = tokenize_prompts(chosen, resolved.tokenizer)
+    prompts = read_prompts(chosen, resolved)
     loaded = load(resolved, device)
     checks = list(run_checks(loaded.anatomy, prompts))
     rows = [

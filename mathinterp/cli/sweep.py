@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.dry_run import out_options, print_dry_run
 from mathinterp.cli.options import (
     ABOVE_0,
     Command,
@@ -16,7 +17,6 @@ from mathinterp.cli.options import (
     cluster_options,
     json_option,
     model_options,
-    out_folder,
     parse_layers,
     store_option,
 )
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mathinterp.experiments.base import Experiment
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
     from mathinterp.prompts.prompt import Prompt
-    from mathinterp.tuning.data import Sample
+    from mathinterp.tuning.preview import Source
     from mathinterp.tuning.sft import SftConfig
 
 MOST_EPOCHS = 4
@@ -66,8 +66,7 @@ def lora_options() -> Callable[[Command], Command]:
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of data and training."),
         click.option("--target", default="predicted", show_default=True, callback=_known_target,
                      help="The token that neurons are compared on: predicted by the original model, or gold."),
-        click.option("--out", required=True, type=click.Path(path_type=Path), callback=out_folder,
-                     help="Folder, seen by all nodes."),
+        out_options("Folder, seen by all nodes."),
         model_options(),
         store_option(),
         cluster_options(),
@@ -103,6 +102,7 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
       mathinterp tune sweep --model smollm2 --target gold --gpus-per-replica 0.25 --out sweep
     """
     from mathinterp.cluster.ray_cluster import connection
+    from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
     from mathinterp.tuning.lora_sweep import LoraSweep, claim_folder, split_samples
@@ -112,13 +112,20 @@ def sweep(layers: str | None, rates: str, validation: int, top: int, **options: 
     resolved, spec = resolve_lora_base(options)
     tests = load_prompts(options["test"], seed=options["seed"], limit=options["test_limit"])
     cases = load_prompts(options["cases"], seed=options["seed"], limit=options["case_limit"])
-    trained, kept = split_samples(read_samples(options, resolved), validation, options["seed"])
-    folder = str(options["out"].expanduser().resolve())
+    for prompts in (tests, cases):
+        read_prompts(prompts, resolved)  # refuses what the model cannot read before anything trains
+    source = read_data(options, resolved)
+    trained, kept = split_samples(source.samples, validation, options["seed"])
+    folder = "" if options["out"] is None else str(options["out"].expanduser().resolve())
+    config = training(options, len(trained), 1.0)
     scan = LoraSweep(
-        trained, kept, training(options, len(trained), 1.0), folder, chosen_rates, chosen_layers,
+        trained, kept, config, folder, chosen_rates, chosen_layers,
         options["rank"], options["alpha"], resolved.label,
     )  # fmt: skip
     scan.chosen(resolved.shape)
+    if options["dry_run"]:
+        print_dry_run([source], (), config, resolved.tokenizer, options)
+        return
     claim_folder(Path(folder), scan, resolved.fingerprint, resolved.dtype)
     with connection(options["address"]):
         swept = run_prompts(scan, spec, tests, options["test"], options)
@@ -175,14 +182,13 @@ def resolve_lora_base(options: dict[str, Any]) -> "tuple[ResolvedModel, ModelSpe
     return resolved, replace(spec, dtype=resolved.dtype, name=str(name.resolve()) if name.exists() else spec.name)
 
 
-def read_samples(options: dict[str, Any], resolved: "ResolvedModel") -> "list[Sample]":
+def read_data(options: dict[str, Any], resolved: "ResolvedModel") -> "Source":
     """The training data, tokenized; says on stderr what they come to."""
-    from mathinterp.tuning.data import encode_examples, read_examples, within_limit
+    from mathinterp.tuning.preview import read_source
 
-    examples = encode_examples(read_examples(options["data"], options["seed"]), resolved.tokenizer)
-    samples, budget = within_limit(examples, options["max_tokens"])
-    click.echo(f"data, {options['data']}: {budget.line()}", err=True)
-    return samples
+    source = read_source(resolved, options["data"], options["seed"], options["max_tokens"])
+    click.echo(f"data, {options['data']}: {source.budget.line()}", err=True)
+    return source
 
 
 def training(options: dict[str, Any], samples: int, learning_rate: float) -> "SftConfig":

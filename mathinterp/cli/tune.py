@@ -82,7 +82,7 @@ def precise(
     if len(chosen) < (wanted or 0):
         raise UserError(f"--top {wanted}: the ranking has only {len(chosen)} heads; give --top {len(chosen)}")
     if control is not None:
-        chosen = _control(control, chosen, ranking, resolved.shape, control_seed)
+        chosen = _control(control, chosen, ranking, resolved.shape, control_seed, _key_heads(heads_from, options))
     selection = Selection(
         chosen, _neurons(neurons, neurons_sql, options["store"]), parse_layers(mlps, "--mlps") or (), with_groups
     )
@@ -196,10 +196,17 @@ def _pairs_of(option: str, sql: str, unit: str, store: str) -> Pairs:
     return tuple((row["layer"], row[unit]) for row in rows)
 
 
-def _control(kind: str, key: Pairs, ranking: Pairs, shape: "ModelShape", seed: int) -> Pairs:
+def _key_heads(heads_from: str | None, options: dict[str, Any]) -> Pairs:
+    from mathinterp.experiments.knockout.summary import key_heads_from
+    from mathinterp.store import Store
+
+    return () if heads_from is None else key_heads_from(Store(options["store"]), heads_from)
+
+
+def _control(kind: str, key: Pairs, ranking: Pairs, shape: "ModelShape", seed: int, never: Pairs) -> Pairs:
     from mathinterp.tuning.controls import control_heads
 
-    return tuple(control_heads(kind, key, ranking, shape, seed))
+    return tuple(control_heads(kind, key, ranking, shape, seed, never))
 
 
 def _neurons(text: str | None, sql: str | None, store: str) -> Pairs:

@@ -1,13 +1,13 @@
 """What every training command does: find the base, read and report the data, train, and say what came of it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.dry_run import out_options, print_dry_run
 from mathinterp.cli.options import (
     ABOVE_0,
     Command,
@@ -15,9 +15,9 @@ from mathinterp.cli.options import (
     apply,
     json_option,
     model_options,
-    out_folder,
     out_place,
     store_option,
+    with_scratch,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint
 from mathinterp.errors import UserError
@@ -25,6 +25,7 @@ from mathinterp.errors import UserError
 if TYPE_CHECKING:
     from mathinterp.models.catalog import ModelSpec, ResolvedModel
     from mathinterp.tuning.data import Sample
+    from mathinterp.tuning.preview import Source
     from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import Tuning, TuningJob, TuningResult
 
@@ -36,8 +37,7 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
                      help="JSON lines (prompt/response, messages, GSM8K, prompt files) or a prompt set; repeatable. "
                           "With weights on all of them samples are drawn in that mixture; short files repeat."),
         click.option("--held-out", multiple=True, metavar="FILE", help="Data to evaluate before and after, likewise."),
-        click.option("--out", required=True, type=click.Path(path_type=Path), callback=out_folder,
-                     help="Folder for what is learnt."),
+        out_options("Folder for what is learnt."),
         click.option("--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps."),
         click.option("--epochs", type=ABOVE_0, default=None, help="Passes over the data instead; default 1."),
         click.option("--batch", type=click.IntRange(min=1), default=128, show_default=True,
@@ -66,7 +66,10 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
                      help="Also write the course of training for it."),
         click.option("--storage", default=None, callback=out_place,
                      help="Checkpoints: folder or URI; default OUT-training."),
-        click.option("--address", default=None, help="Running Ray cluster; without it a local Ray is started."),
+        click.option(
+            "--address", default=None, callback=with_scratch,
+            help="Running Ray cluster; without it a local Ray is started.",
+        ),
         model_options(),
         store_option(),
         json_option(),
@@ -123,7 +126,13 @@ def train(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any], 
 
     from mathinterp.tuning.sft_ray import fit, named
 
-    tuning = named(_tuning(job, resolved, options, chosen_from), resolved)
+    names, weights = _weighted(options["data"])
+    data = [_source(name, resolved, options, "data") for name in names]
+    held_out = [_source(name, resolved, options, "held out") for name in options["held_out"]]
+    tuning = named(_tuning(job, resolved, options, chosen_from, data, weights, held_out), resolved)
+    if options["dry_run"]:
+        print_dry_run(data, held_out, tuning.config, resolved.tokenizer, options)
+        return
     try:
         result = fit(
             tuning, workers=options["workers"], gpu=options["gpu"], out=options["out"], storage=options["storage"],
@@ -135,16 +144,17 @@ def train(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any], 
     _print_result(result, options)
 
 
-def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any], chosen_from: str | None) -> "Tuning":
+def _tuning(
+    job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any], chosen_from: str | None,
+    sources: "Sequence[Source]", weights: Sequence[float], held_out_sources: "Sequence[Source]",
+) -> "Tuning":  # fmt: skip
     """The fine-tuning that the options ask for; says on stderr what the data come to."""
     from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import Tuning
     from mathinterp.tuning.tensorboard import writer_class
 
-    names, weights = _weighted(options["data"])
-    sources = [_samples(name, resolved, options, "data") for name in names]
-    samples = [sample for source in sources for sample in source]
-    held_out = [s for name in options["held_out"] for s in _samples(name, resolved, options, "held out")]
+    samples = [sample for source in sources for sample in source.samples]
+    held_out = [sample for source in held_out_sources for sample in source.samples]
     trained = {tuple(sample.input_ids) for sample in samples}
     if both := sum(tuple(sample.input_ids) in trained for sample in held_out):
         click.echo(f"warning: {both} of {len(held_out)} held-out samples are trained on too", err=True)
@@ -154,7 +164,7 @@ def _tuning(job: "TuningJob", resolved: "ResolvedModel", options: dict[str, Any]
         seed=options["seed"], weight_decay=options["weight_decay"], log_every=options["log_every"],
         checkpoint_every=options["checkpoint_every"], recompute=options["recompute"], pack=options["pack"] or 0,
         cache=options["cache"], compiled=options["compiled"],
-        mixture=tuple(zip(map(len, sources), weights, strict=True)) if weights else (),
+        mixture=tuple(zip((len(source.samples) for source in sources), weights, strict=True)) if weights else (),
     )  # fmt: skip
     if options["tensorboard"] is not None:
         writer_class()
@@ -208,13 +218,13 @@ def _weight(name: str, text: str) -> float | None:
     return weight
 
 
-def _samples(name: str, resolved: "ResolvedModel", options: dict[str, Any], what: str) -> "list[Sample]":
-    from mathinterp.tuning.data import encode_examples, read_examples, within_limit
+def _source(name: str, resolved: "ResolvedModel", options: dict[str, Any], what: str) -> "Source":
+    """The samples of a file or set; says on stderr what they come to."""
+    from mathinterp.tuning.preview import read_source
 
-    examples = read_examples(name, options["seed"])
-    samples, budget = within_limit(encode_examples(examples, resolved.tokenizer), options["max_tokens"])
-    click.echo(f"{what}, {name}: {budget.line()}", err=True)
-    return samples
+    source = read_source(resolved, name, options["seed"], options["max_tokens"])
+    click.echo(f"{what}, {name}: {source.budget.line()}", err=True)
+    return source
 
 
 def _steps(options: dict[str, Any], samples: int) -> int:

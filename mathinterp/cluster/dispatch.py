@@ -17,7 +17,7 @@ The rules:
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,11 +31,13 @@ class Receipt:
 
     key: str
     rows: int
-    seconds: float  # computing and writing
+    seconds: float  # computing, and writing where no other shard computes meanwhile
     node: str
     pid: int
     bytes: int  # of the written file
     peak_memory: int  # bytes: device memory on a GPU, resident memory on a CPU
+    versions: dict[str, str] = field(default_factory=dict)  # of what computed it
+    halved: int = 0  # how often memory ran out, so that the replica now computes in smaller batches
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Dispatcher:
         max_starts: failed starts in a row after which a slot is given up.
         patience: seconds without any ready replica after which NoReplicaLeft is raised.
         observer: told what happens.
+        check: looks at each replica that joins, and may return a line of warning about it.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class Dispatcher:
         max_starts: int = 3,
         patience: float = 1800.0,
         observer: Observer | None = None,
+        check: Callable[[Ready], str | None] = lambda event: None,
     ):
         assert replicas >= 1
         assert window >= 1
@@ -183,6 +187,7 @@ class Dispatcher:
         self._max_starts = max_starts
         self._patience = patience
         self._observer = observer or Observer()
+        self._check = check
         self._fresh = deque(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
         self._retries: list[_Task] = []
         self._unfinished = len(self._fresh)
@@ -233,6 +238,8 @@ class Dispatcher:
             self._failed_starts[event.slot] = 0
             self.outcome.notes = self.outcome.notes or event.notes
             self._observer.ready(event)
+            if warning := self._check(event):
+                self._observer.trouble(warning)
         elif isinstance(event, Finished):
             task = self._in_flight[event.slot].pop(event.shard.key)
             if task.attempts + task.losses:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import yaml
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
+from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
+THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes: only the prompts travel through it, and a container's /dev/shm may be small
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
 BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
@@ -55,23 +57,27 @@ def connection(address: str | None) -> Iterator[None]:
         address: ``host:port`` or "auto" of a running cluster; None: the cluster of RAY_ADDRESS if that is set, else a
             local Ray that lives as long as the block. A connection that is already there is used and left open.
     Raises:
-        UserError: no cluster answers at ``address``.
+        UserError: no cluster answers at ``address``, or there is no folder that a local Ray could use.
     """
     if ray.is_initialized():
         yield
         return
     cluster = existing_cluster(address)
     mode = os.environ.get("RAY_AUTH_MODE")
-    if cluster is None:
-        _start_local()
-    else:
-        attach(cluster)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        os.environ.pop("RAY_AUTH_MODE", None)
-        os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
+    require_scratch()
+    with ExitStack() as stack:
+        if cluster is None:
+            stack.enter_context(ray_folder())
+        try:
+            if cluster is None:
+                _start_local()
+            else:
+                attach(cluster)
+            yield
+        finally:
+            ray.shutdown()
+            os.environ.pop("RAY_AUTH_MODE", None)
+            os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
 
 
 def _start_local() -> None:
@@ -158,9 +164,9 @@ def gpus_each(asked: float | None) -> float:
 def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> Placement:
     """Decide how many replicas there are and what each reserves; Ray must be connected.
 
-    Default: as many as there are GPUs for (or as the autoscaler may add). On CPU one a core, each with one thread,
-    while copies of the model leave half of the memory free: threads speed up a small model's small matrices little.
-    Never more than shards.
+    Default: as many as there are GPUs for (or as the autoscaler may add). On CPU as many as cores have threads for
+    (one a core, for a small model, whose small matrices more threads speed up little), while copies of the model leave
+    half of the memory free. Never more than shards.
 
     Args:
         replicas: as asked, or None.
@@ -171,17 +177,27 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
     if replicas is not None and replicas < 1:
         raise UserError(f"--replicas {replicas}: at least one replica is needed")
     cpus = cluster_total("CPU")
+    threads = 1 if gpus else threads_each(model_bytes)
     if gpus:
         most = int(cluster_total("GPU") / gpus)
     else:
-        most = int(min(cpus, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
+        most = int(min(cpus / threads, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
     count = max(1, min(most if replicas is None else replicas, shards))
     return Placement(
         replicas=count,
         gpus=gpus,
         cpus=1 if count <= cpus else 0,  # more replicas than cores share them rather than wait for each other
-        threads=max(1, int(cpus) // count),
+        threads=threads,
     )
+
+
+def threads_each(model_bytes: int) -> int:
+    """CPU threads of one replica, from the model and the largest node's cores alone.
+
+    Threads share a sum, and so their number decides its last bits: it must not follow from the number of replicas, nor
+    from that of the shards left, or a run of other replicas, or one resumed, would have other rows.
+    """
+    return max(1, min(int(largest_node("CPU")), model_bytes // THREAD_BYTES))
 
 
 def largest_node(resource_name: str) -> float:

@@ -26,17 +26,20 @@ class RayWorkers:
         arguments: its constructor's arguments; pass large ones as object references.
         num_cpus: CPUs an actor reserves.
         num_gpus: GPUs an actor reserves; a fraction shares a GPU.
+        at_once: shards that an actor works on side by side, each in a thread of its own.
     """
 
-    def __init__(self, actor_class: type, *arguments: Any, num_cpus: float, num_gpus: float):
+    def __init__(self, actor_class: type, *arguments: Any, num_cpus: float, num_gpus: float, at_once: int = 1):
         self._actor_class: Any = ray.remote(actor_class).options(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             max_restarts=0,
             max_task_retries=0,
+            max_concurrency=at_once,
             scheduling_strategy="SPREAD",
-            # Threads that spin while they wait take the core from whoever they wait for, when cores are shared.
-            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
+            # Threads that spin while they wait take the core from whoever they wait for, when cores are shared. Their
+            # number decides the last bits of sums, and is never to depend on how busy the machine is.
+            runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE", "OMP_DYNAMIC": "FALSE"}},
         )
         self._arguments = arguments
         self._actors: dict[int, Any] = {}

@@ -10,24 +10,32 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
+from mathinterp.engine import batching
+from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
+from mathinterp.versions import versions
 
+Result = TypeVar("Result")
+
+AT_ONCE = 2  # shards of one replica on a GPU: one computes, one is written
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
 
 
@@ -48,12 +56,22 @@ class ReplicaJob:
 
 
 class Replica:
-    """The holder of one model; ``load`` once, then ``run`` shard after shard."""
+    """The holder of one model; ``load`` once, then ``run`` shard after shard.
+
+    On a GPU two threads may call ``run`` at once (AT_ONCE): one shard's file is written while the next one computes.
+    All computing happens in one thread of its own, in the order of the calls.
+    """
 
     def __init__(self, job: ReplicaJob):
         self._job = job
         self._store = Store(job.store_url)
         self._state: Any = None
+        self._versions: dict[str, str] = {}
+        self._turns = ThreadPoolExecutor(1, "computing") if job.device == "cuda" else None
+
+    def _in_turn(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """``work`` in the thread that computes; on a CPU that is the caller's, since writing would take its core."""
+        return work(*arguments) if self._turns is None else self._turns.submit(work, *arguments).result()
 
     def load(self) -> dict[str, Any]:
         """Load the model and prepare the scan; returns the scan's notes (plain JSON).
@@ -61,10 +79,12 @@ class Replica:
         Raises:
             UserError: the node has another model or no device, or the model does not fit.
         """
+        return self._in_turn(self._load)
+
+    def _load(self) -> dict[str, Any]:
         job = self._job
-        if job.device == "cpu":
-            torch.set_num_threads(job.threads)
-        elif not torch.cuda.is_available():
+        torch.set_num_threads(job.threads)
+        if job.device == "cuda" and not torch.cuda.is_available():
             raise UserError(
                 f"{_where()} gave this replica a GPU but torch sees none there; install a CUDA build of torch"
             )
@@ -75,10 +95,18 @@ class Replica:
         with loading_turn(LOADS_AT_ONCE):
             loaded = self._load_model(resolved)
         loaded_at = time.time()
+        self._versions = made_here(job.scan, resolved, job.device)
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
+        alone = {}
+        if job.scan.reads_together:
+            sentences = [prompt.input_ids[: prompt.end + 1] for prompt in job.prompts]
+            alone = {"alone_deviation": alone_deviation(loaded.anatomy, sentences)}
         self._state = job.scan.prepare(subject)
         prepared = {"model_loaded_at": loaded_at, "prepare_seconds": time.time() - loaded_at}
-        return {**job.scan.notes(self._state), **ahead, **prepared}
+        started = time.time()
+        probe = probe_note(job.scan.cells(self._state, subject), job.device, socket.gethostname())
+        checked = {PROBE: probe, "probe_seconds": time.time() - started}
+        return {**job.scan.notes(self._state), **alone, **ahead, **prepared, **checked}
 
     def _find_model(self) -> ResolvedModel:
         resolved = resolve(self._job.spec, self._job.device)
@@ -102,22 +130,52 @@ class Replica:
             ArithmeticError: a result is NaN or infinite; names the row.
             TypeError: the scan returned other columns than it declares.
         """
-        started = time.perf_counter()
         job = self._job
-        if job.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        table = job.scan.run(self._state, shard)
-        check_rows(table, job.scan.tables[shard.table].schema, shard.key)
-        written = self._store.write_shard(job.run_id, shard.table, shard.index, table, job.metadata)
+        computed = self._in_turn(self._compute, shard)
+        started = time.perf_counter()
+        check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
+        written = self._store.write_shard(
+            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": self._versions}
+        )
+        writing = time.perf_counter() - started if self._turns is None else 0.0
         return Receipt(
             key=shard.key,
-            rows=table.num_rows,
-            seconds=time.perf_counter() - started,
+            rows=computed.table.num_rows,
+            seconds=computed.seconds + writing,
             node=socket.gethostname(),
             pid=os.getpid(),
             bytes=written["bytes"],
-            peak_memory=_peak_memory(job.device),
+            peak_memory=computed.peak_memory,
+            versions=self._versions,
+            halved=computed.halved,
         )
+
+    def _compute(self, shard: Shard) -> "Computed":
+        started, halved = time.perf_counter(), batching.halved
+        if self._job.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        table = self._job.scan.run(self._state, shard)
+        memory = _peak_memory(self._job.device)
+        return Computed(table, time.perf_counter() - started, memory, batching.halved - halved)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A shard's rows before they are written, and what they took."""
+
+    table: pa.Table
+    seconds: float
+    peak_memory: int
+    halved: int
+
+
+def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, str]:
+    """Versions of what computes rows in this process, of those packages that this scan and model use."""
+    peft = [] if model.adapter is None else ["peft"]
+    gguf = ["gguf"] if model.source.kind == "gguf" else []
+    found = versions([*scan.packages, *peft, *gguf], device)
+    on_gpu = device == "cuda" and torch.cuda.is_initialized()
+    return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
 
 
 def check_rows(table: pa.Table, schema: pa.Schema, key: str) -> None:

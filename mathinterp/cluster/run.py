@@ -4,6 +4,8 @@ The driver resolves and tokenizes, then only hands out shards: it loads no weigh
 Running the same scan again resumes it: shards whose file is in the store are kept, only the missing ones run.
 """
 
+import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -12,20 +14,23 @@ from dataclasses import dataclass, field, replace
 
 import ray
 
-import mathinterp
+from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
 from mathinterp.cluster.plan import DTYPE_BYTES, parameters
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.ray_cluster import Placement, connection, existing_cluster, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob, made_here
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
-from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.store import Run, Store, prompts_fingerprint
+from mathinterp.versions import code_version
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def run_scan(
             stack.enter_context(connection(address))
         gpus = gpus_each(gpus_per_replica)
         work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, store=store, prompts_label=prompts_label)
-        run = open_run(store, work)
+        run = open_run(store, work, "cuda" if gpus else "cpu")
         missing = set(run.missing_shards())
         outcome, placement = Outcome(), None
         if missing:
@@ -130,14 +135,14 @@ def prepare_work(
     scan = scan.bind(Context(model, prompts, store))
     if scan.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, model.tokenizer)
-    tokenized = tuple(tokenize_prompts(prompts, model.tokenizer))
+    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read))
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)
 
 
-def open_run(store: Store, work: Work) -> Run:
-    """The run's record in the store, new or earlier, and its prompts."""
+def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
+    """The run's record in the store, new or earlier, and its prompts; tells if other versions began it."""
     run = store.open_run(
         scan=work.scan.name,
         model=work.model.label,
@@ -146,7 +151,8 @@ def open_run(store: Store, work: Work) -> Run:
         prompts_fingerprint=work.prompts_fingerprint,
         dtype=work.model.dtype,
         parameters=work.scan.parameters(),
-        code_version=mathinterp.__version__,
+        code_version=code_version(),
+        versions=made_here(work.scan, work.model, device),
         shards=[shard.key for shard in work.shards],
     )
     store.write_prompts(work.prompts_fingerprint, work.prompts)
@@ -161,9 +167,11 @@ def dispatch(
     evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
     shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
     job = ray.put(replica_job(work, run, store, placement))
-    workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus)
+    at_once = AT_ONCE if placement.gpus else 1
+    workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus, at_once=at_once)
     dispatcher = Dispatcher(
-        workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown
+        workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
+        check=Agreement(run).joined,
     )  # fmt: skip
     try:
         # Ray prints about dead workers on stdout, which is for results; they are told by the progress in one line.
@@ -194,7 +202,7 @@ def replica_job(work: Work, run: Run, store: Store, placement: Placement) -> Rep
             "prompts": work.prompts_label,
             "prompts_fingerprint": work.prompts_fingerprint,
             "dtype": work.model.dtype,
-            "code_version": mathinterp.__version__,
+            "code_version": code_version(),
         },
     )
 
@@ -206,7 +214,18 @@ def close_run(run: Run, outcome: Outcome) -> None:
         UserError: files that replicas say they wrote are not in the store as seen from here.
     """
     if "model_loaded_at" in outcome.notes:
-        run.note({**outcome.notes, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
+        facts = {name: fact for name, fact in outcome.notes.items() if name != PROBE}  # kept when the replica joined
+        run.note({**facts, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
+    for versions in {json.dumps(receipt.versions): receipt.versions for receipt in outcome.receipts}.values():
+        run.made_by(versions)
+    halved = sorted({receipt.node for receipt in outcome.receipts if receipt.halved})
+    if halved:
+        run.note({"memory_ran_out": sorted({*run.record["notes"].get("memory_ran_out", []), *halved})})
+        logger.warning(
+            "memory ran out on %s, and batches were halved: there, last bits of rows differ from those of whole batches"
+            " (nodes kept in the run's notes as memory_ran_out)",
+            ", ".join(halved),
+        )
     missing = run.finish(
         errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
         attempts=outcome.tries,

@@ -23,6 +23,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 import mathinterp
+from mathinterp.cluster.temporary import require_scratch
 from mathinterp.errors import UserError
 
 UPLOAD_LIMIT = 100 * 2**20  # bytes of the zipped working directory that Ray's job service accepts
@@ -82,6 +83,7 @@ def submit(
     Raises:
         UserError: the script or the cluster is not there, or the upload is too large; nothing has been submitted.
     """
+    require_scratch()
     folder = Path(working_dir).resolve() if working_dir is not None else checkout()
     script = _inside(folder, Path(job_script))
     upload = measure_upload(folder)

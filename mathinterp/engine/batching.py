@@ -1,8 +1,16 @@
-"""Work in batches that fit: where GPU memory runs out, half as much at once, for good."""
+"""Work in batches that fit: where GPU memory runs out, half as much at once, for good.
 
-from collections.abc import Callable
+And sentences in batches in which none changes what another one gives.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
+
+from mathinterp.models.positions import Positions
+
+halved = 0  # how often that happened in this process: a product's last bits depend on the shape of its batch
 
 
 def in_batches(count: int, at_once: int, run: Callable[[int, int], None]) -> int:
@@ -20,5 +28,19 @@ def in_batches(count: int, at_once: int, run: Callable[[int, int], None]) -> int
             if stop - start == 1:
                 raise
             at_once = (stop - start) // 2
-            torch.cuda.empty_cache()
+            free_memory()
     return at_once
+
+
+def free_memory() -> None:
+    """Give unused GPU memory back before half as much is tried; counts in ``halved``."""
+    global halved
+    halved += 1
+    torch.cuda.empty_cache()
+
+
+def like_lengths(lengths: Sequence[int], positions: Positions, at_once: int) -> list[list[int]]:
+    """Indices of sentences in batches of at most ``at_once``: sorted by length, and of one kind of positions each."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    kinds = [list(members) for _, members in groupby(order, key=lambda i: positions.kind(lengths[i]))]
+    return [members[start : start + at_once] for members in kinds for start in range(0, len(members), at_once)]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mathinterp.engine import ENGINES
+from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION, sampled
 from mathinterp.engine.edits import Edit, Replacement
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
@@ -19,8 +20,6 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from which compiling (some 20 s) pays on a GPU
-TOLERATED_DEVIATION = {torch.float64: 1e-4, torch.float32: 1e-2}  # nats, packed against plain passes
-TOLERATED_HALF_DEVIATION = 1.0  # bfloat16 and float16 round differently in every batch shape
 
 
 class Engine(Protocol):
@@ -93,21 +92,35 @@ def build_engine(
 
 
 def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> float:
-    """Largest difference (nats; logits too) between ``engine`` and plain forward passes, on a sample of prompts.
+    """Largest difference (nats; logits too) between ``engine`` and each prompt alone, on a sample of prompts.
 
-    Guards against a library version that takes the tree mask silently wrong.
+    Alone: one plain forward pass for each, so that nothing is padded and no neighbour sets the rotary frequencies. The
+    shortest and the longest are in the sample. Guards against a library version that takes the tree mask silently
+    wrong, and against whatever makes a prompt's number depend on its neighbours.
 
     Raises:
         RuntimeError: the difference is beyond what rounding explains in the model's dtype.
     """
-    sample = np.unique(np.linspace(0, len(prompts) - 1, num=min(16, len(prompts)), dtype=int))
-    plain = PlainEngine(anatomy, [prompts[index] for index in sample]).baseline()
+    sample = sampled([len(prompt.fed) for prompt in prompts], most=18)
+    plain = PlainEngine(anatomy, [prompts[index] for index in sample], batch_size=1).baseline()
     worst = engine.baseline().at(np.isin(engine.answers.prompt_A, sample)).difference(plain)
     limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
     if not worst <= limit:  # NaN is no agreement
         raise RuntimeError(
             f"the {engine.name} engine strays {worst:.3g} nats from plain forward passes (limit {limit:g} in"
-            f" {anatomy.dtype}): {anatomy.shape.model_type} does not take the tree mask as expected;"
-            " use --engine plain and report this"
+            f" {anatomy.dtype}): {_why_it_strays(engine, anatomy, [prompts[index] for index in sample])}"
         )
     return worst
+
+
+def _why_it_strays(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> str:
+    """What is at fault, and what helps; ``--engine plain`` is advised only where it gives each prompt's own numbers."""
+    alone = PlainEngine(anatomy, prompts, batch_size=1).baseline()
+    dtype = str(anatomy.dtype).removeprefix("torch.")
+    if not np.isfinite(alone.logprob_EA).all():
+        narrow = anatomy.dtype == torch.float16
+        return f"the model itself gives NaN or infinity in {dtype}" + ("; give --dtype float32" if narrow else "")
+    limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
+    if engine.name != "plain" and PlainEngine(anatomy, prompts).baseline().difference(alone) <= limit:
+        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use --engine plain and report this"
+    return f"{anatomy.shape.model_type} does not take padded batches either (no --engine helps); report this"

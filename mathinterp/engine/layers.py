@@ -17,6 +17,7 @@ from torch import nn
 from mathinterp.engine.parts import Idle, Twin
 from mathinterp.engine.tree.forest import Forest
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.masks import LOWEST
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def tree_mask(anatomy: Anatomy, forest: Forest, packs: np.ndarray) -> torch.Tens
 def _additive(anatomy: Anatomy, forest: Forest, packs: np.ndarray, window: int | None) -> torch.Tensor:
     allowed = torch.from_numpy(np.stack([forest.ancestors(int(pack), window) for pack in packs])).to(anatomy.device)
     mask = torch.zeros(allowed.shape, dtype=anatomy.dtype, device=anatomy.device)
-    return mask.masked_fill_(~allowed, torch.finfo(anatomy.dtype).min)[:, None]
+    return mask.masked_fill_(~allowed, max(torch.finfo(anatomy.dtype).min, LOWEST))[:, None]
 
 
 def call_layer(layer: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

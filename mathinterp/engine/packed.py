@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from mathinterp.engine.batching import in_batches
+from mathinterp.engine.cells import Cells
+from mathinterp.engine.compiling import compiled as compiled_by_rule
 from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.engine.hooks import caught_input, caught_output
 from mathinterp.engine.layers import Call, RecordedCalls, call_attention, call_layer, joined, record
@@ -85,10 +87,10 @@ class PackedEngine:
         if compiled:
             # each shape of a batch makes two graphs of a function; past the limit torch goes on uncompiled
             torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
-            self._call_layer = torch.compile(call_layer, dynamic=False, backend=COMPILER)
-            self._call_attention = torch.compile(call_attention, dynamic=False, backend=COMPILER)
+            self._call_layer = compiled_by_rule(call_layer, dynamic=False, backend=COMPILER)
+            self._call_attention = compiled_by_rule(call_attention, dynamic=False, backend=COMPILER)
             # groups differ in their answers
-            self._score_logits = torch.compile(score_logits, dynamic=True, backend=COMPILER)
+            self._score_logits = compiled_by_rule(score_logits, dynamic=True, backend=COMPILER)
         layers = range(anatomy.shape.n_layers)
         self._after_attention = [known_twin(anatomy, layer) for layer in layers]
         # what the recorded calls are for
@@ -380,6 +382,21 @@ class PackedEngine:
             "flipped_predictions": flips,
             "answers": len(answers),
         }
+
+    # ---- what replicas compare ----
+
+    def cells(self) -> Cells:
+        """Some of the baseline, and of zeroed heads of the first and last layer on the first group of packs.
+
+        In the shapes of the noise floor's passes: nothing is compiled for them.
+        """
+        heads, group = self.anatomy.shape.n_heads, self.groups[0]
+        found = [self.baseline()]
+        for layer in (0, self.anatomy.shape.n_layers - 1):
+            edits = [Edit.heads_of(layer, [row % heads]) for row in range(self._copies(1))]
+            zero = Replacement.zero(self.anatomy, "head", layer)
+            found.append(self._run(layer, edits, zero, [group]).at(group.answers.cpu().numpy()))
+        return Cells.joined([Cells.of([s.logprob_EA, s.logit_EA], s.predicted_EA) for s in found])
 
 
 def _attention_at_rows(anatomy: Anatomy, attention: nn.Module) -> Twin:

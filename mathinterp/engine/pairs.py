@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mathinterp.engine.batching import like_lengths
 from mathinterp.engine.hooks import edited_input, edited_output
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.pairs import first_digit
@@ -62,33 +63,36 @@ class Batch:
     rows: torch.Tensor  # B indices of the sentences
     ends: torch.Tensor  # B index of each END
     token_ids: torch.Tensor  # B T
-    mask: torch.Tensor  # B T, 1 for tokens, 0 for padding
 
     def at_end(self, values_BTX: torch.Tensor) -> torch.Tensor:
         """B X: each sentence's END row."""
         return values_BTX[torch.arange(len(self.ends), device=values_BTX.device), self.ends]
 
     def forward(self, anatomy: Anatomy) -> None:
-        """Run the decoder; what it computes is for hooks to see."""
-        anatomy.decoder(input_ids=self.token_ids, attention_mask=self.mask, use_cache=False)
+        """Run the decoder; what it computes is for hooks to see.
+
+        No mask is given: causal attention never looks at what is padded on the right, and a padding row that sees no
+        token, under a mask and a window, may be NaN, which reaches the others as 0 times NaN.
+        """
+        anatomy.decoder(input_ids=self.token_ids, use_cache=False)
 
 
 def batches_of(
-    sentences: Sequence[tuple[int, ...]], device: torch.device, max_tokens: int | None = None
+    sentences: Sequence[tuple[int, ...]], anatomy: Anatomy, max_tokens: int | None = None
 ) -> Iterator[Batch]:
-    """Sentences in batches of about ``max_tokens`` tokens (None: by device), sorted by length."""
+    """Sentences in batches of about ``max_tokens`` tokens (None: by device), sorted by length.
+
+    Those for which the model takes other rotary frequencies are in batches of their own.
+    """
+    device = anatomy.device
     max_tokens = max_tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS)
-    order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
-    at_once = max(1, max_tokens // len(sentences[order[-1]]))
-    for start in range(0, len(order), at_once):
-        rows = order[start : start + at_once]
-        lengths = [len(sentences[i]) for i in rows]
+    every = [len(sentence) for sentence in sentences]
+    for rows in like_lengths(every, anatomy.shape.positions, max(1, max_tokens // max(every))):
+        lengths = [every[i] for i in rows]
         token_ids = np.zeros((len(rows), max(lengths)), np.int64)
-        mask = np.zeros_like(token_ids)
         for row, index in enumerate(rows):
             token_ids[row, : lengths[row]] = sentences[index]
-            mask[row, : lengths[row]] = 1
-        arrays = (np.array(rows), np.array(lengths) - 1, token_ids, mask)
+        arrays = (np.array(rows), np.array(lengths) - 1, token_ids)
         yield Batch(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
@@ -122,7 +126,7 @@ def ends_of(anatomy: Anatomy, sentences: Sequence[tuple[int, ...]], max_tokens: 
         mlp_LPD=like.new_empty(shape.n_layers, P, shape.d_model),
         final_PD=like.new_empty(P, shape.d_model),
     )
-    for batch in batches_of(sentences, anatomy.device, max_tokens):
+    for batch in batches_of(sentences, anatomy, max_tokens):
 
         def keep(store_PX: torch.Tensor, batch: Batch = batch) -> Callable[[torch.Tensor], torch.Tensor]:
             def edit(values_BTX: torch.Tensor) -> torch.Tensor:

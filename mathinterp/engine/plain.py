@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
+from mathinterp.engine.batching import like_lengths
 from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement
 from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
@@ -33,10 +34,8 @@ class PlainEngine:
         self.device, self.dtype = anatomy.device, anatomy.dtype
         self.answers: Answers = answers_of(prompts)
         self.length = max(len(prompt.fed) for prompt in prompts)
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].fed))
-        self.batches = [
-            np.array(by_length[i : i + batch_size]) for i in range(0, len(by_length), batch_size)
-        ]  # prompts of like length together: little padding
+        lengths = [len(prompt.fed) for prompt in prompts]
+        self.batches = [np.array(rows) for rows in like_lengths(lengths, anatomy.shape.positions, batch_size)]
 
     def baseline(self) -> Scores:
         """Scores of the unedited model (1 x A)."""
@@ -111,14 +110,10 @@ class PlainEngine:
         sequences = [self.prompts[i].fed for i in batch]
         length = max(map(len, sequences))
         token_ids = torch.zeros(len(batch), length, dtype=torch.long)
-        mask = torch.zeros(len(batch), length, dtype=torch.long)
         for row, sequence in enumerate(sequences):
             token_ids[row, : len(sequence)] = torch.tensor(sequence)
-            mask[row, : len(sequence)] = 1
-        with caught_input(self.anatomy.final_norm) as caught:
-            self.anatomy.decoder(
-                input_ids=token_ids.to(self.device), attention_mask=mask.to(self.device), use_cache=False
-            )
+        with caught_input(self.anatomy.final_norm) as caught:  # causal attention never looks right: no mask is needed
+            self.anatomy.decoder(input_ids=token_ids.to(self.device), use_cache=False)
         return caught[0]
 
     def _score_batch(self, board: ScoreBoard, row: int, batch: np.ndarray, hidden_BTD: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mathinterp.engine.choose import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
+from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.engine.edits import Edit, Replacement
 from mathinterp.engine.hooks import caught_input, caught_output, zeroed_columns
 from mathinterp.engine.packed import PackedEngine

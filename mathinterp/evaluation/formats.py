@@ -7,14 +7,13 @@ where a task has them choices and subject. A worked example needs no subset.
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.evaluation.task_files import Document
-from mathinterp.prompts.json_lines import json_lines, read_text
+from mathinterp.prompts.json_lines import NumberText, json_lines, read_text, scalar_text, shown
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.word_problems import FORM, WORD_PROBLEMS, Record, read_word_problems
 from mathinterp.tuning.data import CALCULATOR_NOTE
@@ -64,7 +63,7 @@ def commonsense_row(row: dict[str, Any], where: str) -> Document:
         raise UserError(f"{where}: 'answerKey' must be one of A to E, not '{answer}'")
     return {
         "item_id": text_of(row, "id", where), "subset": "commonsense_qa", "question": text_of(inner, "stem", where),
-        "choices": list(choices.values()), "target": answer,
+        "choices": [str(text) for text in choices.values()], "target": answer,
     }  # fmt: skip
 
 
@@ -75,7 +74,10 @@ def mmlu_folder(folder: Path) -> list[Document]:
         raise UserError(f"'{folder}' has no files *_{folder.name}.csv; give MMLU's folder as it is published")
     documents = []
     for file in files:
-        rows = list(csv.reader(io.StringIO(read_text(file, WHAT), newline="")))
+        try:
+            rows = list(csv.reader(io.StringIO(read_text(file, WHAT), newline="")))
+        except csv.Error as error:  # a field over the limit, most often behind a quotation mark that is never closed
+            raise UserError(f"{file}: not the columns that are published ({error})") from error
         rows = rows[1:] if rows and rows[0] == MMLU_HEADER else rows
         subject = file.name.removesuffix(f"_{folder.name}.csv")
         documents += [mmlu_row(subject, i, row, f"{file}, record {i}") for i, row in enumerate(rows, start=1)]
@@ -99,7 +101,10 @@ def mmlu_row(subject: str, number: int, row: Sequence[Any], where: str) -> Docum
 def records(path: Path) -> list[tuple[dict[str, Any], str]]:
     """The objects of a JSON-lines file, each with its place for messages."""
     rows = [
-        (row, f"{path}, line {number}") for number, row in json_lines(path, WHAT, "; give the file as it is published")
+        (row, f"{path}, line {number}")
+        for number, row in json_lines(
+            path, WHAT, "; give the file as it is published", parse_float=NumberText, parse_int=NumberText
+        )
     ]
     if not rows:
         raise UserError(f"{path} is empty; give the file as it is published")
@@ -107,8 +112,10 @@ def records(path: Path) -> list[tuple[dict[str, Any], str]]:
 
 
 def text_of(row: dict[str, Any], field: str, where: str) -> str:
-    """A field of text, white space around it left out."""
+    """A field of text, white space around it left out; of a number the text that it is written with."""
     value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: '{field}' must be text, not {json.dumps(value, default=str)[:80]}")
-    return value.strip()
+    whole = isinstance(value, int) and not isinstance(value, bool)  # in a row from the hub
+    text = str(value) if whole else scalar_text(value, numbers=True)
+    if text is None or not text.strip():
+        raise UserError(f"{where}: '{field}' must be text or a number, not {shown(value)}")
+    return text.strip()

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from mathinterp.engine.batching import free_memory
 from mathinterp.errors import UserError
 from mathinterp.evaluation.numbers import final_number, same_number
 from mathinterp.evaluation.task_files import Document, TaskFile
-from mathinterp.models.anatomy import model_shape
+from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.models.masks import keep_masks_finite
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -63,6 +65,11 @@ class Harness:
         self.lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, softmax_dtype="float32")
         self._vocabulary = model.get_output_embeddings().weight.shape[0]
         shape = model_shape(model.config)
+        self._positions = shape.positions
+        if model.dtype == torch.float64:  # the harness pads on the left, where a row sees nothing
+            anatomy = Anatomy(model)
+            for layer in range(shape.n_layers):
+                keep_masks_finite(anatomy.attention(layer))
         self._cached_bytes = 2 * shape.n_layers * shape.n_groups * shape.d_head * model.dtype.itemsize  # a token's
 
     def answer(self, task: TaskFile, items: Sequence[Document], examples: Sequence[Document]) -> list[Answer]:
@@ -85,7 +92,7 @@ class Harness:
             except torch.OutOfMemoryError:
                 if batch == 1:
                     raise
-            torch.cuda.empty_cache()
+            free_memory()
             batch = max(1, batch // 2)
             built = self.build(task, items, examples)
         read = _read_choice if task.multiple_choice else _read_number
@@ -114,7 +121,8 @@ class Harness:
     def batch_size(self, longest: int, task: TaskFile) -> int:
         """Items in one batch: as many as the memory for logits allows, for generated text that for keys and values.
 
-        Text is generated from the last token's logits alone.
+        Text is generated from the last token's logits alone. One item where padding would change what others give: see
+        ``positions.Positions.kind``.
         """
         device = self.lm.device.type
         if task.multiple_choice:
@@ -122,6 +130,8 @@ class Harness:
         else:
             longest += task.config["generation_kwargs"]["max_gen_toks"]
             tokens = CACHE_BYTES[device] / self._cached_bytes
+        if self._positions.kind(longest) != 0:
+            return 1
         return max(1, min(MOST_ITEMS, int(tokens / longest)))
 
     def _evaluate(self, built: "ConfigurableTask") -> list[dict[str, Any]]:

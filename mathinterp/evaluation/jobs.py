@@ -13,8 +13,9 @@ from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluatio
 from mathinterp.evaluation.harness import require_harness
 from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
-from mathinterp.models.catalog import ModelSpec, resolve
-from mathinterp.models.sources import find_adapter, find_source
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
+from mathinterp.models.reading import check_embedded, read_prompts
+from mathinterp.models.sources import find_adapter, find_source, read_json
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
 from mathinterp.tuning.about import read_about
 from mathinterp.tuning.edit import ABOUT_FILE as EDIT_FILE
@@ -68,8 +69,52 @@ def prepare_jobs(names: Sequence[str], spec: ModelSpec, settings: Settings) -> l
         require_harness()
     elif settings.fewshot is not None or settings.examples is not None:
         raise UserError("--fewshot and --examples are for benchmarks; prompt sets are asked without worked examples")
-    origin = origin_of(spec)
-    return [(_benchmark if name in ORDER else _prompt_set)(name, origin, settings) for name in names]
+    origin, ends = origin_of(spec), own_ends(resolve(spec))
+    return [(_benchmark if name in ORDER else _prompt_set)(name, origin, ends, settings) for name in names]
+
+
+def own_ends(model: ResolvedModel) -> tuple[int, ...] | None:
+    """The tokens that end an answer where generation_config.json, which no fingerprint holds, says others than
+    config.json; None where it says the same or is not there. Nothing else in it counts: decoding is plain_greedy's.
+
+    Raises UserError for a file that is broken, which transformers would pass over.
+    """
+    if model.source.kind != "folder" or not (file := model.source.location / "generation_config.json").is_file():
+        return None
+    spoken = model.tokenizer.eos_token_id
+    own = _ids(read_json(file).get("eos_token_id"), spoken, file)
+    return None if own == _ids(model.config.eos_token_id, spoken, file) else own
+
+
+def _ids(ends: object, otherwise: object, file: Path) -> tuple[int, ...]:
+    """End tokens in order, whether one is given or a list; none: the tokenizer's."""
+    given = otherwise if ends is None else ends
+    ids = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(type(token) is int and token >= 0 for token in ids) or given == []:
+        raise UserError(f"'{file}': eos_token_id {given} is no token id and no list of some; mend it or remove it")
+    return tuple(sorted(set(ids)))
+
+
+def check_jobs(jobs: Sequence[Job], spec: ModelSpec) -> None:
+    """Raise UserError, before any of them runs, for a text that the model cannot read."""
+    model = resolve(spec)
+    for job in jobs:
+        read_prompts(job.prompts, model, job.scan.tokens_read)
+        if isinstance(job.scan, Benchmark):
+            _check_benchmark(job.scan, model)
+
+
+def _check_benchmark(scan: Benchmark, model: ResolvedModel) -> None:
+    """Words of items and worked examples have embeddings, and beside what is written something can be read."""
+    written = 0 if scan.task.multiple_choice else scan.task.config["generation_kwargs"]["max_gen_toks"]
+    limit = model.config.max_position_embeddings
+    if written >= limit:
+        raise UserError(f"{scan.task.title} needs more than the {limit} tokens that the model can read")
+    shown = [example for pool in scan.examples.values() for example in pool]
+    for document in [*scan.items, *shown]:
+        text = "\n".join(str(value) for value in document.values())
+        ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+        check_embedded(f"{scan.task.title}, item or example '{document.get('item_id', text[:40])}'", ids, model)
 
 
 def origin_of(spec: ModelSpec) -> Origin:
@@ -100,7 +145,7 @@ def _about(folder: Path | None) -> dict[str, Any]:
     return {}
 
 
-def _benchmark(name: str, origin: Origin, settings: Settings) -> Job:
+def _benchmark(name: str, origin: Origin, ends: tuple[int, ...] | None, settings: Settings) -> Job:
     task = task_file(name)
     fewshot = task.fewshot if settings.fewshot is None else settings.fewshot
     source = task.metadata["examples"] if settings.examples is None or task.by_subject else settings.examples
@@ -110,15 +155,15 @@ def _benchmark(name: str, origin: Origin, settings: Settings) -> Job:
     chosen, prompts = chosen_items(task, items, settings.limit)
     scan = Benchmark(
         task=task, items=tuple(chosen), examples=examples, fewshot=fewshot, source=source, seed=settings.seed,
-        limit=settings.limit, origin=origin,
+        limit=settings.limit, origin=origin, ends=ends,
     )  # fmt: skip
     return Job(scan, prompts, " ".join([name, scan.parameters()["setting"]]).strip())
 
 
-def _prompt_set(name: str, origin: Origin, settings: Settings) -> Job:
+def _prompt_set(name: str, origin: Origin, ends: tuple[int, ...] | None, settings: Settings) -> Job:
     prompts = load_prompts(name, seed=settings.seed, limit=settings.limit)
     label = name if name in PROMPT_SETS else Path(name.partition(":")[2] or name).name
     items = digest([[prompt.prompt_id, prompt.text, prompt.separator, prompt.answer] for prompt in prompts])
     seed = settings.seed if name in PROMPT_SETS else 0
-    scan = PromptSetEvaluation(label=label, limit=settings.limit, seed=seed, items=items, origin=origin)
+    scan = PromptSetEvaluation(label=label, limit=settings.limit, seed=seed, items=items, origin=origin, ends=ends)
     return Job(scan, prompts, " ".join([label, scan.parameters()["setting"]]).strip())

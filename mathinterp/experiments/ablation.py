@@ -17,6 +17,7 @@ from mathinterp.experiments.costs import Cost, replayed
 from mathinterp.experiments.options import check_options, option
 
 if TYPE_CHECKING:
+    from mathinterp.engine.cells import Cells
     from mathinterp.engine.edits import Edit
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -96,6 +97,16 @@ class Ablation(Experiment):
         for edits in {len(edits): edits for edits in self.batches(shape)}.values():
             for layer in range(stand_in.anatomy.shape.n_layers):
                 engine.compile_edits([dataclasses.replace(edit, layer=layer) for edit in edits])
+
+    def cells(self, state: Any, subject: Subject) -> Cells:
+        """The model's own, and the packed engine's."""
+        from mathinterp.engine.cells import Cells
+        from mathinterp.engine.packed import PackedEngine
+        from mathinterp.experiments.ablated import AblationState
+
+        engine = (state if isinstance(state, AblationState) else state.ablation).engine
+        own = super().cells(state, subject)
+        return Cells.joined([own, engine.cells()]) if isinstance(engine, PackedEngine) else own
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
         """Interventions one at a time, each from its own layer on."""

@@ -39,7 +39,7 @@ def answered_rightly(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], max_t
     """P booleans, from one pass over the prompts up to END under the model's own attention."""
     gold_P = torch.tensor([item.scored[0].token_id for item in prompts], device=anatomy.device)
     right_P = np.zeros(len(prompts), bool)
-    for batch in batches_of([item.input_ids[: item.end + 1] for item in prompts], anatomy.device, max_tokens):
+    for batch in batches_of([item.input_ids[: item.end + 1] for item in prompts], anatomy, max_tokens):
         with caught_input(anatomy.final_norm) as caught:
             batch.forward(anatomy)
         gold_B = gold_P[batch.rows]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
+    from mathinterp.engine.cells import Cells
     from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import Anatomy, ModelShape
     from mathinterp.models.catalog import ResolvedModel
@@ -76,6 +77,7 @@ class Experiment(ABC):
     name: ClassVar[str]  # as in `mathinterp scan heads`, and in the column ``scan`` of the view runs
     tables: ClassVar[Mapping[str, Table]]  # what it stores
     views: ClassVar[Mapping[str, str]] = {}  # SQL of views, by name, beside the files in its folder views/
+    packages: ClassVar[tuple[str, ...]] = ()  # installed ones that decide rows, beside those of every run
     command_examples: ClassVar[Sequence[str]] = ()  # command lines, without "mathinterp"
     prompt_set: ClassVar[str | None] = "two_digit"  # read where none are given; None: the experiment needs no prompts
     show_options: ClassVar[type] = NothingToShow  # dataclass of options that change what a summary shows, and no row
@@ -85,6 +87,11 @@ class Experiment(ABC):
     def needs_counterfactuals(self) -> bool:
         """Whether every prompt must have its counterfactual X_c; those that have none get a neutral operator."""
         return False
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether prompts share forward passes: then a replica first compares some of them with each alone."""
+        return True
 
     @property
     def models_held(self) -> int:
@@ -114,6 +121,10 @@ class Experiment(ABC):
     def run(self, state: Any, shard: Shard) -> pa.Table:
         """Compute one shard's rows with the schema ``tables[shard.table].schema``."""
 
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """The most tokens of ``prompt``, and after it, that the model reads at once: it needs as many positions."""
+        return len(prompt.fed)
+
     def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
         """Whether ``prepare`` and ``run`` compile the model's layers, so that ``compile_ahead`` saves time."""
         return False
@@ -125,6 +136,15 @@ class Experiment(ABC):
         which belongs to the functions and not to a model.
         """
         raise AssertionError(f"experiment {self.name} says that it compiles, but not what")
+
+    def cells(self, state: Any, subject: Subject) -> Cells:
+        """A few numbers, computed within a second after ``prepare``, in which equal replicas agree bit for bit.
+
+        By default those of the model itself; one whose ``prepare`` compiles adds what the compiled functions give.
+        """
+        from mathinterp.engine.model_cells import model_cells
+
+        return model_cells(subject.anatomy, subject.prompts)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Forward evaluations in a shard, for progress and planning only: one per prompt and intervention.

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_of
+from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ModelShape:
     logit_softcap: float | None
     attention_windows: tuple[int | None, ...]  # per layer; None = full attention
     tied_unembedding: bool
+    positions: Positions = ANY_LENGTH
 
     def check_layer(self, layer: int) -> None:
         """Raise UserError unless ``layer`` exists."""
@@ -67,6 +69,7 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
         logit_softcap=getattr(config, "final_logit_softcapping", None),
         attention_windows=_attention_windows(config),
         tied_unembedding=bool(config.tie_word_embeddings),
+        positions=positions_of(config),
     )
 
 
@@ -106,6 +109,7 @@ class Anatomy:
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.shape = model_shape(model.config)
+        without_memory(model)
         self.family: Family = family_of(model.config.model_type)
         self.decoder: nn.Module = getattr(model, self.family.decoder)
         self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)

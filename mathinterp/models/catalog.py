@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
+from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.checked_config import check_buildable
+from mathinterp.models.config_files import check_config
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
@@ -39,6 +43,7 @@ from mathinterp.models.sources import (
     smollm2_file,
     weight_files,
 )
+from mathinterp.models.tokenizer_files import folder_tokenizer
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -130,6 +135,9 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
     else:
         config, tokenizer = _config_and_tokenizer(source, spec)
         fingerprint = model_fingerprint(source, adapter, with_code=spec.trust_remote_code)
+    if source.kind != "random" and not spec.trust_remote_code:
+        with quiet_transformers():
+            check_buildable(config, spec.name)
     if adapter is not None:
         with quiet_transformers():
             check_adapter(adapter, config)
@@ -176,6 +184,8 @@ def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> Loade
             trust_remote_code=resolved.spec.trust_remote_code,
         )
     model = prepare(model, resolved.label)
+    if device.type == "cpu":
+        align(model)
     return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
 
 
@@ -254,20 +264,25 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     if source.kind == "gguf":
         with quiet_transformers():
             config, tokenizer = gguf_header(source.location, file_digest(source.location))
-        family_of(config.model_type)
+        family_of(config.model_type, config.to_dict())
         return config, tokenizer
     fields = read_json(source.location / "config.json")
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"model '{spec.name}': config.json has no model_type")
-    family_of(fields["model_type"])
-    if "quantization_config" in fields:
-        method = fields["quantization_config"].get("quant_method", "unknown")
+    family_of(fields["model_type"], fields)
+    quantised = fields.get("quantization_config")  # null means that it is not
+    if quantised is not None:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
-            tokenizer = AutoTokenizer.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            if not spec.trust_remote_code:
+                check_config(source.location, fields, config)
+            tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
+    except UserError:  # which is a ValueError
+        raise
+    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError, StrictDataclassError) as error:
         raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
     return config, tokenizer
 

@@ -1,12 +1,16 @@
 """Where each model family keeps its parts: one short entry per ``config.model_type``.
 
-To support a new family, add an entry and run ``mathinterp selftest --model YOUR_MODEL``: the self-test
-proves that what the entry says is true. Paths are attribute names, relative to the module named beside them.
+To support a new family of decoders whose layers are one attention and one MLP, add an entry and run ``mathinterp
+selftest --model YOUR_MODEL``: the self-test proves that what the entry says is true. Paths are attribute names,
+relative to the module named beside them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.models.unsupported import unsupported_kind
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Family:
     norm_offset: float = 0.0  # a norm multiplies by its weight plus this
     parallel: bool | str = False  # attention and MLP read the same input; a string names the config flag that says so
     attention_backend: str = "sdpa"  # "eager" where the family has no SDPA or needs its soft-cap
+    position_table: bool = False  # positions come from a table of max_position_embeddings rows, and there are no others
     tree_mask: bool = True  # accepts a 4-D additive mask and explicit position ids (proved by the self-test)
 
 
@@ -59,12 +64,13 @@ FAMILIES: dict[str, Family] = {
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
         attention="attn", attention_norm="ln_1", query=None, key=None, value=None,
         fused_qkv="c_attn", fused_qkv_layout="blocks", output_projection="c_proj", mlp_norm="ln_2",
-        gate=None, up="c_fc", activation="act", down_projection="c_proj",
+        gate=None, up="c_fc", activation="act", down_projection="c_proj", position_table=True,
     ),
     "gptj": Family(
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
         attention="attn", attention_norm="ln_1", output_projection="out_proj",
         mlp_norm="ln_1", gate=None, up="fc_in", activation="act", down_projection="fc_out", parallel=True,
+        position_table=True,
     ),
     "gpt_neox": Family(
         decoder="gpt_neox", embedding="embed_in", final_norm="final_layer_norm",
@@ -76,12 +82,20 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def family_of(model_type: str) -> Family:
-    """The entry for ``config.model_type``; raises UserError naming the entry to write for an unknown one."""
-    if model_type not in FAMILIES:
+def family_of(model_type: str, fields: Mapping[str, Any] | None = None) -> Family:
+    """The entry for ``config.model_type``.
+
+    Raises UserError for an unknown one, naming the entry to write or, where none can describe it, what the model is;
+    ``fields`` of its config tell that better than the defaults of its type.
+    """
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    unknown = f"model family '{model_type}' is not known (known: {', '.join(sorted(FAMILIES))}); "
+    if kind := unsupported_kind(model_type, fields):
         raise UserError(
-            f"model family '{model_type}' is not known (known: {', '.join(sorted(FAMILIES))}); "
-            f"add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py "
-            "and prove it with 'mathinterp selftest'"
+            f"{unknown}it is {kind}: only decoders whose layers are one attention and one MLP are supported"
         )
-    return FAMILIES[model_type]
+    raise UserError(
+        f"{unknown}add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py "
+        "and prove it with 'mathinterp selftest'"
+    )

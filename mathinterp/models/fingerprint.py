@@ -28,9 +28,10 @@ _INERT_CONFIG = {
     "output_attentions", "output_hidden_states", "return_dict", "_attn_implementation", "attn_implementation",
 }  # fmt: skip
 _INERT_TOKENIZER = {"name_or_path", "tokenizer_file", "is_local", "local_files_only", "chat_template", "backend"}
+# The last three are read while an adapter is made, never when it is loaded; revision is of the base, whose files count.
 _INERT_ADAPTER = {
     "base_model_name_or_path", "inference_mode", "revision", "auto_mapping", "peft_version", "task_type",
-    "lora_dropout", "init_lora_weights", "loftq_config", "eva_config", "corda_config", "runtime_config",
+    "lora_dropout", "runtime_config", "loftq_config", "eva_config", "corda_config",
 }  # fmt: skip
 
 
@@ -51,10 +52,11 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
         parts.append(("config", _without(read_json(folder / "config.json"), _INERT_CONFIG)))
         parts += [(f"tokenizer/{file.name}", _tokenizer_content(file)) for file in tokenizer_files(folder)]
         if with_code:
-            parts += [(f"code/{file.name}", file_digest(file)) for file in sorted(folder.glob("*.py"))]
+            code = sorted(folder.rglob("*.py"))  # modules may import others in folders below
+            parts += [(f"code/{file.relative_to(folder).as_posix()}", file_digest(file)) for file in code]
     if adapter is not None:
         parts.append(("adapter weights", file_digest(adapter / "adapter_model.safetensors")))
-        parts.append(("adapter config", _without(read_json(adapter / "adapter_config.json"), _INERT_ADAPTER)))
+        parts.append(("adapter config", _adapter_content(read_json(adapter / "adapter_config.json"))))
     content = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
@@ -98,6 +100,12 @@ def _tokenizer_content(file: Path) -> Any:
     if file.name == "tokenizer_config.json":
         return _without(read_json(file), _INERT_TOKENIZER)
     return file_digest(file)
+
+
+def _adapter_content(fields: dict[str, Any]) -> dict[str, Any]:
+    """The options that decide what the adapter does; a way of initialising by name may change the base at loading."""
+    drawn_anew = isinstance(fields.get("init_lora_weights"), bool)  # and then overwritten by the adapter's weights
+    return _without(fields, _INERT_ADAPTER | ({"init_lora_weights"} if drawn_anew else set()))
 
 
 def _without(fields: dict[str, Any], inert: set[str]) -> dict[str, Any]:

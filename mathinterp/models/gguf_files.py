@@ -1,6 +1,7 @@
 """GGUF files: what is slow to read from them is read once and kept in the cache as a Hugging Face folder.
 
-Reading the header of a small model takes 10 s and its weights 20 s (transformers decodes them in Python).
+Reading the header of a small model takes 10 s and its weights 20 s (transformers decodes them in Python). What
+transformers makes of a file is held against the file next door (gguf_settings.py, gguf_tensors.py, gguf_tokenizer.py).
 Knows transformers' GGUF reading; knows nothing about names or adapters.
 """
 
@@ -12,31 +13,49 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from mathinterp.errors import UserError
 from mathinterp.models.cache import cache_folder
+from mathinterp.models.families import family_of
+from mathinterp.models.gguf_metadata import read_gguf
+from mathinterp.models.gguf_settings import apply_settings
+from mathinterp.models.gguf_tensors import apply_tensors
+from mathinterp.models.gguf_tokenizer import file_tokenizer
 from mathinterp.models.loading import load_weights
 
+_CHECKS = 1  # counts the ways in which headers were read and checked: one kept under another number is read again
 _KEPT_PARAMETERS = 500_000_000  # the weights of larger models (2 GB in float32) are not copied into the cache
 
 
 def gguf_header(file: Path, digest: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Config and tokenizer of ``file``, whose content hashes to ``digest``.
 
-    Raises UserError for an architecture that transformers cannot read.
+    Raises UserError for an architecture that transformers cannot read, and where a setting, a tensor or a part of the
+    tokenizer would be passed over.
     """
-    folder = _entry("header", digest)
+    folder = _entry(f"header-{_CHECKS}", digest)
     if folder.is_dir():
         try:
-            return AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+            return AutoConfig.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)
         except Exception:  # tokenizers has no exception class of its own; whatever the damage, read the file again
             shutil.rmtree(folder, ignore_errors=True)
     try:
+        metadata = read_gguf(file)
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        built = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # a damaged file ends anywhere in the parsers, in errors of every class
         raise UserError(f"GGUF file '{file}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+    family_of(config.model_type)
+    apply_settings(metadata, config)
+    apply_tensors(metadata, config)
+    tokenizer = file_tokenizer(metadata, built)
 
     def save(temporary: Path) -> None:
         config.save_pretrained(temporary)
@@ -60,7 +79,7 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
         return original
     model = load_weights(file.parent, config, device=torch.device("cpu"), dtype=torch.float32, gguf_file=file.name)
     # named_parameters() names tied weights once, as transformers' own files do.
-    tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+    tensors = {name: parameter.data.contiguous() for name, parameter in model.named_parameters()}
 
     def save(temporary: Path) -> None:
         config.save_pretrained(temporary)

@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
-from mathinterp.models.adapters import merge_adapter
+from mathinterp.models.adapters import merge_adapter, merging_dtype
+from mathinterp.models.dropped import refuse_dropped
 from mathinterp.models.families import family_of
 
 
@@ -35,7 +36,6 @@ def load_weights(
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
     for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
     """
-    merging = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
@@ -44,7 +44,7 @@ def load_weights(
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=merging if adapter else dtype,
+                dtype=merging_dtype(adapter, dtype) if adapter else dtype,
                 device_map={"": device},
                 attn_implementation=family_of(config.model_type).attention_backend,
                 trust_remote_code=trust_remote_code,
@@ -60,6 +60,9 @@ def load_weights(
     model, report = loaded  # a pair because of output_loading_info
     assert isinstance(model, PreTrainedModel)
     _refuse_incomplete(folder, report)
+    _refuse_untied(folder, model)
+    if gguf_file is None:
+        refuse_dropped(folder, model)
     if adapter is not None:
         with quiet_transformers():
             model = merge_adapter(model, adapter)
@@ -118,6 +121,16 @@ def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
         names = sorted(_named(entry) for entry in report[kind])
         if names:
             raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
+
+
+def _refuse_untied(folder: Path, model: PreTrainedModel) -> None:
+    """transformers leaves apart what the config ties where a file holds two different matrices."""
+    one, other = model.get_input_embeddings(), model.get_output_embeddings()
+    if model.config.tie_word_embeddings and one.weight is not other.weight:
+        raise UserError(
+            f"model '{folder}' holds an unembedding that is not its embedding, but its config.json says that they are "
+            "one (tie_word_embeddings): correct the config, or take the wrong one out of the weights"
+        )
 
 
 def _named(entry: str | tuple[str, Any, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from mathinterp.errors import UserError
 from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.files import read_prompts, write_prompts
+from mathinterp.prompts.json_lines import exists
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.prompts.spread import even_spread
 from mathinterp.prompts.word_problems import WORD_PROBLEMS, read_word_problems
@@ -40,7 +41,7 @@ def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None =
     if colon and kind in WORD_PROBLEMS:
         return even_spread(read_word_problems(kind, file), limit)
     path = Path(name_or_path)
-    if not path.exists():
+    if not exists(path):
         raise UserError(
             f"'{name_or_path}' is neither a prompt file that exists nor a prompt set; "
             f"the sets are {', '.join(PROMPT_SETS)}"

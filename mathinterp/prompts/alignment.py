@@ -7,18 +7,28 @@ Target ids are always derived in context: a tokenizer may keep the space before 
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.columns import MIXED, digit_classes
+from mathinterp.prompts.numerals import KINDS, scored_characters
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 
 if TYPE_CHECKING:  # importing transformers takes a second, and reading a store needs none
     from transformers import PreTrainedTokenizerBase
 
-MINUS_SIGNS = "-−"
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text and the answer that follows it, to be tokenized jointly."""
+
+    where: str  # for messages: "prompt 'p'", or a file and its line
+    text: str
+    separator: str
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,13 @@ class Encoding:
 def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[TokenizedPrompt]:
     """Tokenize text + separator + answer jointly and mark the scored tokens (method.md section 1).
 
-    Scored are the answer's tokens with a digit and the "-" of a negative answer, never the space token; of an answer
-    without digits, all tokens that are not white space. Where the tokenizer adds a BOS there is exactly one: a BOS
-    that the text itself begins with is not read a second time. Where it adds none, a text is taken as it is. Where a
-    prompt has a counterfactual, it is tokenized with the same answer and must have as many tokens and the same answer
-    tokens.
+    Scored are the answer's tokens that hold a digit, the sign of a number or the point that a number begins with,
+    merged with other characters or not ("$-", " -", "-."), never the space token; numerals.py says what a sign is.
+    Of an answer without digits (twelve, minus twelve), all tokens that are not white space are scored.
+
+    Where the tokenizer adds a BOS there is exactly one: a BOS that the text itself begins with is not read a second
+    time. Where it adds none, a text is taken as it is. Where a prompt has a counterfactual, it is tokenized with the
+    same answer and must have as many tokens and the same answer tokens.
 
     Raises:
         UserError: no prompts, a tokenizer without offsets, a prompt_id used twice, an empty text, an answer that shares
@@ -98,51 +110,73 @@ def encode(sentences: Sequence[tuple[Prompt, str]], tokenizer: "PreTrainedTokeni
 
     Raises UserError for an empty text, and where the answer's first character shares a token with what is before it.
     """
+    return encode_sentences(
+        [Sentence(_name(prompt), text, prompt.separator, prompt.answer) for prompt, text in sentences], tokenizer
+    )
+
+
+def encode_sentences(sentences: Sequence[Sentence], tokenizer: "PreTrainedTokenizerBase") -> list[Encoding]:
+    """Tokenize each sentence jointly: the one place where what scans read, and what training reads, becomes tokens.
+
+    Raises UserError, which begins with the sentence's ``where``, as ``encode`` does.
+    """
     if not sentences:
         return []
-    bos = tokenizer.bos_token if _adds_bos(tokenizer) else None
-    texts = [text.removeprefix(str(bos)) if bos is not None else text for _, text in sentences]
-    for (prompt, _), text in zip(sentences, texts, strict=True):
+    texts = without_bos([sentence.text for sentence in sentences], tokenizer)
+    for sentence, text in zip(sentences, texts, strict=True):
         if not text.strip():
-            raise UserError(f"prompt '{prompt.prompt_id}': the text is empty")
-    joined = [text + prompt.separator + prompt.answer for (prompt, _), text in zip(sentences, texts, strict=True)]
+            raise UserError(f"{sentence.where}: the text is empty")
+    joined = [text + s.separator + s.answer for s, text in zip(sentences, texts, strict=True)]
     batch = tokenizer(joined, return_offsets_mapping=True, return_attention_mask=False, return_token_type_ids=False)
     encodings = []
-    for i, (prompt, _) in enumerate(sentences):
-        answer_start = len(texts[i]) + len(prompt.separator)
-        encoding = _cut(joined[i], answer_start, batch["input_ids"][i], batch["offset_mapping"][i], prompt)
-        _check_boundary(prompt, encoding)
+    for i, sentence in enumerate(sentences):
+        answer_start = len(texts[i]) + len(sentence.separator)
+        encoding = _cut(joined[i], answer_start, batch["input_ids"][i], batch["offset_mapping"][i], sentence)
+        _check_boundary(sentence, encoding)
         encodings.append(encoding)
     return encodings
 
 
-def _adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def without_bos(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The texts without a BOS that they begin with, where the tokenizer adds one of its own."""
+    if not adds_bos(tokenizer):
+        return list(texts)
+    written = re.compile(rf"(?:\s*{re.escape(str(tokenizer.bos_token))})+")
+    return [text[found.end() :] if (found := written.match(text)) else text for text in texts]
+
+
+def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether the tokenizer begins every text with its BOS."""
     return tokenizer.bos_token_id is not None and tokenizer("0")["input_ids"][0] == tokenizer.bos_token_id
 
 
+def _name(prompt: Prompt) -> str:
+    return f"prompt '{prompt.prompt_id}'"
+
+
 def _cut(
-    sentence: str, answer_start: int, ids: Sequence[int], spans: Sequence[tuple[int, int]], prompt: Prompt
+    sentence: str, answer_start: int, ids: Sequence[int], spans: Sequence[tuple[int, int]], named: Sentence
 ) -> Encoding:
     """Leave out what a tokenizer adds after the answer (an EOS)."""
     of_answer = [i for i, (start, stop) in enumerate(spans) if stop > max(start, answer_start)]
     if not of_answer:
         raise UserError(
-            f"prompt '{prompt.prompt_id}': the answer {prompt.answer!r} has no token that can be scored; "
+            f"{named.where}: the answer {named.answer!r} has no token that can be scored; "
             "write an answer that the tokenizer does not drop"
         )
     end = of_answer[-1] + 1
     return Encoding(sentence, answer_start, tuple(ids[:end]), tuple((start, stop) for start, stop in spans[:end]))
 
 
-def _check_boundary(prompt: Prompt, encoding: Encoding) -> None:
+def _check_boundary(named: Sentence, encoding: Encoding) -> None:
     index = encoding.first_answer_index
     start = encoding.spans[index][0]
     shared = encoding.sentence[start : encoding.answer_start]
     if shared.strip():
         raise UserError(
-            f"prompt '{prompt.prompt_id}': the answer {prompt.answer!r} begins inside the token "
+            f"{named.where}: the answer {named.answer!r} begins inside the token "
             f"{encoding.token_text(index)!r}, which also holds {shared!r} of the text; "
-            f"set the field separator (it is {prompt.separator!r}) so that the answer begins a token, for example ' '"
+            f"set the field separator (it is {named.separator!r}) so that the answer begins a token, for example ' '"
         )
 
 
@@ -175,8 +209,8 @@ def _check_known(prompt: Prompt, encoding: Encoding, tokenizer: "PreTrainedToken
 
 
 def _scored_tokens(prompt: Prompt, encoding: Encoding) -> tuple[ScoredToken, ...]:
-    has_digit = any(character.isdecimal() for character in prompt.answer)
-    kinds = {i: _kind(encoding, i, has_digit) for i in range(encoding.first_answer_index, len(encoding.input_ids))}
+    marks = scored_characters(prompt.answer)
+    kinds = {i: _kind(encoding, i, marks) for i in range(encoding.first_answer_index, len(encoding.input_ids))}
     scored = [i for i, kind in kinds.items() if kind is not None]
     if not scored:
         raise UserError(
@@ -197,17 +231,16 @@ def _scored_tokens(prompt: Prompt, encoding: Encoding) -> tuple[ScoredToken, ...
     )
 
 
-def _kind(encoding: Encoding, index: int, answer_has_digit: bool) -> str | None:
-    """ "digit", "sign" or "text" for a scored token, None for one that is not scored."""
-    part = encoding.answer_part(index).strip()
-    if not answer_has_digit:
-        return "text" if part else None
-    if any(character.isdecimal() for character in part):
-        return "digit"
-    answer = encoding.sentence[encoding.answer_start :]
-    first_character = max(encoding.spans[index][0], encoding.answer_start) == encoding.answer_start
-    negative = answer[0] in MINUS_SIGNS and answer[1:2].isdecimal()
-    return "sign" if first_character and negative and part in MINUS_SIGNS and part else None
+def _kind(encoding: Encoding, index: int, marks: dict[int, str] | None) -> str | None:
+    """ "digit", "sign", "point" or "text" for a scored token, None for one that is not scored."""
+    part = encoding.answer_part(index)
+    if not part.strip():
+        return None
+    if marks is None:
+        return "text"
+    start = max(encoding.spans[index][0], encoding.answer_start) - encoding.answer_start
+    found = {marks[i] for i in range(start, start + len(part)) if i in marks}
+    return next((kind for kind in KINDS if kind in found), None)
 
 
 def _carry_class(prompt: Prompt, encoding: Encoding, index: int) -> str | None:

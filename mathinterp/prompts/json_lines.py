@@ -1,43 +1,144 @@
-"""Text and JSON-lines files read whole, with one clear line for what is wrong with them."""
+"""Text and JSON-lines files read whole, with one clear line for what is wrong with them.
+
+A number may keep the text that it is written with: 1.0 is not 1, and 007 or a long integer stays what it is.
+"""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
 
 
-def read_text(path: Path, what: str) -> str:
-    """A UTF-8 file of ``what`` ("prompts"); raises UserError if it cannot be read or is not UTF-8."""
+class NumberText(str):
+    """A JSON number as it is written in its file: "1.0", "8", "1e3"."""
+
+
+def exists(name: str | Path) -> bool:
+    """Whether there is such a file or folder; a name that none can have (too long, a null byte) is not there."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: Path, what: str, *, by_line: bool = False) -> str:
+    """A UTF-8 file of ``what`` ("prompts"), byte order mark left out; ``by_line``: errors name the line.
+
+    Raises UserError if it cannot be read or is not UTF-8.
+    """
+    try:
+        data = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {what} from {path}: {error.strerror}") from error
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from error
+        line = f", line {data[: error.start].count(10) + 1}" if by_line else ""
+        raise UserError(f"{path}{line}: not UTF-8; save the file as UTF-8") from error
 
 
-def json_lines(path: Path, what: str, form: str, parse_float: Any = None) -> list[tuple[int, dict[str, Any]]]:
-    """Line number, from 1, and JSON object of every line that is not blank.
+def lines_of(path: Path, what: str) -> Iterator[tuple[int, str]]:
+    """Line numbers, from 1, and the lines that are not blank.
 
     Only line feeds end a line: a JSON string may hold other line separators of Unicode.
-
-    Args:
-        form: what a line should be, for the message about one that is no object.
-        parse_float: as of json.loads.
-    Raises:
-        UserError: as ``read_text``; and naming the line, for broken JSON or anything but an object.
     """
-    rows = []
-    for number, line in enumerate(read_text(path, what).split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = json.loads(line, parse_float=parse_float)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: broken JSON ({error.msg} at column {error.colno})") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: not a JSON object{form}")
-        rows.append((number, row))
-    return rows
+    for number, line in enumerate(read_text(path, what, by_line=True).split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def json_object(line: str, where: str, form: str, parse_float: Any = None, parse_int: Any = None) -> dict[str, Any]:
+    """The JSON object of a line; ``parse_float`` and ``parse_int`` as of json.loads.
+
+    Raises UserError, which begins with ``where``, as ``json_value`` does, and for anything but an object: ``form`` says
+    what it should be.
+    """
+    row = json_value(line, where, parse_float, parse_int)
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object{form}")
+    return row
+
+
+def json_value(
+    text: str, where: str, parse_float: Any = None, parse_int: Any = None, *, constants: bool = False
+) -> Any:  # fmt: skip
+    """The value of a JSON text; ``constants``: NaN and infinities are values, which the caller judges.
+
+    Raises UserError, which begins with ``where``, for broken JSON, NaN and infinities, a field given twice, nesting
+    too deep to read and an integer too long for Python. Broken JSON of several lines names its line.
+    """
+    constant = None if constants else _no_constant(where)
+    try:
+        return json.loads(
+            text, parse_float=parse_float, parse_int=parse_int, parse_constant=constant,
+            object_pairs_hook=lambda pairs: _without_repeats(pairs, where),
+        )  # fmt: skip
+    except json.JSONDecodeError as error:
+        place = f", line {error.lineno}" if "\n" in text else ""
+        raise UserError(f"{where}{place}: broken JSON ({error.msg} at column {error.colno})") from error
+    except UserError:
+        raise
+    except RecursionError as error:
+        raise UserError(f"{where}: lists or objects are nested too deep to read") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise UserError(f"{where}: a number is too long to read; write it as text") from error
+
+
+def json_lines(
+    path: Path, what: str, form: str, parse_float: Any = None, parse_int: Any = None
+) -> list[tuple[int, dict[str, Any]]]:
+    """Line number, from 1, and JSON object of every line that is not blank; arguments and errors as above."""
+    return [
+        (number, json_object(line, f"{path}, line {number}", form, parse_float, parse_int))
+        for number, line in lines_of(path, what)
+    ]
+
+
+def scalar_text(value: object, *, numbers: bool, flags: bool = False) -> str | None:
+    """The text of a JSON scalar: a string, where ``numbers`` a number, where ``flags`` true and false; else None."""
+    if isinstance(value, NumberText):
+        return str(value) if numbers else None
+    if isinstance(value, bool):
+        return json.dumps(value) if flags else None
+    return value if isinstance(value, str) else None
+
+
+def shown(value: object) -> str:
+    """A JSON value for a message, numbers as they were written; at most 80 characters."""
+    return _json_text(value)[:80]
+
+
+def check_characters(text: str, where: str, field: str) -> None:
+    """Raise UserError for a text that UTF-8 cannot hold, which no tokenizer can read."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: '{field}' holds half of a surrogate pair, which is no character") from error
+
+
+def _json_text(value: object) -> str:
+    if isinstance(value, NumberText):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_json_text, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)}: {_json_text(each)}" for name, each in value.items()) + "}"
+    return json.dumps(value, default=str)
+
+
+def _no_constant(where: str) -> Callable[[str], Any]:
+    def refuse(name: str) -> Any:
+        raise UserError(f"{where}: {name} is no JSON; write a number or text")
+
+    return refuse
+
+
+def _without_repeats(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"{where}: the field '{name}' is given twice")
+        found[name] = value
+    return found

@@ -26,13 +26,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """One answer token that is scored: a digit token or "-", never the space token."""
+    """One answer token that is scored: a digit token, a sign or a leading point, never the space token."""
 
     position: int  # index among the prompt's scored tokens, 0 = first
     index: int  # index of the token itself in input_ids; the logits at index - 1 predict it
     token_id: int
     token: str  # decoded text
-    kind: str  # "digit", "sign", or "text" (answers without a digit)
+    kind: str  # "digit", "sign", "point" (that a number begins with), or "text" (answers without a digit)
     carry_class: str | None  # "memorize", "change-one", "mixed" (a token of several columns), or None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.json_lines import json_lines, read_text
+from mathinterp.prompts.json_lines import json_lines, json_value, read_text
 from mathinterp.prompts.prompt import Prompt
 
 FORM = "Question: {problem} Answer:"
@@ -32,6 +32,7 @@ STEPS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 FINAL_ANSWER = "####"
 WHAT = "word problems"
+MOST_DIGITS = 4000  # of an answer written out
 
 
 def read_word_problems(name: str, path: str | Path) -> list[Prompt]:
@@ -88,11 +89,7 @@ class Record:
 
 
 def _json_array(path: Path, fields: tuple[str, ...]) -> list[Record]:
-    text = read_text(path, WHAT)
-    try:
-        rows = json.loads(text, parse_float=Decimal)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: broken JSON ({error.msg} at column {error.colno})") from error
+    rows = json_value(read_text(path, WHAT), str(path), parse_float=Decimal, constants=True)
     if not isinstance(rows, list):
         raise UserError(f"{path}: not a JSON array of records; give the file as it is published")
     return [_record(row, number, f"{path}, record {number}", fields) for number, row in enumerate(rows, start=1)]
@@ -162,7 +159,7 @@ def _number(record: Record, field: str, value: object) -> str:
         number = Decimal(value)
     except InvalidOperation as error:
         raise record.unfit(field, "a number", value) from error
-    if not number.is_finite():
+    if not number.is_finite() or abs(number.adjusted()) > MOST_DIGITS:
         raise record.unfit(field, "a number", value)
     return str(int(number)) if number == number.to_integral_value() else f"{number.normalize():f}"
 
@@ -175,7 +172,7 @@ def _last_step(record: Record, equation: str) -> str:
         return MIXED
     try:
         root = ast.parse(solved[0], mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{record.where}: the equation '{equation}' cannot be read") from error
     return STEPS.get(type(root.op), MIXED) if isinstance(root, ast.BinOp) else MIXED
 

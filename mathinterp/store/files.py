@@ -7,12 +7,15 @@ about runs, tables or Parquet. Names are relative to the store and use "/".
 import os
 import re
 import time
+import unicodedata
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
 import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
 
 from mathinterp.errors import UserError
 
@@ -31,11 +34,12 @@ class StoreFiles:
     """Whole-file reads and atomic whole-file writes under one root."""
 
     def __init__(self, url: str | os.PathLike[str]):
-        """Raises UserError for a path that is a file, has glob characters, or a protocol that cannot be used."""
+        """Raises UserError for a path that is a file or that SQL cannot name, or a protocol that cannot be used."""
         text = os.fspath(url)
+        _check_characters(text)
         self.local = "://" not in text or text.startswith("file://")
         if self.local:
-            self.root = str(Path(text.removeprefix("file://")).expanduser().resolve())
+            self.root = str(_expanded(text.removeprefix("file://")).resolve())
             self.filesystem: Any = None
             if os.path.exists(self.root) and not os.path.isdir(self.root):
                 raise UserError(f"store '{text}' is a file; give a folder")
@@ -46,6 +50,9 @@ class StoreFiles:
             raise UserError(
                 f"store '{text}' has one of the characters * ? [ ], which SQL reads as a pattern; rename it"
             )
+        _check_characters(self.root)
+        # In a pattern DuckDB takes a backslash for the end of a folder's name; in a file's full name for itself.
+        self.takes_patterns = "\\" not in self.root
 
     def address(self, name: str) -> str:
         """The absolute path or URL of a file, as DuckDB and people read it."""
@@ -141,6 +148,19 @@ class StoreFiles:
                 continue
 
 
+def _check_characters(text: str) -> None:
+    """A store's name is written into views.sql and into lines for people: it must be text, on one line."""
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") and letter != "\t" for letter in text):
+        raise UserError(f"store {text!a} has a line break, a control character or bytes not UTF-8; rename it")
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~somebody without a home
+        raise UserError(f"store '{text}': there is no home folder of that name; write ./{text} for a folder") from error
+
+
 def _open_filesystem(url: str) -> tuple[Any, str]:
     try:
         filesystem, prefix = fsspec.url_to_fs(url)
@@ -148,7 +168,19 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
         raise UserError(f"store '{url}' needs a package that is not installed: {error}") from error
     except ValueError as error:
         raise UserError(f"store '{url}' cannot be opened: {error}") from error
+    if type(filesystem) is MemoryFileSystem:
+        filesystem = _MemoryFiles()
     return filesystem, prefix.rstrip("/")
+
+
+class _MemoryFiles(MemoryFileSystem):
+    """memory:// with readers of their own: fsspec gives all readers of a file one object with one position, so that
+    two scans of it at once, as DuckDB makes them, miss each other's bytes.
+    """
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        opened = super()._open(path, mode, **options)
+        return BytesIO(opened.getvalue()) if mode == "rb" else opened
 
 
 def _remote_version(info: dict[str, Any]) -> FileVersion:

@@ -5,6 +5,7 @@ Knows what makes two runs the same and what is remembered about one; knows nothi
 
 import hashlib
 import json
+import logging
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.store.files import StoreFiles
+from mathinterp.versions import differences, merged
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 RESULT_FORMAT = 1  # raise it when stored rows of the same parameters would differ: other columns, other cut of shards
 
@@ -68,6 +72,14 @@ class Run:
         """Keys of the shards that have no good file yet, in the run's order."""
         finished = self._store.finished_shards(self.run_id)
         return [shard for shard in self.record["shards"] if shard not in finished]
+
+    def made_by(self, versions: Mapping[str, str]) -> None:
+        """Remember what computed shards of this run, a replica's packages; tell if others computed some before."""
+        if not versions:
+            return
+        if differing := differences(self.record["versions"], versions):
+            logger.warning(f"run {self.run_id}: its shards were made by {differing}")
+        self.record["versions"] = merged(self.record["versions"], versions)
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Remember facts about the run (engine, noise floor, device); plain JSON."""
@@ -125,16 +137,19 @@ def new_record(identity: Mapping[str, Any], shards: list[str]) -> dict[str, Any]
     }
 
 
-def resumed_record(record: dict[str, Any], code_version: str, shards: list[str]) -> dict[str, Any]:
+def resumed_record(
+    record: dict[str, Any], code_version: str, versions: Mapping[str, str], shards: list[str]
+) -> dict[str, Any]:
     """An earlier record, opened again; raises UserError if the run was then cut into other shards."""
     if record["shards"] != shards:
         raise UserError(
             f"run {record['run_id']} of this store was cut into other shards by version {record['code_version']}; "
             f"use another --store, or delete {record_name(record['run_id'])} and its result folders"
         )
-    versions = record["code_version"].split(", ")
-    if code_version not in versions:
-        record["code_version"] = ", ".join([*versions, code_version])
+    known = record["code_version"].split(", ")
+    if code_version not in known:
+        record["code_version"] = ", ".join([*known, code_version])
+    record["versions"] = merged(record["versions"], versions) if versions else record["versions"]
     record["hosts"] = sorted({*record["hosts"], socket.gethostname()})
     record["errors"] = {}  # the shards given up are tried again
     return record

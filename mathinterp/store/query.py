@@ -1,6 +1,8 @@
 """SQL over a store: the text of its views, a DuckDB connection that has them, and results in plain forms.
 
-Knows DuckDB; which files can be trusted is told to it, and which views there are it asks the catalog.
+Knows DuckDB; which files can be trusted is told to it, and which views there are it asks the catalog. A row's run is
+read from the last folder of its file's name and from nothing above: DuckDB's own hive partitions would turn a folder
+"layer=3" above the store into a column.
 """
 
 import datetime
@@ -43,8 +45,9 @@ def views_sql(
     """
     sources = {table: _rows_source(files, table, good[table], bad) for table in catalog().tables}
     sources["run_records"] = _records_source(files, good["runs"], bad)
-    sources["shard_files"] = _shard_files_source(files, bad)
-    parts = [Template(_HEADER).substitute(root=files.root), *(f"-- left out: {_comment(name)}\n" for name in bad)]
+    sources["shard_files"] = _shard_files_source(files, good, bad)
+    parts = [Template(_HEADER).substitute(root=_comment(files.root))]
+    parts += [f"-- left out: {_comment(name)}\n" for name in bad]
     known = catalog()
     parts.append(known.functions)
     parts += [Template(known.views[name]).substitute(sources) for name in (known.order if views is None else views)]
@@ -125,7 +128,9 @@ def _rows_source(files: StoreFiles, table: str, good: Sequence[str], bad: Sequen
         return _empty(sql_columns(catalog().tables[table]))
     partition = catalog().tables[table].partition
     where = _file_list(files, table, f"{table}/{partition}=*/*.parquet", good, bad)
-    return f"read_parquet({where}, hive_partitioning = true, hive_types = {{'{partition}': VARCHAR}})"
+    value = f"regexp_extract(filename, '/{partition}=([^/]+)/[^/]+$', 1) AS {partition}"
+    rows = f"read_parquet({where}, hive_partitioning = false, filename = true)"
+    return f"(SELECT {value}, * EXCLUDE (filename) FROM {rows})"
 
 
 def _records_source(files: StoreFiles, good: Sequence[str], bad: Sequence[str]) -> str:
@@ -133,23 +138,25 @@ def _records_source(files: StoreFiles, good: Sequence[str], bad: Sequence[str]) 
         return _empty(RUN_COLUMNS)
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in RUN_COLUMNS.items())
     where = _file_list(files, "runs", "runs/*.json", good, bad)
-    return f"read_json({where}, format = 'unstructured', columns = {{{columns}}})"
+    return f"read_json({where}, format = 'unstructured', columns = {{{columns}}}, hive_partitioning = false)"
 
 
-def _shard_files_source(files: StoreFiles, bad: Sequence[str]) -> str:
+def _shard_files_source(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
+    if not files.takes_patterns:
+        names = [name for table in TABLES if TABLES[table].partition == "run_id" for name in good[table]]
+        there = f"SELECT unnest([{', '.join(_quote(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
+    else:
+        there = f"SELECT file FROM glob({_quote(files.address('*/run_id=*/shard-*.parquet'))})"
     pattern = r"([^/]+)/run_id=([^/]+)/shard-(\d+)\.parquet$"
     parts = ", ".join(
         f"regexp_extract(file, '{pattern}', {group}) AS {name}" for group, name in ((1, "t"), (2, "run_id"), (3, "i"))
     )
     left_out = "".join(f" AND NOT ends_with(file, {_quote('/' + name)})" for name in bad if "/run_id=" in name)
-    place = _quote(files.address("*/run_id=*/shard-*.parquet"))
-    return (
-        f"(SELECT run_id, t || '/' || i AS shard FROM (SELECT file, {parts} FROM glob({place})) WHERE true{left_out})"
-    )
+    return f"(SELECT run_id, t || '/' || i AS shard FROM (SELECT file, {parts} FROM ({there})) WHERE true{left_out})"
 
 
 def _file_list(files: StoreFiles, folder: str, pattern: str, good: Sequence[str], bad: Sequence[str]) -> str:
-    if any(name.startswith(f"{folder}/") for name in bad):
+    if not files.takes_patterns or any(name.startswith(f"{folder}/") for name in bad):
         return "[" + ", ".join(_quote(files.address(name)) for name in good) + "]"
     return _quote(files.address(pattern))
 

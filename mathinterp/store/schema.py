@@ -51,6 +51,7 @@ RUN_COLUMNS: dict[str, str] = {
     "dtype": "VARCHAR",
     "parameters": "JSON",
     "code_version": "VARCHAR",
+    "versions": "JSON",
     "started_at": "TIMESTAMP",
     "finished_at": "TIMESTAMP",
     "shards": "VARCHAR[]",

@@ -28,6 +28,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFiles
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
 from mathinterp.store.writer import encode, fault
+from mathinterp.versions import differences
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +77,7 @@ class Store:
         parameters: Mapping[str, Any],
         code_version: str,
         shards: Sequence[str],
+        versions: Mapping[str, str] | None = None,
     ) -> Run:
         """Create a run's record, or open it again to resume.
 
@@ -83,6 +85,7 @@ class Store:
             model, prompts: labels; the fingerprints are what counts.
             parameters: all that changes a stored row; the dtype is added to them.
             shards: keys "<table>/<index, five digits>" of everything the run has to compute.
+            versions: of what computes (see mathinterp.versions); a warning tells if earlier shards were made by others.
         Raises UserError if the store is not writable or the run was cut into other shards before.
         """
         self.check_writable()
@@ -98,18 +101,36 @@ class Store:
             "dtype": dtype,
             "parameters": parameters,
             "code_version": code_version,
+            "versions": [dict(versions)] if versions else [],
         }
         try:
             earlier = read_record(self.files, run)
         except ValueError as error:
             self._report(f"runs/{run}.json", f"not a run's record ({error})")
             earlier = None  # written anew below
-        record = resumed_record(earlier, code_version, list(shards)) if earlier else new_record(identity, list(shards))
+        if earlier is None:
+            record = new_record(identity, list(shards))
+        else:
+            earlier["versions"] = self._made_before(earlier, versions or {})
+            record = resumed_record(earlier, code_version, versions or {}, list(shards))
         save_record(self.files, record)
         for table in {shard.split("/")[0] for shard in shards}:
             self.files.remove_stale(f"{table}/run_id={run}")
         self.write_views()
         return Run(self, record)
+
+    def _made_before(self, earlier: Mapping[str, Any], versions: Mapping[str, str]) -> list[dict[str, str]]:
+        """What made the shards that are there; a warning tells if ``versions`` would add others to them."""
+        run, made = earlier["run_id"], earlier.get("versions", [])
+        differing = differences(made, versions)
+        if not differing:
+            return made
+        finished = self.finished_shards(run)
+        if finished >= set(earlier["shards"]):
+            logger.warning(f"run {run}: made by other versions ({differing}); another --store computes it anew")
+        elif finished:
+            logger.warning(f"run {run}: shards made by {differing} would mix; another --store keeps them apart")
+        return made if finished else []
 
     def finished_shards(self, run: str) -> set[str]:
         """Keys of the shards whose file is there with a readable footer of this run and shard.
@@ -140,8 +161,9 @@ class Store:
         config = {**metadata, "run_id": run, "shard": f"{table}/{index:05d}", "result_format": RESULT_FORMAT}
         content = encode(rows, table, config)
         self.files.write(name, content)
-        if table not in self._in_views:  # the first rows of a table: until now its view was an empty one
-            if not query.reads_table(self._current_views(), table):
+        if table not in self._in_views or not self.files.takes_patterns:
+            # The first rows of a table: until now its view was an empty one. Without patterns each file is named.
+            if not self.files.takes_patterns or not query.reads_table(self._current_views(), table):
                 self.write_views()
             self._in_views.add(table)
         return {

@@ -120,7 +120,7 @@ def evaluate(
     totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss, right tokens, right answers, tokens
     for first in range(0, len(order), micro_batch):
         piece = [samples[index] for index in order[first : first + micro_batch]]
-        batch = padded(piece, pad_id)
+        batch = padded(piece, pad_id, anatomy.shape.positions)
         gold_N = batch["labels"].to(device)
         with autocast(device, anatomy.dtype):
             logits_NV = scorer.logits(batch["input_ids_BT"].to(device), batch["before_N"].to(device))

@@ -36,12 +36,13 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
     Raises ValueError for an answer that merges into the prompt's last token: it cannot be predicted.
     """
     texts = [prompt.text + prompt.separator + prompt.answer for prompt in prompts]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    assert backend is not None, "offsets need a tokenizer of the tokenizers library"
+    encodings = tokenizer(texts).encodings  # not the backend's own, which may cut and pad as tokenizer.json says
+    assert encodings is not None, "offsets need a tokenizer of the tokenizers library"
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     encoded = []
-    for prompt, encoding in zip(prompts, backend.encode_batch(texts), strict=True):
-        ids = encoding.ids
+    for prompt, text, encoding in zip(prompts, texts, encodings, strict=True):
+        last = encoding.char_to_token(len(text) - 1)
+        ids = encoding.ids if last is None else encoding.ids[: last + 1]  # without an EOS that the tokenizer adds
         answer_start = encoding.char_to_token(len(prompt.text))
         scored_start = encoding.char_to_token(len(prompt.text) + len(prompt.separator))
         if answer_start is None:  # white space that the tokenizer drops

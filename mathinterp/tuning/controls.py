@@ -22,7 +22,14 @@ CONTROLS = ("random", "random_layer", "bottom")
 TARGETS = ("attention", "mlp", "all")
 
 
-def control_heads(kind: str, key: Sequence[Head], ranking: Sequence[Head], shape: ModelShape, seed: int) -> list[Head]:
+def control_heads(
+    kind: str,
+    key: Sequence[Head],
+    ranking: Sequence[Head],
+    shape: ModelShape,
+    seed: int,
+    never: Sequence[Head] = (),
+) -> list[Head]:
     """As many other heads as ``key`` has.
 
     Args:
@@ -31,24 +38,39 @@ def control_heads(kind: str, key: Sequence[Head], ranking: Sequence[Head], shape
         key: the chosen heads.
         ranking: all heads, most important first; only "bottom" needs it.
         seed: of the draw.
+        never: heads that no control may hold besides: the other key heads of the run that ranked them.
     Raises:
-        UserError: an unknown kind, no ranking of all heads where one is needed, or too few other heads.
+        UserError: an unknown kind, no ranking of all heads where one is needed, or too few other heads (for
+            "random_layer": in a layer).
     """
     if kind not in CONTROLS:
         raise UserError(f"--control '{kind}' is not known; take one of {', '.join(CONTROLS)}")
-    for head in key:
+    for head in (*key, *never):
         shape.check_head(*head)
-    if 2 * len(key) > shape.n_layers * shape.n_heads:
-        raise UserError(f"{len(key)} heads leave too few others of {shape.n_layers * shape.n_heads} for a control")
+    excluded, heads = {*key, *never}, shape.n_layers * shape.n_heads
+    if len(key) > heads - len(excluded):
+        raise UserError(
+            f"{len(excluded)} of {heads} heads are chosen or key heads, which leaves {heads - len(excluded)} for a"
+            f" control of {len(key)}: choose fewer"
+        )
     if kind == "bottom":
-        if len(set(ranking)) < shape.n_layers * shape.n_heads:  # the last of some heads may well matter
+        if len(set(ranking)) < heads:  # the last of some heads may well matter
             raise UserError(
-                f"--control bottom needs a ranking of all {shape.n_layers * shape.n_heads} heads, and this one has "
+                f"--control bottom needs a ranking of all {heads} heads, and this one has "
                 f"{len(set(ranking))}: give --heads-from RUN, a scan of all heads, with --top K"
             )
-        return [head for head in ranking if head not in set(key)][-len(key) :]
+        return [head for head in ranking if head not in excluded][-len(key) :]
     every = [(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
-    return (random_heads if kind == "random" else layer_matched_heads)(every, key, seed)
+    if kind == "random":
+        return random_heads(every, key, seed, never)
+    for layer in sorted({layer for layer, _ in key}):
+        wanted, out = (sum(at == layer for at, _ in some) for some in (key, excluded))
+        if wanted > shape.n_heads - out:
+            raise UserError(
+                f"layer {layer}: {out} of {shape.n_heads} heads are chosen or key heads, which leaves"
+                f" {shape.n_heads - out} for a control of {wanted} there: choose fewer, or --control random"
+            )
+    return layer_matched_heads(every, key, seed, never)
 
 
 @dataclass(frozen=True)

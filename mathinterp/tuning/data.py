@@ -8,14 +8,17 @@ JSON lines in UTF-8, blank lines skipped:
     {"question": ..., "answer": ...}            GSM8K as published: the whole reasoning trains, calculator notes removed
     {"text": ..., "answer": ...}                the project's prompt files
 
-Names of prompt sets ("signed_two_digit_train") and "gsm8k:PATH" (the final number alone) work too. T counts tokens.
+Names of prompt sets ("signed_two_digit_train") and "gsm8k:PATH" (the final number alone) work too. Numbers as response,
+answer or content are taken as they are written. Every text becomes tokens where the prompts of scans do
+(prompts/alignment.py): one BOS where the tokenizer adds it, one EOS after the answer, whatever a text already holds.
 """
 
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,10 +27,14 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, load_prompts
-from mathinterp.prompts.json_lines import json_lines
+from mathinterp.prompts.alignment import Encoding, Sentence, adds_bos, check_tokenizer, encode_sentences, unknown_words
+from mathinterp.prompts.json_lines import NumberText, check_characters, exists, json_lines, scalar_text, shown
+from mathinterp.tuning.chat import ASSISTANT, NO_END, encode_chat
 
 CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 SEPARATOR = " "
+NUMERIC = ("response", "answer", "content")  # may be JSON numbers, of which the text is kept
+UNTRAINED = ("tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "thinking", "weight")
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Sample:
 
     input_ids: tuple[int, ...]
     answer: tuple[int, ...]
+    remarks: tuple[str, ...] = ()  # what a reader of the data should know: NO_END, LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -61,13 +69,15 @@ class TokenBudget:
     longest: int
     tokens: int  # of one pass over the samples, padding not counted
     answer_tokens: int
+    remarks: dict[str, int] = field(default_factory=dict)  # remark -> samples
 
     def line(self) -> str:
         """For people."""
         cut = f"; {self.left_out} longer than {self.limit} tokens left out" if self.left_out else ""
+        remarks = "".join(f"; in {count:,} samples {remark}" for remark, count in self.remarks.items())
         return (
             f"{self.samples:,} samples of {self.shortest} to {self.longest} tokens (median {self.median}){cut}; "
-            f"an epoch is {self.tokens:,} tokens, {self.answer_tokens:,} of them with loss"
+            f"an epoch is {self.tokens:,} tokens, {self.answer_tokens:,} of them with loss{remarks}"
         )
 
 
@@ -81,11 +91,14 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
     if name in PROMPT_SETS or (colon and kind in WORD_PROBLEMS):
         return _of_prompts(name, seed)
     path = Path(name)
-    if not path.is_file():
+    if exists(path) and path.is_dir():
+        raise UserError(f"--data '{name}' is a folder; give a file of JSON lines")
+    if not exists(path):
         raise UserError(
             f"--data '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
         )
-    records = json_lines(path, "samples", '; write {"prompt": ..., "response": ...}')
+    form = '; write {"prompt": ..., "response": ...}'
+    records = json_lines(path, "samples", form, parse_float=NumberText, parse_int=NumberText)
     if not records:
         raise UserError(f"{name} holds no training data; write one JSON object with prompt and response a line")
     form = _form(records[0][1], f"{path}, line {records[0][0]}")
@@ -97,11 +110,12 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
 def encode_examples(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
     """Tokenize prompt, separator and response jointly; loss on the response's tokens and the end token.
 
-    The separator's own token, where there is one, carries loss too. Conversations go through the tokenizer's chat
-    template, which ends a turn in its own way.
+    The ids up to the end token are those of ``tokenize_prompts`` for the same sentence. The separator's own token,
+    where there is one, carries loss too. Conversations go through the tokenizer's chat template, see chat.py.
     Raises UserError, naming the example, for a response that shares a token with its prompt, a word that the tokenizer
-    does not know, and for conversations without a chat template.
+    does not know, a BOS in the middle, and conversations that the chat template does not take.
     """
+    check_tokenizer(tokenizer)
     texts = [example for example in examples if not example.messages]
     encoded = iter(_encode_texts(texts, tokenizer))
     return [_encode_chat(example, tokenizer) if example.messages else next(encoded) for example in examples]
@@ -125,6 +139,7 @@ def within_limit(samples: Sequence[Sample], limit: int) -> tuple[list[Sample], T
         longest=max(lengths),
         tokens=sum(lengths),
         answer_tokens=sum(len(sample.answer) for sample in kept),
+        remarks=dict(Counter(remark for sample in kept for remark in sample.remarks)),
     )
     return kept, budget
 
@@ -139,29 +154,31 @@ def data_fingerprint(samples: Sequence[Sample]) -> str:
 
 def _form(record: dict[str, Any], where: str) -> str:
     """Which form a file's first record has: the field that only that form has."""
-    for field in ("messages", "question", "text", "prompt", "response"):
-        if field in record:
-            return "prompt" if field == "response" else field
+    for name in ("messages", "question", "text", "prompt", "response"):
+        if name in record:
+            return "prompt" if name == "response" else name
     raise UserError(
         f"{where}: no field tells what this is; the forms are prompt and response, messages, question and answer, "
         "text and answer"
     )
 
 
-def _text(record: dict[str, Any], field: str, where: str, *, empty: bool = False) -> str:
-    if field not in record:
-        raise UserError(f"{where}: the field '{field}' is missing")
-    value = record[field]
-    if not isinstance(value, str):
-        raise UserError(f"{where}: '{field}' must be text, not {json.dumps(value)[:80]}")
-    if not empty and not value.strip():
-        raise UserError(f"{where}: '{field}' is empty")
-    return value
+def _text(record: dict[str, Any], name: str, where: str, *, empty: bool = False) -> str:
+    if record.get(name) is None:
+        raise UserError(f"{where}: the field '{name}' is missing")
+    text = scalar_text(record[name], numbers=name in NUMERIC)
+    if text is None:
+        also = " or a number" if name in NUMERIC else ""
+        raise UserError(f"{where}: '{name}' must be text{also}, not {shown(record[name])}")
+    if not empty and not text.strip():
+        raise UserError(f"{where}: '{name}' is empty")
+    check_characters(text, where, name)
+    return text
 
 
 def _pair(record: dict[str, Any], where: str) -> Example:
     prompt, response = _text(record, "prompt", where), _text(record, "response", where)
-    if "separator" in record:
+    if record.get("separator") is not None:
         separator = _text(record, "separator", where, empty=True)
     else:
         separator = "" if prompt[-1].isspace() or response[0].isspace() else SEPARATOR
@@ -177,8 +194,17 @@ def _chat(record: dict[str, Any], where: str) -> Example:
     messages = record.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UserError(f"{where}: 'messages' must be a list of objects with role and content")
-    turns = tuple((_text(turn, "role", where), _text(turn, "content", where)) for turn in messages)
-    if not any(role == "assistant" for role, _ in turns):
+    for number, turn in enumerate(messages, start=1):
+        if unfit := [name for name in UNTRAINED if turn.get(name) is not None]:
+            raise UserError(
+                f"{where}: turn {number} has the field '{unfit[0]}', which is not trained; leave it out, or write it "
+                "into the content"
+            )
+    turns = tuple(
+        (role := _text(turn, "role", where), _text(turn, "content", where, empty=role != ASSISTANT))
+        for turn in messages
+    )
+    if not any(role == ASSISTANT for role, _ in turns):
         raise UserError(f"{where}: 'messages' has no message of the assistant to learn")
     return Example(where, messages=turns)
 
@@ -194,51 +220,58 @@ def _of_prompts(name: str, seed: int) -> list[Example]:
 
 
 def _encode_texts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[Sample]:
-    if not examples:
-        return []
-    sentences = [example.prompt + example.separator + example.response for example in examples]
-    batch = tokenizer(sentences, return_offsets_mapping=True, return_attention_mask=False, return_token_type_ids=False)
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    sentences = [
+        Sentence(example.where, example.prompt, example.separator, _without_eos(example, tokenizer))
+        for example in examples
+    ]
+    encodings = encode_sentences(sentences, tokenizer)
+    end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    remarks = () if end else (NO_END,)
+    one_bos = adds_bos(tokenizer) and tokenizer.bos_token_id != tokenizer.eos_token_id
     samples: list[Sample] = []
-    for example, sentence, ids, spans in zip(
-        examples, sentences, batch["input_ids"], batch["offset_mapping"], strict=True
-    ):
-        ids = ids[:-1] if end and ids[-1:] == end and spans[-1][0] == spans[-1][1] else ids  # it adds one itself
-        start = len(example.prompt)
-        answer = [i for i in range(len(ids)) if spans[i][1] > max(start, spans[i][0])]
-        if not answer or spans[answer[0]][0] < start:
-            raise UserError(
-                f"{example.where}: the response {example.response[:40]!r} shares a token with its prompt; "
-                "set the field separator so that it begins a token, for example ' '"
-            )
-        unknown = [sentence[slice(*spans[i])] for i in range(len(ids)) if ids[i] == tokenizer.unk_token_id]
-        unknown = [word for word in unknown if word and word != tokenizer.unk_token]  # GPT-2's is its end token too
-        if unknown:
-            raise UserError(f"{example.where}: the tokenizer does not know {unknown[0]!r}; use words that it knows")
-        samples.append(Sample((*ids, *end), (*answer, *([len(ids)] if end else []))))
+    for sentence, encoding in zip(sentences, encodings, strict=True):
+        _check_known(sentence.where, encoding, tokenizer)
+        if one_bos:
+            _check_bos(sentence.where, encoding, tokenizer)
+        answer = _answer(encoding, encoding.answer_start - len(sentence.separator))
+        if answer[0] == 0:
+            raise UserError(f"{sentence.where}: no token stands before the response; write a longer prompt")
+        ids = encoding.input_ids
+        samples.append(Sample((*ids, *end), (*answer, *([len(ids)] if end else [])), remarks))
     return samples
 
 
+def _answer(encoding: Encoding, start: int) -> list[int]:
+    """The tokens from character ``start`` on; one that begins before it only if it holds nothing but space there."""
+    return [
+        i
+        for i, (first, stop) in enumerate(encoding.spans)
+        if stop > max(first, start) and not encoding.sentence[first:start].strip()
+    ]
+
+
+def _without_eos(example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The response without the EOS that it ends with, as text from a chat template does: training adds its own."""
+    if tokenizer.eos_token is None:
+        return example.response
+    response = re.sub(rf"(?:{re.escape(str(tokenizer.eos_token))}\s*)+$", "", example.response)
+    if not response.strip():
+        raise UserError(f"{example.where}: the response is empty but for its end token")
+    return response
+
+
+def _check_known(where: str, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
+    if unknown := unknown_words(encoding, tokenizer):
+        raise UserError(f"{where}: the tokenizer does not know {unknown[0]!r}; use words that it knows")
+
+
+def _check_bos(where: str, encoding: Encoding, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A BOS in the middle is read as the beginning of another text only behind an EOS."""
+    pairs = zip(encoding.input_ids, encoding.input_ids[1:], strict=False)
+    if any(token == tokenizer.bos_token_id and before != tokenizer.eos_token_id for before, token in pairs):
+        raise UserError(f"{where}: the BOS {tokenizer.bos_token!r} stands in the middle of the text; leave it out")
+
+
 def _encode_chat(example: Example, tokenizer: PreTrainedTokenizerBase) -> Sample:
-    """A turn of the assistant is what the conversation gains beyond the prompt that asks for it."""
-    if tokenizer.chat_template is None:
-        raise UserError(f"{example.where}: messages need a chat template, and the model's tokenizer has none")
-    turns = [{"role": role, "content": content} for role, content in example.messages]
-    whole = _templated(tokenizer, turns, ask=False)
-    answer: list[int] = []
-    for index, turn in enumerate(turns):
-        if turn["role"] != "assistant":
-            continue
-        before = _templated(tokenizer, turns[:index], ask=True)
-        upto = _templated(tokenizer, turns[: index + 1], ask=False)
-        if upto[: len(before)] != before or whole[: len(upto)] != upto:
-            raise UserError(
-                f"{example.where}: the chat template rewrites earlier turns, so turn {index + 1} has no place"
-            )
-        answer += range(max(1, len(before)), len(upto))
-    return Sample(tuple(whole), tuple(answer))
-
-
-def _templated(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], *, ask: bool) -> list[int]:
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    encoded = encode_chat(example.where, example.messages, tokenizer)
+    return Sample(encoded.input_ids, encoded.answer, encoded.remarks)

@@ -14,19 +14,22 @@ from mathinterp.engine.layers import tree_mask
 from mathinterp.engine.tree.forest import plant
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.positions import ANY_LENGTH, Positions
 from mathinterp.tuning.data import Sample
 
 WIDTH_MULTIPLE = 8
 Batch = dict[str, Any]  # input_ids_BT, before_N, labels_N; packed also position_ids_BT and attention_mask; see below
 
 
-def padded(samples: Sequence[Sample], pad_id: int) -> Batch:
+def padded(samples: Sequence[Sample], pad_id: int, positions: Positions = ANY_LENGTH) -> Batch:
     """One sample a row. Causal attention never looks at what is padded on the right, so no mask is needed.
 
     ``before_N`` are the flat positions (of B x T) that predict the answer tokens ``labels_N``; ``places`` are, sample
-    by sample, the flat positions of all its tokens.
+    by sample, the flat positions of all its tokens. Padding stays where the model's ``positions`` have room for it and
+    change nothing.
     """
-    width = -(-max(len(sample.input_ids) for sample in samples) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    longest = max(len(sample.input_ids) for sample in samples)
+    width = positions.widest(-(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, longest)
     rows = [[*sample.input_ids, *[pad_id] * (width - len(sample.input_ids))] for sample in samples]
     places = [row * width + np.arange(len(sample.input_ids)) for row, sample in enumerate(samples)]
     return {"input_ids_BT": torch.tensor(rows), **_answers(samples, places)}

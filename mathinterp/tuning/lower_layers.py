@@ -75,7 +75,7 @@ class InputCache:
         if not missing:
             return
         samples = [self._samples[index] for index in missing]
-        batch = padded(samples, self._pad_id)
+        batch = padded(samples, self._pad_id, self._anatomy.shape.positions)
         hidden_TD = self._inputs(batch["input_ids_BT"].to(self._anatomy.device)).flatten(0, 1)
         lengths = [len(sample.input_ids) for sample in samples]
         for index, kept_TD in zip(missing, hidden_TD.cpu()[batch["places"]].split(lengths), strict=True):

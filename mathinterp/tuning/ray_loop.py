@@ -17,6 +17,7 @@ import ray.train
 import ray.train.torch
 import torch
 
+from mathinterp.cluster.temporary import ray_folder
 from mathinterp.errors import UserError
 from mathinterp.tuning.accuracy import as_records
 from mathinterp.tuning.batches import FreshBatches
@@ -38,7 +39,8 @@ def connect(address: str | None) -> None:
         ray.init(address=address)
         return
     os.environ["RAY_AUTH_MODE"] = "disabled"  # a local Ray would write a token that later clusters demand
-    ray.init(address="local", include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE)
+    with ray_folder():
+        ray.init(address="local", include_dashboard=False, object_store_memory=LOCAL_OBJECT_STORE)
 
 
 def fit(

@@ -120,7 +120,8 @@ def train(
 
     def lay_out(chosen: list[int]) -> Batch:
         piece = [samples[index] for index in chosen]
-        batch = packed(piece, config.pack, anatomy) if config.pack else padded(piece, pad_id)
+        positions = anatomy.shape.positions
+        batch = packed(piece, config.pack, anatomy) if config.pack else padded(piece, pad_id, positions)
         return {**batch, "samples": chosen}
 
     optimizer = torch.optim.AdamW(

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ import ray.train.torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-import mathinterp
 from mathinterp.cluster.ray_cluster import cluster_total, connection
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import ModelShape
@@ -33,6 +32,7 @@ from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.lines import new_lines, printing
 from mathinterp.tuning.sft import SftConfig
 from mathinterp.tuning.sft_workers import ABOUT_FILE, TABLE, worker_loop
+from mathinterp.versions import code_version, versions
 
 
 class TuningJob(Protocol):
@@ -110,12 +110,20 @@ def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
             **tuning.config.parameters(),
             "checkpoint_every": tuning.config.checkpoint_every,
             "held_out": data_fingerprint(tuning.held_out) if tuning.held_out else None,
+            **_log_every(tuning.config),
         },
-        "code_version": mathinterp.__version__,
+        "code_version": code_version(),
+        "versions": versions(["peft"]),
     }
     parameters = {**identity["parameters"], "dtype": resolved.dtype}
     run = run_id(identity["scan"], parameters, resolved.fingerprint, identity["prompts_fingerprint"])
     return replace(tuning, run_id=run, metadata=identity)
+
+
+def _log_every(config: SftConfig) -> dict[str, int]:
+    """How many steps a stored row stands for; left out where it is the usual number, as it was for all once."""
+    usual = next(field.default for field in fields(SftConfig) if field.name == "log_every")
+    return {} if config.log_every == usual else {"log_every": config.log_every}
 
 
 def open_run(tuning: Tuning) -> Run:

@@ -19,7 +19,6 @@ import ray.train.torch
 import torch
 from torch import nn
 
-import mathinterp
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import LoadedModel, load
 from mathinterp.store import Store
@@ -164,7 +163,8 @@ def about_run(
         "after": None if after is None else asdict(after),
         "seconds": round(seconds, 1),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "code_version": mathinterp.__version__,
+        "code_version": tuning.metadata["code_version"],
+        "versions": tuning.metadata["versions"],
     }
 
 

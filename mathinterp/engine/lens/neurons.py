@@ -81,7 +81,7 @@ def end_activations(
     sites = [site for layer in layers for site in _sites(anatomy, layer)] + [(anatomy.final_norm, True)]
     catcher = _Catcher(len(sites))
     rows: list[torch.Tensor] = []
-    for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy.device):
+    for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy):
         with ExitStack() as hooked:  # what is zeroed first, so that it is caught zeroed
             for layer, head in zeroed_heads:
                 hooked.enter_context(edited_input(anatomy.output_projection(layer), _zero(anatomy.head_slice(head))))

@@ -90,7 +90,7 @@ class NeuronShares:
         share_Nd = self._read([(share.layer, share.neuron) for share in shares], head) * amounts.to(self.wide)[:, None]
         sentence = tuple(batch.token_ids[row, : int(batch.ends[row]) + 1].tolist())
         found: list[float] = []
-        for part in batches_of([sentence] * len(shares), self.anatomy.device):
+        for part in batches_of([sentence] * len(shares), self.anatomy):
             kept: list[torch.Tensor] = []
 
             def keep(hidden_BTD: torch.Tensor, part: Batch = part, kept: list[torch.Tensor] = kept) -> torch.Tensor:

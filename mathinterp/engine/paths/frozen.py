@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from mathinterp.engine.choose import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
+from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
+from mathinterp.engine.batching import free_memory
+from mathinterp.engine.compiling import compiled as compiled_by_rule
 from mathinterp.engine.layers import call_layer
 from mathinterp.engine.pairs import Ends, Pairs
 from mathinterp.engine.parts import known_twin
@@ -92,8 +94,8 @@ class Scorer:
         self._norm: Callable[..., torch.Tensor] = anatomy.final_norm
         self._measure = measure_logits
         if compiled:
-            self._norm = torch.compile(anatomy.final_norm, dynamic=True)
-            self._measure = torch.compile(measure_logits, dynamic=True)
+            self._norm = compiled_by_rule(anatomy.final_norm, dynamic=True)
+            self._measure = compiled_by_rule(measure_logits, dynamic=True)
 
     def pieces(self, rows: int) -> int:
         """In how many pieces ``rows`` rows are scored."""
@@ -142,7 +144,7 @@ class PathEngine:
             compiled = on_gpu and shape.n_layers**2 * shape.n_heads * len(pairs) // 2 > COMPILE_FROM_ROWS
         self._fixed_shape = compiled or anatomy.dtype not in (torch.float32, torch.float64)
         self._call: Callable[..., torch.Tensor] = (
-            torch.compile(call_layer, dynamic=False) if compiled else call_layer
+            compiled_by_rule(call_layer, dynamic=False) if compiled else call_layer
         )  # fmt: skip
         self.scorer = Scorer(anatomy, compiled)
         self.max_rows = max_rows or (GPU_ROWS if on_gpu else CPU_ROWS)
@@ -208,7 +210,7 @@ class PathEngine:
                 if self.max_rows <= 1:
                     raise
             self.max_rows //= 2
-            torch.cuda.empty_cache()
+            free_memory()
 
     @torch.no_grad()
     def _patched(self, layer: int, nodes: Sequence[int], freeze: str, source: Ends) -> Measures:

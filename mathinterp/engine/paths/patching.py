@@ -23,6 +23,7 @@ from mathinterp.engine.layers import Call, recorded
 from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, chosen
 from mathinterp.engine.paths.frozen import MLP, Measures, PathEngine, Scorer
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.positions import read_as
 
 
 class ByLength:
@@ -117,6 +118,7 @@ class Prefix:
 
     def __init__(self, anatomy: Anatomy, sentences: Sequence[tuple[int, ...]]):
         self.anatomy = anatomy
+        self._length = len(sentences[0])
         token_ids = torch.tensor(sentences, device=anatomy.device)
         self.read: list[tuple[torch.Tensor, torch.Tensor]] = [
             (layer.keys, layer.values)  # type: ignore[union-attr, misc]
@@ -145,7 +147,8 @@ class Prefix:
         decoder = self.anatomy.decoder
         known = inspect.signature(decoder.forward).parameters
         name = "cache" if "cache" in known else "past_key_values"  # renamed in transformers 5
-        decoder(input_ids=token_ids, use_cache=True, **{name: cache})
+        with read_as(decoder, self._length):  # END and what it attends to are of one sentence
+            decoder(input_ids=token_ids, use_cache=True, **{name: cache})
 
 
 class RowCache:
@@ -181,7 +184,7 @@ class EverywherePatching:
             len(nodes), len(self.pairs), self.anatomy.shape.d_model, dtype=self.anatomy.dtype
         )
         originals, others = (
-            batches_of(sentences, self.anatomy.device, self.max_tokens)
+            batches_of(sentences, self.anatomy, self.max_tokens)
             for sentences in (self.pairs.original, self.pairs.counterfactual)
         )
         for original, other in zip(originals, others, strict=True):  # as long as each other: in the same batches

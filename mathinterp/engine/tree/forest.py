@@ -6,6 +6,7 @@ ancestors and itself. Knows token ids only; knows nothing about models, tensors 
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class Forest:
     parents_PN: np.ndarray  # int64 index in the pack, -1 for roots and padding
     used_P: np.ndarray  # nodes in use
     node_of: tuple[np.ndarray, ...]
+    kinds_P: np.ndarray  # what sequences a pack holds, see ``plant``
 
     @property
     def n_packs(self) -> int:
@@ -74,6 +76,7 @@ def plant(
     *,
     pack_size: int,
     private_from: Sequence[int] | None = None,
+    kinds: Sequence[int] | None = None,
     packs_multiple_of: int = 1,
     alignment: int = 1,
 ) -> Forest:
@@ -84,14 +87,15 @@ def plant(
         pack_size: nodes aimed at; a pack is larger only if one sequence alone is longer.
         private_from: per sequence, the index from which its nodes are shared with no other sequence
             (needed where an intervention differs between prompts of the same text).
-        packs_multiple_of: the number of packs is made a multiple of this, with empty ones where need be.
+        kinds: per sequence, its kind; each pack holds one kind, and packs of a kind are consecutive. None: all alike.
+        packs_multiple_of: the number of packs of each kind is made a multiple of this, with empty ones where need be.
         alignment: the pack size is a multiple of this.
     """
-    planter = Planter(sequences, private_from)
+    planter = Planter(sequences, private_from, kinds)
     longest = max(len(s) for s in sequences)
     capacity = -(-max(pack_size, longest) // alignment) * alignment
-    wanted = _round_up(planter.count(capacity), packs_multiple_of)
-    while capacity - alignment >= longest and planter.count(capacity - alignment) <= wanted:
+    wanted = planter.count(capacity, packs_multiple_of)
+    while capacity - alignment >= longest and planter.count(capacity - alignment, packs_multiple_of) <= wanted:
         capacity -= alignment
     return planter.build(capacity, packs_multiple_of)
 
@@ -99,28 +103,41 @@ def plant(
 class Planter:
     """Sequences in sorted order, ready to be cut into packs of any size."""
 
-    def __init__(self, sequences: Sequence[Sequence[int]], private_from: Sequence[int] | None = None):
+    def __init__(
+        self,
+        sequences: Sequence[Sequence[int]],
+        private_from: Sequence[int] | None = None,
+        kinds: Sequence[int] | None = None,
+    ):
         assert len(sequences) > 0
         assert all(len(s) > 0 for s in sequences)
         self._sequences = sequences
+        self._kinds = [0] * len(sequences) if kinds is None else list(kinds)
         limits = [len(s) for s in sequences] if private_from is None else list(private_from)
-        self._order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
+        self._order = sorted(range(len(sequences)), key=lambda i: (self._kinds[i], tuple(sequences[i])))
         self._shared = [0]  # tokens that each sequence shares with the one before it
         for before, current in itertools.pairwise(self._order):
             shared = _common_prefix(sequences[before], sequences[current])
-            self._shared.append(min(shared, limits[before], limits[current]))
+            alike = self._kinds[before] == self._kinds[current]
+            self._shared.append(min(shared, limits[before], limits[current]) if alike else 0)
 
-    def count(self, capacity: int) -> int:
-        """How many packs of ``capacity`` nodes hold all sequences."""
-        return len(self._cut(capacity))
+    def count(self, capacity: int, packs_multiple_of: int = 1) -> int:
+        """How many packs of ``capacity`` nodes hold all sequences, rounded up for each kind."""
+        return sum(_round_up(count, packs_multiple_of) for count in self.counts(capacity))
+
+    def counts(self, capacity: int) -> list[int]:
+        """How many packs of ``capacity`` nodes hold the sequences of each kind."""
+        return list(Counter(self._kinds[self._order[start]] for start in self._cut(capacity)).values())
 
     def _cut(self, capacity: int) -> list[int]:
-        """Where packs start, as indices into the sorted order: runs whose trees fit ``capacity`` nodes."""
+        """Where packs start, as indices into the sorted order: runs of one kind whose trees fit ``capacity`` nodes."""
         starts: list[int] = []
-        room = 0
+        room, kind = 0, None
         for index, (current, shared) in enumerate(zip(self._order, self._shared, strict=True)):
             length = len(self._sequences[current])
-            if not starts or length - shared > room:
+            if self._kinds[current] != kind:
+                room, kind = -1, self._kinds[current]
+            if length - shared > room:
                 starts.append(index)
                 room = capacity - length
             else:
@@ -130,11 +147,14 @@ class Planter:
     def build(self, capacity: int, packs_multiple_of: int = 1) -> Forest:
         """The packs of ``capacity`` nodes."""
         starts = self._cut(capacity)
-        shape = (_round_up(len(starts), packs_multiple_of), capacity)
+        kinds = self._pack_kinds(starts, packs_multiple_of)
+        shape = (len(kinds), capacity)
         token_ids, depths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         parents, used = np.full(shape, -1, np.int64), np.zeros(shape[0], np.int64)
         node_of: list[np.ndarray] = [np.empty(0, np.int64)] * len(self._sequences)
-        for pack, (start, stop) in enumerate(itertools.pairwise([*starts, len(self._order)])):
+        pack = -1
+        for start, stop in itertools.pairwise([*starts, len(self._order)]):
+            pack = kinds.index(self._kinds[self._order[start]], pack + 1)  # behind the empty ones of the kind before
             path: list[int] = []  # nodes of the previous sequence
             for index in range(start, stop):
                 sequence = self._sequences[self._order[index]]
@@ -147,7 +167,12 @@ class Planter:
                     parents[pack, node] = path[-1] if path else -1
                     path.append(node)
                 node_of[self._order[index]] = pack * capacity + np.array(path, np.int64)
-        return Forest(token_ids, depths, parents, used, tuple(node_of))
+        return Forest(token_ids, depths, parents, used, tuple(node_of), np.array(kinds))
+
+    def _pack_kinds(self, starts: Sequence[int], packs_multiple_of: int) -> list[int]:
+        """The kind of each pack, empty ones included."""
+        counts = Counter(self._kinds[self._order[start]] for start in starts)
+        return [kind for kind, count in counts.items() for _ in range(_round_up(count, packs_multiple_of))]
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -3,8 +3,9 @@
 P packs of N tree nodes run together as one group; under E edits a group is a batch of E * P rows, edit by edit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -67,11 +68,13 @@ def lay_out(
     On a GPU all groups have one shape: each shape costs a compilation, and half-precision results depend on it.
     """
     on_gpu = anatomy.device.type == "cuda"
+    kinds = [anatomy.shape.positions.kind(len(sequence)) for sequence in sequences]
     if pack_size is None:
         pack_size, together, edits = best_packing(
             anatomy,
             sequences,
             private_from,
+            kinds,
             edits=edits,
             max_tokens=max_tokens,
             on_gpu=on_gpu,
@@ -83,6 +86,7 @@ def lay_out(
         sequences,
         pack_size=pack_size,
         private_from=private_from,
+        kinds=kinds,
         packs_multiple_of=together if on_gpu else 1,
         alignment=MASK_ALIGNMENT if on_gpu else 1,
     )
@@ -95,6 +99,7 @@ def best_packing(
     anatomy: Anatomy,
     sequences: Sequence[Sequence[int]],
     private_from: Sequence[int] | None,
+    kinds: Sequence[int] | None = None,
     *,
     edits: int,
     max_tokens: int,
@@ -112,20 +117,21 @@ def best_packing(
     cost = ATTENTION_COST["cuda" if on_gpu else "cpu"] if dense_masks else 0.0
     per_node = cost * 4 * shape.n_heads * shape.d_head / (2 * weights)
     longest = max(len(s) for s in sequences)
-    planter = Planter(sequences, private_from)
+    planter = Planter(sequences, private_from, kinds)
     smallest = -(-longest // MASK_ALIGNMENT) * MASK_ALIGNMENT
     best: tuple[float, int, int, int] | None = None
     for size in range(smallest, max(smallest, LARGEST_PACK) + 1, MASK_ALIGNMENT):
-        packs = planter.count(size)
+        counts = planter.counts(size)
+        packs = sum(counts)
         at_once = _edits_at_once(edits, max_tokens // size) if on_gpu else edits
         most = min(packs, max(1, max_tokens // (size * at_once)))
         fewest = -(-most * 2 // 3) if on_gpu else most  # a GPU wants large batches, and one shape for all of them
         for together in range(fewest, most + 1):
-            run = -(-packs // together) * together if on_gpu else packs
+            run = sum(-(-count // together) * together for count in counts) if on_gpu else packs
             work = run * size * (1 + per_node * size) * (1 + CLEAN_SHARE / at_once)
             if best is None or work < best[0]:
                 best = (work, size, together, at_once)
-        if packs == 1:
+        if packs == len(counts):
             break
     assert best is not None
     return best[1:]
@@ -142,8 +148,8 @@ def _group(forest: Forest, answers: Answers, packs_together: int, device: torch.
     wanted = [np.unique(within_A[pack_A == pack]) for pack in range(forest.n_packs)]
     most = max(map(len, wanted))
     groups = []
-    for start in range(0, forest.n_packs, packs_together):
-        packs = np.arange(start, min(start + packs_together, forest.n_packs))
+    for packs in _runs(forest, packs_together):
+        start = packs[0]
         width = most if device.type == "cuda" else max(len(wanted[pack]) for pack in packs)  # one shape on a GPU
         slots = np.zeros((len(packs), width), np.int64)
         for row, pack in enumerate(packs):
@@ -153,3 +159,11 @@ def _group(forest: Forest, answers: Answers, packs_together: int, device: torch.
         arrays = (chosen, answers.gold_A[chosen], pack_A[chosen] - start, columns, slots)
         groups.append(Group(packs, *(torch.from_numpy(a).to(device) for a in arrays)))
     return groups
+
+
+def _runs(forest: Forest, packs_together: int) -> Iterator[np.ndarray]:
+    """Packs that run together: consecutive, at most so many, and of one kind."""
+    for _, members in groupby(range(forest.n_packs), key=lambda pack: int(forest.kinds_P[pack])):
+        packs = np.array(list(members))
+        for start in range(0, len(packs), packs_together):
+            yield packs[start : start + packs_together]

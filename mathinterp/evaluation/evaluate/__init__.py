@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from mathinterp.evaluation.evaluate.tables import EVALUATIONS, TABLES
-from mathinterp.evaluation.greedy import GreedyDecoder
+from mathinterp.evaluation.greedy import GreedyDecoder, new_tokens
 from mathinterp.evaluation.harness import Answer, Harness
 from mathinterp.evaluation.numbers import RULES
 from mathinterp.evaluation.task_files import Document, TaskFile, digest
@@ -52,9 +52,11 @@ class Benchmark(Experiment):
     seed: int  # of their draw
     limit: int | None
     origin: Origin
+    ends: tuple[int, ...] | None = None  # of answers, where the checkpoint's generation_config.json has its own
 
     name: ClassVar[str] = "evaluate"
     tables: ClassVar[Mapping[str, Table]] = TABLES
+    packages: ClassVar[tuple[str, ...]] = ("lm-eval",)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; ``setting`` says what differs from the task file's defaults."""
@@ -73,7 +75,17 @@ class Benchmark(Experiment):
             "items": digest(self.items),
             "limit": self.limit,
             "setting": _setting(differs),
+            **_ends(None if self.task.multiple_choice else self.ends),  # a choice is not written out
         }
+
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """None for sure: the harness cuts long contexts on the left, and rows say so (``truncated``)."""
+        return 0
+
+    @property
+    def reads_together(self) -> bool:
+        """The harness's own batches hold other texts: see ``Harness.batch_size``."""
+        return False
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Blocks of items, in order."""
@@ -113,6 +125,7 @@ class PromptSetEvaluation(Experiment):
     seed: int  # of the set's operands
     items: str  # digest of the prompts as text, alike for all tokenizers
     origin: Origin
+    ends: tuple[int, ...] | None = None  # as in Benchmark
 
     name: ClassVar[str] = "evaluate"
     tables: ClassVar[Mapping[str, Table]] = TABLES
@@ -128,11 +141,16 @@ class PromptSetEvaluation(Experiment):
             "items": self.items,
             "limit": self.limit,
             "setting": _setting(differs),
+            **_ends(self.ends),
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Blocks of prompts."""
         return _blocks(len(prompts), SET_BLOCK)
+
+    def tokens_read(self, prompt: TokenizedPrompt) -> int:
+        """The text, and all that may be written but for the last token."""
+        return prompt.end + new_tokens(prompt)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Prompts."""
@@ -153,6 +171,11 @@ class PromptSetEvaluation(Experiment):
     def notes(self, state: tuple[GreedyDecoder, Sequence[TokenizedPrompt]]) -> dict[str, Any]:
         """What the model was made from."""
         return asdict(self.origin)
+
+
+def _ends(ends: tuple[int, ...] | None) -> dict[str, list[int]]:
+    """The parameter that a generation_config.json adds; none where it changes nothing, as before it was looked at."""
+    return {} if ends is None else {"ends": list(ends)}
 
 
 def _setting(differs: Mapping[str, object]) -> str:

@@ -97,7 +97,7 @@ class Attention(Experiment):
         top_PLH = np.empty(shape, np.int8)
         tokens_PK = np.array([[item.types.count(kind) for kind in TOKEN_TYPES] for item in typed], np.int16)
         deviation = None
-        for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy.device, subject.max_tokens):
+        for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy, subject.max_tokens):
             if deviation is None:
                 deviation = eager_deviation(anatomy, batch)
             rows = batch.rows.cpu().numpy()

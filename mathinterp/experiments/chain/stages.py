@@ -215,7 +215,7 @@ class Reading:
         anatomy, shares = self.reader.anatomy, NeuronShares(self.reader)
         sentences = [prompt.input_ids[: prompt.end + 1] for prompt in self.prompts]
         found: list[list[Row]] = [[] for _ in self.prompts]
-        for batch in batches_of(sentences, anatomy.device, READ_TOKENS[anatomy.device.type]):
+        for batch in batches_of(sentences, anatomy, READ_TOKENS[anatomy.device.type]):
             members = batch.rows.tolist()
             target_B = self.target_P[batch.rows]
             neurons = [[(row["layer"], row["unit"]) for row in deep[i]] for i in members]

@@ -10,26 +10,28 @@ directions, as many as a layer has neurons: what attention makes of anything is 
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from mathinterp.engine.lens.concepts import (
     NO_CONCEPT,
     ConceptReader,
     FirstTokens,
-    concept_hits,
-    value_output_matrix,
+    found_concepts,
 )
 from mathinterp.engine.lens.lens import wide_dtype, written_values
+from mathinterp.engine.side_by_side import SideBySide
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.concepts.tables import CONCEPT_SCAN, TABLES
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts, token_texts
+from mathinterp.experiments.json_lists import in_lists, json_lists
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -70,6 +72,16 @@ class Vocabulary:
         """Concepts that some token spells."""
         return len(self.concept_V.unique()) - int(self.tokens < len(self.concept_V))
 
+    @cached_property
+    def names_in_lists(self) -> pa.Array:
+        """``names`` as ``json_lists`` takes them."""
+        return in_lists(self.names)
+
+    @cached_property
+    def shown_in_lists(self) -> pa.Array:
+        """``shown`` as ``json_lists`` takes them."""
+        return in_lists(self.shown)
+
 
 def match_vocabulary(concepts: ConceptList, tokenizer: Any, vocabulary: int) -> Vocabulary:
     """Find the concepts among a model's tokens; raises UserError if none of them is a token."""
@@ -89,11 +101,33 @@ def match_vocabulary(concepts: ConceptList, tokenizer: Any, vocabulary: int) -> 
 
 @dataclass
 class ConceptState:
-    """What a replica keeps between shards."""
+    """What a replica keeps between shards: the random directions, and the reader of the attention layer it is at."""
 
     anatomy: Anatomy
     vocabulary: Vocabulary
-    reader: ConceptReader
+    top: int
+    random_KD: Future[torch.Tensor]
+    workers: SideBySide
+    reader: tuple[int | None, ConceptReader] | None = None
+
+    def reader_of(self, attention_layer: int | None) -> ConceptReader:
+        """The reader of vectors through an attention layer; the one asked for last is kept."""
+        if self.reader is None or self.reader[0] != attention_layer:
+            self.reader = None  # its memory first
+            reader = ConceptReader(self.anatomy, self.vocabulary.concept_V, self.top, attention_layer)
+            self.reader = attention_layer, reader
+        return self.reader[1]
+
+    def vectors(self, layer: int | None) -> torch.Tensor:
+        """What each neuron of the layer writes at coefficient 1, or (None) the random directions: K D.
+
+        In the model's dtype where that says all, else in the wide one.
+        """
+        if layer is None:
+            return self.random_KD.result()
+        if self.anatomy.mlp_post_norm(layer) is None:
+            return self.anatomy.value_vectors(layer).detach()
+        return written_values(self.anatomy, layer)
 
 
 @dataclass(frozen=True)
@@ -196,12 +230,20 @@ class Concepts(Experiment):
         """None: no forward pass is made."""
         return 0
 
+    @property
+    def reads_together(self) -> bool:
+        """Weights alone are read."""
+        return False
+
     def prepare(self, subject: Subject) -> ConceptState:
         """Match the concepts with the model's tokens."""
         assert subject.tokenizer is not None, "concepts are matched with the tokenizer's tokens"
         anatomy = subject.anatomy
+        aside = ThreadPoolExecutor(1)
+        random_KD = aside.submit(_random_directions, anatomy)
+        aside.shutdown(wait=False)  # drawn while tokens are matched and the first shards are read
         vocabulary = match_vocabulary(self.looked_for, subject.tokenizer, anatomy.shape.vocabulary)
-        return ConceptState(anatomy, vocabulary, ConceptReader(anatomy, vocabulary.concept_V, self.top))
+        return ConceptState(anatomy, vocabulary, self.top, random_KD, SideBySide(anatomy.device))
 
     def notes(self, state: ConceptState) -> dict[str, Any]:
         """Concepts and tokens that spell them; how many of the first tokens would be such in a random order."""
@@ -215,41 +257,42 @@ class Concepts(Experiment):
     def run(self, state: ConceptState, shard: Shard) -> pa.Table:
         """Rows of the shard's neuron layers through its attention layer."""
         attention_layer = shard.work["attention_layer"]
-        through = None if attention_layer is None else value_output_matrix(state.anatomy, attention_layer)
-        parts = []
-        for layer in shard.work["layers"]:
-            vectors_KD = _random_directions(state.anatomy) if layer is None else written_values(state.anatomy, layer)
-            if through is not None:
-                vectors_KD = vectors_KD @ through
-            for sign in SIGNS[self.sign]:
-                try:
-                    found = state.reader.read(sign * vectors_KD, every=through is None)
-                except FloatingPointError as error:
-                    raise FloatingPointError(f"layer {layer}, attention layer {attention_layer}: {error}") from error
-                parts.append(self._rows(state, layer, attention_layer, sign, len(vectors_KD), found))
-        return pa.concat_tables(parts)
+        try:
+            reader = state.reader_of(attention_layer)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"attention layer {attention_layer}: {error}") from error
 
-    def _rows(
-        self, state: ConceptState, layer: int | None, attention_layer: int | None, sign: int, neurons: int,
-        found: FirstTokens,
-    ) -> pa.Table:  # fmt: skip
-        rows = found.rows_R.numpy()
-        hits = np.zeros(neurons, np.int16)
-        hits[rows] = concept_hits(found.ids_RT, state.vocabulary.concept_V, self.count == "distinct").numpy()
-        place_N = np.full(neurons, -1)
-        place_N[rows] = np.arange(len(rows))
-        places = pa.array(place_N, mask=place_N < 0)  # null: nothing was looked up
-        concepts, tokens = (column.take(places) for column in _texts(found.ids_RT, state.vocabulary))
-        columns: dict[str, Any] = {
-            "layer": pa.array([layer] * neurons, pa.int16()),
+        def rows(vectors: tuple[int | None, int]) -> pa.Table:
+            layer, sign = vectors
+            values_KD = state.vectors(layer) if sign == 1 else -state.vectors(layer)
+            try:
+                found = reader.read(values_KD, every=attention_layer is None)
+            except FloatingPointError as error:
+                raise FloatingPointError(f"layer {layer}, attention layer {attention_layer}: {error}") from error
+            place = {"layer": layer, "attention_layer": attention_layer, "sign": sign}
+            return self._rows(state.vocabulary, place, len(values_KD), found)
+
+        return pa.concat_tables(
+            state.workers.map(rows, [(layer, sign) for layer in shard.work["layers"] for sign in SIGNS[self.sign]])
+        )
+
+    def _rows(self, vocabulary: Vocabulary, place: dict[str, int | None], neurons: int, found: FirstTokens) -> pa.Table:
+        """One row for each of the neurons: those that were not found have no hits and no texts."""
+        row_M, number_M, first_M = found_concepts(found.ids_RT, vocabulary.concept_V)
+        named_R = row_M[first_M].bincount(minlength=len(found.rows_R))
+        hits_R = named_R if self.count == "distinct" else row_M.bincount(minlength=len(found.rows_R))
+        shown_RS = found.ids_RT[:, :SHOWN_TOKENS]
+        shown_R = torch.full_like(found.rows_R, shown_RS.shape[1])
+        columns: dict[str, pa.Array] = {
             "neuron": np.arange(neurons),
-            "attention_layer": pa.array([attention_layer] * neurons, pa.int16()),
-            "sign": np.full(neurons, sign),
-            "hits": hits,
-            "concepts": concepts,
-            "tokens": tokens,
+            "hits": _at_rows(hits_R, found, neurons),
+            "concepts": json_lists(vocabulary.names_in_lists, number_M[first_M], _at_rows(named_R, found, neurons)),
+            "tokens": json_lists(vocabulary.shown_in_lists, shown_RS.flatten(), _at_rows(shown_R, found, neurons)),
         }
         schema = CONCEPT_SCAN
+        columns |= {
+            name: pa.repeat(pa.scalar(value, schema.field(name).type), neurons) for name, value in place.items()
+        }
         return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
 
 
@@ -260,30 +303,11 @@ def _random_directions(anatomy: Anatomy) -> torch.Tensor:
     return vectors_KD.to(anatomy.device, wide_dtype(anatomy.dtype))
 
 
-def _texts(ids_RT: torch.Tensor, vocabulary: Vocabulary) -> tuple[pa.Array, pa.Array]:
-    """Of each row: the concepts among its first tokens (null: none) and its very first tokens, as JSON lists."""
-    concept_RT = vocabulary.concept_V[ids_RT]
-    first_RT = (concept_RT != NO_CONCEPT) & ~_seen_before(concept_RT)
-    concepts = _json_lists(vocabulary.names, concept_RT[first_RT], first_RT.sum(dim=1))
-    shown_RS = ids_RT[:, :SHOWN_TOKENS]
-    tokens = _json_lists(vocabulary.shown, shown_RS.flatten(), torch.full((len(shown_RS),), shown_RS.shape[1]))
-    return pc.if_else(pa.array(first_RT.any(dim=1).numpy()), concepts, pa.scalar(None, pa.string())), tokens
-
-
-def _seen_before(values_RT: torch.Tensor) -> torch.Tensor:
-    """Where a row had the same value further left: R T."""
-    ordered = values_RT.sort(dim=1, stable=True)
-    repeated_RT = torch.zeros_like(values_RT, dtype=torch.bool)
-    repeated_RT[:, 1:] = ordered.values[:, 1:] == ordered.values[:, :-1]
-    return torch.zeros_like(repeated_RT).scatter_(1, ordered.indices, repeated_RT)
-
-
-def _json_lists(texts: Sequence[str], numbers_n: torch.Tensor, lengths_R: torch.Tensor) -> pa.Array:
-    """JSON lists of some of ``texts`` (JSON themselves), ``lengths_R`` of them a row: R strings."""
-    offsets = np.concatenate([[0], lengths_R.cumsum(dim=0).numpy()]).astype(np.int32)
-    items = pa.array(texts, pa.string()).take(pa.array(numbers_n.numpy()))
-    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items), ", ")
-    return pc.binary_join_element_wise("[", joined, "]", "")
+def _at_rows(values_R: torch.Tensor, found: FirstTokens, neurons: int) -> np.ndarray:
+    """The values at the neurons that were found, 0 at the others."""
+    values_N = np.zeros(neurons, np.int32)
+    values_N[found.rows_R.numpy()] = values_R.numpy()
+    return values_N
 
 
 def _as_json(texts: Sequence[str]) -> list[str]:

@@ -1,9 +1,10 @@
 """Knock-out: ablate the first k heads of a ranking together, against as many random heads (paper B section 4.1).
 
 Rankings: "effect", the one given; "random", heads drawn from all others; "random_layer", drawn so that each layer has
-as many as the first k have there. The random ones once for each of a few seeds. One row per (ranking, seed, k, prompt,
-scored token); k = 0 is the baseline. Each point of a curve is one full pass over the prompts. Also here: the five
-likeliest next tokens of chosen sentences for every k (paper B, Figure 4).
+as many as the first k have there. No random head is a key head or is knocked out at any k of the ranking. The random
+ones once for each of a few seeds. One row per (ranking, seed, k, prompt, scored token); k = 0 is the baseline. Each
+point of a curve is one full pass over the prompts. Also here: the five likeliest next tokens of chosen sentences for
+every k (paper B, Figure 4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,14 +59,16 @@ class Knockout(Ablation):
     """Knock out the first k heads of ``ranking``; see Ablation for the rest (here mean ablation is the default).
 
     ranking: heads, most important first; at least as many as the largest k.
-    ks: numbers of heads; None = 1, 2, 4, ... 64, as far as the ranking goes and as many other heads are left.
-    seeds: random draws of each kind, seeds 0, 1, ...; a k that leaves fewer than k others has none.
+    key: heads that no control may hold, beside those knocked out: the key heads of the run that ranked them.
+    ks: numbers of heads; None = 1, 2, 4, ... 64, as far as the ranking goes and as many heads are left for controls.
+    seeds: random draws of each kind, seeds 0, 1, ...
     sentences: shown with their likeliest next tokens. Under mean ablation they take the mean over all prompts.
     tokenizer: names those tokens; changes no number.
     """
 
     ablation: str = "mean"
     ranking: tuple[Head, ...] = ()
+    key: tuple[Head, ...] = ()
     ks: tuple[int, ...] | None = None
     seeds: int = 5
     sentences: tuple[Sentence, ...] = ()
@@ -95,18 +98,36 @@ class Knockout(Ablation):
         return max(self.ks or DEFAULT_KS)
 
     def chosen_ks(self, shape: ModelShape) -> list[int]:
-        """The numbers of heads above 0, ascending; raises UserError for a head that does not exist."""
-        for layer, head in self.ranking:
+        """The numbers of heads above 0, ascending.
+
+        Raises UserError for a head that does not exist, and where fewer than k heads are left for a control of k.
+        """
+        for layer, head in (*self.ranking, *self.key):
             shape.check_head(layer, head)
-        if self.ks is not None:
-            return sorted(set(self.ks) - {0})
-        return [k for k in DEFAULT_KS if k <= min(len(self.ranking), max(1, _count(shape) // 2))]
+        if self.ks is None:
+            fitting = [k for k in DEFAULT_KS if k <= min(len(self.ranking), self._left(shape, k))]
+            return fitting or self._checked([1], shape)
+        return self._checked(sorted(set(self.ks) - {0}), shape)
+
+    def _left(self, shape: ModelShape, most: int) -> int:
+        """How many heads controls can be drawn from: neither key heads nor among the first ``most``."""
+        return _count(shape) - len({*(self.key if self.seeds else ()), *self.ranking[:most]})
+
+    def _checked(self, ks: list[int], shape: ModelShape) -> list[int]:
+        left = self._left(shape, ks[-1])
+        if self.seeds and left < ks[-1]:
+            raise UserError(
+                f"{_count(shape) - left} of {_count(shape)} heads are knocked out or key heads, which leaves {left} for"
+                f" random controls of {ks[-1]}; give smaller --ks, name fewer heads, or --control-seeds 0 for none"
+            )
+        return ks
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; of the ranking, the heads that are used."""
         return {
             **super().parameters(),
             "ranking": [f"{layer}.{head}" for layer, head in self.ranking[: self._longest]],
+            "key_heads": [f"{layer}.{head}" for layer, head in sorted(set(self.key))],
             "ks": None if self.ks is None else sorted(set(self.ks) - {0}),
             "seeds": self.seeds,
             "sentences": [[sentence.text, list(sentence.token_ids)] for sentence in self.sentences],
@@ -126,14 +147,16 @@ class Knockout(Ablation):
     def curves(self, shape: ModelShape) -> list[tuple[str, int, list[int]]]:
         """Ranking, seed and numbers of heads of each curve."""
         ks = self.chosen_ks(shape)
-        controlled = [k for k in ks if 2 * k <= _count(shape)]
-        draws = [(kind, seed, controlled) for kind in CONTROLS for seed in range(self.seeds) if controlled]
+        draws = [(kind, seed, ks) for kind in CONTROLS for seed in range(self.seeds)]
         return [("effect", 0, ks), *draws]
 
     def heads_of(self, shape: ModelShape, ranking: str, seed: int, k: int) -> list[Head]:
         """The heads that are out at one point of a curve."""
-        key = list(self.ranking[:k])
-        return key if ranking == "effect" else CONTROLS[ranking](chosen_heads(shape, None, None), key, seed)
+        out = self.ranking[:k]
+        if ranking == "effect":
+            return list(out)
+        never = {*self.key, *self.ranking[: self.chosen_ks(shape)[-1]]}
+        return CONTROLS[ranking](chosen_heads(shape, None, None), out, seed, never)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (point of the curve, prompt)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.ablation_summary import SIGNIFICANT
 from mathinterp.experiments.finished_run import finished_run
 from mathinterp.experiments.thin_means import thin_mean_warnings
 from mathinterp.store import Store
@@ -17,6 +18,11 @@ RANKINGS = {
     "paths": "path_effects WHERE {where} AND node = 'head' ORDER BY mean, layer, head",
     "iterative": "iterative_scan WHERE run_id = '{run_id}' AND masked ORDER BY step",
 }  # scan -> its heads, most important first
+KEY_HEADS = {
+    "heads": "head_effects WHERE run_id = '{run_id}' AND drop > 0.05 AND {counts}",
+    "paths": "path_effects WHERE run_id = '{run_id}' AND node = 'head' AND key AND {counts}",
+    "iterative": "iterative_scan WHERE run_id = '{run_id}' AND masked",
+}  # scan -> its key heads: an effect below -5 %; of iterative masking all that it took
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,19 @@ def ranking_from(store: Store, run_id: str, operation: str = "all") -> tuple[tup
     return tuple((row["layer"], row["head"]) for row in heads)
 
 
+def key_heads_from(store: Store, run_id: str, operation: str = "all") -> tuple[tuple[int, int], ...]:
+    """The key heads of a finished run, which no random control may hold: of ``operation``, and of any other if q < .05.
+
+    Raises UserError as ``ranking_from`` does.
+    """
+    run = finished_run(store, run_id, "heads", RANKINGS)
+    quoted = operation.replace("'", "''")
+    counts = f"(operation = '{quoted}' OR q_value < {SIGNIFICANT})"
+    heads = KEY_HEADS[run["scan"]].format(run_id=run_id, counts=counts)
+    rows = store.rows(f"SELECT DISTINCT layer, head FROM {heads} ORDER BY layer, head")
+    return tuple((row["layer"], row["head"]) for row in rows)
+
+
 def summarize_knockout(store: Store, run_id: str) -> KnockoutSummary:
     """Summarize a finished knock-out."""
     where = f"WHERE run_id = '{run_id}'"
@@ -70,7 +89,7 @@ def summarize_knockout(store: Store, run_id: str) -> KnockoutSummary:
         summary=summary,
         examples=_examples(store, where),
         verdict=_verdict(curve, summary),
-        warnings=thin_mean_warnings(store, run_id),
+        warnings=[*thin_mean_warnings(store, run_id), *_not_matched(_borrowed(store, where))],
         queries=[
             f"SELECT * FROM knockout_curve {where} AND operation = 'all' ORDER BY ranking, seed, k",
             f"SELECT * FROM knockout_summary {where}",
@@ -125,9 +144,19 @@ def _borrowed(store: Store, where: str) -> dict[int, int]:
     rows = store.rows(
         f"""SELECT k, sum(greatest(key.n - coalesce(drawn.n, 0), 0))::INTEGER AS borrowed
             FROM ({counts} = 'effect' GROUP BY ALL) AS key
-            LEFT JOIN ({counts} = 'random_layer' GROUP BY ALL) AS drawn USING (k, layer) GROUP BY k"""
+            LEFT JOIN ({counts} = 'random_layer' GROUP BY ALL) AS drawn USING (k, layer)
+            WHERE k IN (SELECT k FROM knockout_heads {where} AND ranking = 'random_layer') GROUP BY k ORDER BY k"""
     )
     return {row["k"]: row["borrowed"] for row in rows}
+
+
+def _not_matched(borrowed: dict[int, int]) -> list[str]:
+    """A line if layer-matched heads are not all of the layers that they stand for."""
+    short = {k: count for k, count in borrowed.items() if count}
+    if not short:
+        return []
+    named = ", ".join(f"{count} of {k}" for k, count in short.items())
+    return [f"random_layer: {named} heads come from other layers, because too few non-key heads are left in their own"]
 
 
 def _examples(store: Store, where: str) -> dict[str, list[dict[str, Any]]]:

@@ -37,7 +37,7 @@ def prepare(subject: Subject, vectors: str, fold_norm: bool, keep_all: bool) -> 
     prompts, notes = kept_prompts(subject, keep_all)
     targets = target_ids(prompts, typed_tokens(prompts, subject.tokenizer))
     cosine_PLCM = np.empty((len(prompts), anatomy.shape.n_layers, len(TARGETS), len(MEASURES)))
-    for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy.device, subject.max_tokens):
+    for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy, subject.max_tokens):
         rows = batch.rows.cpu()
         ids_BC = targets[rows].to(anatomy.device)
         towards_BCD = unembedding_rows(anatomy, ids_BC.flatten(), fold_norm).unflatten(0, ids_BC.shape)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from mathinterp.engine.cells import Cells
 from mathinterp.engine.pairs import Ends, Pairs, chosen, ends_of, pairs_of
 from mathinterp.engine.paths.attribution import direct_shares, first_order
 from mathinterp.engine.paths.frozen import FREEZES, MLP, Measures, PathEngine, Scorer
@@ -207,6 +208,13 @@ class Paths(Experiment):
             "noise_floor": engine.noise_floor(),
         }
         return PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
+
+    def cells(self, state: PathState, subject: Subject) -> Cells:
+        """The model's own, and the engine's baseline, which went through every layer in the shape of patched rows."""
+        baseline = state.engine.baseline
+        logit, logprob, centred = baseline.numpy()
+        passes = Cells.of([logit, logprob, centred], baseline.predicted.cpu().numpy())
+        return Cells.joined([super().cells(state, subject), passes])
 
     def _engine(
         self, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, max_tokens: int | None

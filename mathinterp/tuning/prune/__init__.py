@@ -2,18 +2,19 @@
 
 Steps: a LoRA on one layer; CNA original against tuned on all one-digit cases; the union of each case's first neurons
 in the deep layers is kept and all others there are pruned (down_proj columns at zero); a new LoRA on the same layer,
-trained on the pruned model. Control: as many random neurons kept in each layer. Layers by share of the depth
-(depth.py). Here are the sets of neurons and the scan that scores every condition; cli/prune.py puts the steps together.
+trained on the pruned model. Control: as many random neurons kept in each layer, none of the union. Layers by share of
+the depth (depth.py). Here are the sets of neurons and the scan that scores every condition; cli/prune.py puts the steps
+together.
 """
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 import torch
 
@@ -22,6 +23,7 @@ from mathinterp.engine.scores import Answers, answers_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.neuron_controls import layer_matched_neurons
 from mathinterp.experiments.scored import score_table, scores_of
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
@@ -45,21 +47,21 @@ def pruned_neurons(shape: ModelShape, deep: Sequence[int], kept: Sequence[Neuron
 
 
 def random_kept(shape: ModelShape, deep: Sequence[int], kept: Sequence[Neuron], seed: int) -> list[Neuron]:
-    """As many neurons of each deep layer as are kept there, drawn from all that the layer has.
+    """As many neurons of each deep layer as are kept there, none of those that are kept.
 
-    Raises UserError where nothing would be pruned, so that a control says nothing.
+    Raises UserError where nothing would be pruned, so that a control says nothing, or a layer has too few others.
     """
     if len(kept) >= len(deep) * shape.n_neurons:
         raise UserError(
             "every neuron of the deep layers is kept, nothing is pruned; give a smaller --top or other --cases"
         )
-    rng = np.random.default_rng(seed)
-    counts = np.bincount([layer for layer, _ in kept], minlength=shape.n_layers)
-    return [
-        (layer, int(neuron))
-        for layer in deep
-        for neuron in np.sort(rng.choice(shape.n_neurons, counts[layer], replace=False))
-    ]
+    for layer, count in Counter(layer for layer, _ in kept).items():
+        if 2 * count > shape.n_neurons:
+            raise UserError(
+                f"layer {layer} keeps {count} of {shape.n_neurons} neurons, which leaves {shape.n_neurons - count} for"
+                " a random control of as many; give a smaller --top, or --control-seeds 0 for none"
+            )
+    return sorted(layer_matched_neurons(shape, kept, seed), key=lambda neuron: deep.index(neuron[0]))
 
 
 @dataclass(frozen=True)

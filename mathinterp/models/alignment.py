@@ -1,0 +1,19 @@
+"""Where weights lie in a CPU's memory, which may change the last bits of what is computed with them.
+
+On processors that are not Intel's, the matrix products of MKL take other steps for data that does not start at a
+boundary of 64 bytes. Tensors that torch allocates do; those mapped from a file, or taken from NumPy, start anywhere,
+and not at the same place in every process.
+"""
+
+import torch
+from torch import nn
+
+BOUNDARY = 64  # bytes
+
+
+@torch.no_grad()
+def align(model: nn.Module) -> None:
+    """Copy every parameter and buffer that does not start at a boundary to where it does; values stay."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() % BOUNDARY:
+            tensor.data = tensor.data.clone()

@@ -1,0 +1,45 @@
+"""A model's config, found sound before anything loads: what cannot be built, or fails in the first pass, is refused.
+
+Knows configs and transformers' own classes; loads no weights.
+"""
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from mathinterp.errors import UserError
+from mathinterp.models.families import family_of
+from mathinterp.models.random_shapes import stand_in_config
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+OPTIONAL_SIZES = ("intermediate_size", "n_inner", "num_key_value_heads", "head_dim", "sliding_window")
+
+
+def check_buildable(config: PretrainedConfig, name: str) -> None:
+    """Raise UserError, in one line, for sizes that do not fit each other and for settings that transformers refuses."""
+    for field in (*SIZES, *OPTIONAL_SIZES):
+        value = getattr(config, field, None)
+        if value is None and field in OPTIONAL_SIZES:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"model '{name}': {field} in config.json is {value!r}; it must be a whole number from 1 on")
+    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if not getattr(config, "head_dim", None) and config.hidden_size % heads:
+        raise UserError(
+            f"model '{name}': hidden_size {config.hidden_size} is not a multiple of num_attention_heads {heads} in"
+            " config.json"
+        )
+    if groups is not None and heads % groups:
+        raise UserError(
+            f"model '{name}': num_attention_heads {heads} is not a multiple of num_key_value_heads {groups} in"
+            " config.json"
+        )
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(
+                stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
+            )
+    except Exception as error:  # whatever a config makes transformers raise, it is the config that is wrong
+        said = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"model '{name}': no model can be built from config.json: {type(error).__name__} {said}"
+        ) from error

@@ -1,0 +1,107 @@
+"""What made a row beside its inputs: versions of the packages, this code's revision, the kind of device.
+
+Knows installed packages and the checkout; knows nothing about runs. None of it is part of a run's id: a run may be
+resumed by another version, which is then recorded and told. All of it is plain JSON, name -> text.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import mathinterp
+
+PACKAGE = Path(mathinterp.__file__).resolve().parent
+PACKAGES = ("transformers", "tokenizers", "torch")  # decide token ids or numbers of every run
+SOURCE_SUFFIXES = {".py", ".sql", ".yaml", ".jsonl"}
+
+Versions = Mapping[str, str]
+
+
+def versions(packages: Iterable[str] = (), device: str | None = None) -> dict[str, str]:
+    """What is installed here, of PACKAGES and ``packages``; what is absent is left out.
+
+    Args:
+        packages: others that decide rows, for example "peft".
+        device: "cuda" or "cpu", where rows are computed.
+    """
+    import torch  # of which the metadata do not always name the build
+
+    found = {"mathinterp": mathinterp.__version__, "source": source_digest(), **_commit()}
+    for name in dict.fromkeys([*PACKAGES, *packages]):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found["torch"] = torch.__version__
+    if torch.version.cuda is not None:
+        found["cuda"] = torch.version.cuda
+    return found if device is None else {**found, "device": device}
+
+
+def code_version() -> str:
+    """The package's version and its revision: the commit of a checkout, else a digest of the source files."""
+    commit, files = _commit(), f"files.{source_digest()}"
+    if not commit:
+        return f"{mathinterp.__version__}+{files}"
+    dirty = f".dirty.{files}" if commit["dirty"] == "yes" else ""
+    return f"{mathinterp.__version__}+git.{commit['commit'][:12]}{dirty}"
+
+
+@cache
+def source_digest(package: Path = PACKAGE) -> str:
+    """12 hex digits of the package's source files, alike wherever they lie."""
+    digest = hashlib.sha256()
+    for file in sorted(file for file in package.rglob("*") if file.suffix in SOURCE_SUFFIXES):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{file.relative_to(package).as_posix()} {content}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _commit(package: Path = PACKAGE) -> dict[str, str]:
+    """The checkout's commit, and whether the package's files differ from it; nothing where there is no checkout."""
+    if not (package.parent / ".git").exists():
+        return {}
+    commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain", "--", package.name)
+    if not commit or changes is None:
+        return {}
+    return {"commit": commit, "dirty": "yes" if changes else "no"}
+
+
+def _git(package: Path, *command: str) -> str | None:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(package.parent), *command], capture_output=True, text=True, timeout=20, env=plain
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def differences(known: Sequence[Versions], here: Versions) -> str:
+    """What of ``here`` is another version than some of ``known``, as "torch 2.11.0 and 2.13.0"; empty if nothing is.
+
+    What only one side names is not compared, nor are commits, which may differ over the same source files.
+    """
+    found = []
+    for name in here:
+        if name in ("commit", "dirty"):
+            continue
+        seen = dict.fromkeys([entry[name] for entry in known if name in entry] + [here[name]])
+        if len(seen) > 1:
+            label = {"source": "mathinterp's source files"}.get(name, name)
+            found.append(f"{label} {' and '.join(seen)}")
+    return ", ".join(found)
+
+
+def merged(known: Sequence[Versions], here: Versions) -> list[dict[str, str]]:
+    """``known`` with ``here`` unless an entry says as much; an entry that says less is replaced."""
+    entries = [dict(entry) for entry in known]
+    if any(here.items() <= entry.items() for entry in entries):
+        return entries
+    return [*(entry for entry in entries if not entry.items() <= here.items()), dict(here)]
