@@ -90,9 +90,8 @@ def replica(asked: dict[str, Any]) -> None:
     from mathinterp.cluster.ray_cluster import Placement
     from mathinterp.cluster.replica import Replica
     from mathinterp.cluster.run import open_run, prepare_work, replica_job
-    from mathinterp.engine import choose as engine
-    from mathinterp.engine import compiling
-    from mathinterp.experiments import ablation
+    from mathinterp.engine import choose, compiling
+    from mathinterp.experiments import ablated as ablation
     from mathinterp.experiments.heads import Heads
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
@@ -101,14 +100,13 @@ def replica(asked: dict[str, Any]) -> None:
     if asked["by_timing"]:
         compiling.by_rule = dict
     pays = bool(asked["compiled"])
-    engine.pays_to_compile = ablation.pays_to_compile = lambda *_: pays
+    choose.pays_to_compile = ablation.pays_to_compile = lambda *_: pays
     on_gpu = asked["device"] == "cuda"
     scan = Heads(layers=tuple(asked["layers"]))
     folder, number = Path(asked["folder"]), asked["number"]
-    work = prepare_work(
-        scan, ModelSpec(asked["model"]), load_prompts("two_digit", limit=asked["limit"]), on_gpu=on_gpu
-    )  # fmt: skip
     store = Store(folder / f"store-{number}")
+    prompts = load_prompts("two_digit", limit=asked["limit"])
+    work = prepare_work(scan, ModelSpec(asked["model"]), prompts, on_gpu=on_gpu, store=store)
     run = open_run(store, work)
     job = replica_job(work, run, store, Placement(asked["replicas"], 1.0 if on_gpu else 0.0, 1, 1))
     wait_for_all(folder, number, asked["replicas"])
@@ -118,7 +116,7 @@ def replica(asked: dict[str, Any]) -> None:
     loaded = time.perf_counter()
     receipts = [one.run(shard) for shard in work.shards]
     seconds = [round(receipt.seconds, 2) for receipt in receipts]
-    tables = [store.arrow(f"SELECT * EXCLUDE (run_id) FROM {table} ORDER BY ALL") for table in scan.schemas]
+    tables = [store.arrow(f"SELECT * EXCLUDE (run_id) FROM {table} ORDER BY ALL") for table in scan.tables]
     rows = pa.concat_tables(tables, promote_options="default")
     with pa.OSFile(str(folder / f"rows-{number}.arrow"), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)

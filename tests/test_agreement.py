@@ -105,7 +105,7 @@ def test_no_scan_leaves_the_models_own_cells_out(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("scan", [Heads(), Mlps(engine="plain"), MaskKeep])
-def test_one_bit_of_one_weight_shows(family: str, scan: Scan | type) -> None:
+def test_one_bit_of_one_weight_shows(family: str, scan: Experiment | type) -> None:
     """Of any scan: here of the packed engine, of the plain one, and of a scan that has no engine."""
     chosen = Heads() if isinstance(scan, type) else scan
 
@@ -117,7 +117,7 @@ def test_one_bit_of_one_weight_shows(family: str, scan: Scan | type) -> None:
                 weight[: len(weight) // 2] = torch.nextafter(weight[: len(weight) // 2], torch.tensor(torch.inf))
         subject = Subject(anatomy, PROMPTS)
         if isinstance(scan, type):
-            return Scan.cells(chosen, None, subject)
+            return Experiment.cells(chosen, None, subject)
         return chosen.cells(chosen.prepare(subject), subject)
 
     assert cells(False).difference(cells(False)) is None

@@ -19,8 +19,8 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.experiments.knockout import Knockout, Sentence
-from mathinterp.experiments.options import Head
 from mathinterp.models.anatomy import model_shape
+from mathinterp.models.units import Head
 from mathinterp.report.figures import draw
 from mathinterp.store import Store
 from tests import test_scans

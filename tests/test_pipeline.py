@@ -17,12 +17,12 @@ from mathinterp.cluster.dispatch import Outcome
 from mathinterp.cluster.ray_cluster import Placement
 from mathinterp.cluster.replica import Replica
 from mathinterp.cluster.run import Work, close_run, replica_job
+from mathinterp.models.units import Head
 from mathinterp.report.pipeline import described_heads
 from mathinterp.store import Run, Store
 from mathinterp.store.catalog import catalog
 from tests.small_store import FINGERPRINT, fill, open_run, prompt
 
-Head = tuple[int, int]  # layer, query head
 HEADS: list[Head] = [(layer, head) for layer in range(2) for head in range(6)]
 
 

@@ -43,6 +43,7 @@ def attention(
       mathinterp scan attention
       mathinterp scan attention --heads 0.6,0.1 --prompts two_digit
     """
+    from mathinterp.experiments import Results
     from mathinterp.experiments.attention import Attention
     from mathinterp.experiments.attention.summary import summarize_attention
     from mathinterp.experiments.kept import kept_line
@@ -59,7 +60,7 @@ def attention(
                 summary.top,
                 title="Heads with most weight (%) on operands, operator and equals; attention per token from END (%)",
             )
-            console.print(kept_line(Store(run.store), run.run_id), highlight=False)
+            console.print(kept_line(Results(Store(run.store), run.run_id)), highlight=False)
             console.print(summary.verdict, highlight=False)
             print_sql_hint(run.store, summary.queries)
         print_run(run)

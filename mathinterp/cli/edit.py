@@ -11,6 +11,7 @@ from mathinterp.cli.options import cluster_options, json_option, model_options, 
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.errors import UserError
+from mathinterp.models.units import Neuron
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -123,7 +124,7 @@ def _first(found: "RunSummary", top: int) -> tuple[tuple[int, int], ...]:
     rows = Store(found.store).rows(
         f"SELECT layer, neuron FROM gender_neurons WHERE run_id = '{found.run_id}' AND rank <= {top} ORDER BY rank"
     )
-    return tuple((row["layer"], row["neuron"]) for row in rows)
+    return tuple(Neuron(row["layer"], row["neuron"]) for row in rows)
 
 
 def _show(found: "RunSummary", edited: "RunSummary", text: str, out: Path | None, as_json: bool) -> None:

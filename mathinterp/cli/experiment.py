@@ -4,6 +4,7 @@ Knows fields and click; knows no experiment by name. ``scan NAME`` runs one, ``p
 """
 
 import dataclasses
+import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
         verb: the group it is in, for the examples: ``scan`` or ``plan``.
     """
     defaults = {} if experiment.prompt_set is None else {"prompt_name": experiment.prompt_set}
-    shared = [model_options()]
+    shared: list[Callable[[Any], Any]] = [model_options()]
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
@@ -69,8 +70,8 @@ def _own_options(owner: type) -> list[click.Parameter]:
 
 def _type_of(owner: type, name: str) -> Any:
     """The annotation of a field, evaluated where the class that has it was written; other fields' may need torch."""
-    declaring = next(each for each in owner.__mro__ if name in each.__dict__.get("__annotations__", {}))
-    annotation = declaring.__annotations__[name]
+    declaring = next(each for each in owner.__mro__ if name in inspect.get_annotations(each))
+    annotation = inspect.get_annotations(declaring)[name]
     return eval(annotation, vars(sys.modules[declaring.__module__])) if isinstance(annotation, str) else annotation
 
 

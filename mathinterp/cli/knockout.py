@@ -19,6 +19,7 @@ from mathinterp.cli.options import (
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
+from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mathinterp.experiments.knockout import Knockout, Sentence
     from mathinterp.models.catalog import ResolvedModel
 
-Ranking = tuple[tuple[int, int], ...]
+Ranking = tuple[Head, ...]
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ def parse_ranking(text: str) -> Ranking:
         layer, dot, head = part.strip().partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
             raise UserError(f"--heads '{text}' cannot be read; write layer.head, like 17.22,14.19")
-        ranking.append((int(layer), int(head)))
+        ranking.append(Head(int(layer), int(head)))
     return tuple(ranking)
 
 
@@ -277,7 +278,7 @@ def _finished_steps(scan: "Iterative", options: dict[str, Any]) -> Ranking:
     parameters = {**scan.parameters(), "dtype": work.model.dtype}
     run = run_id(scan.name, parameters, work.model.fingerprint, work.prompts_fingerprint)
     masked = store.rows(f"SELECT step, layer, head FROM iterative_scan WHERE run_id = '{run}' AND masked ORDER BY step")
-    return tuple((row["layer"], row["head"]) for step, row in enumerate(masked) if row["step"] == step)
+    return tuple(Head(row["layer"], row["head"]) for step, row in enumerate(masked) if row["step"] == step)
 
 
 def _warn(lines: list[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from mathinterp.errors import UserError
+from mathinterp.models.units import Head, Neuron
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Place = TypeVar("Place", str, os.PathLike[str], None)
@@ -211,7 +212,7 @@ def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] 
     return tuple(sorted(set(layers)))
 
 
-def parse_heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
+def parse_heads(text: str | None) -> tuple[Head, ...] | None:
     """ "17.22,14.19" -> ((14, 19), (17, 22)); raises UserError for anything else."""
     if text is None:
         return None
@@ -220,11 +221,11 @@ def parse_heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
         layer, dot, head = part.strip().partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
             raise UserError(f"--heads '{text}' cannot be read; write layer.head, like 17.22,14.19")
-        heads.add((int(layer), int(head)))
+        heads.add(Head(int(layer), int(head)))
     return tuple(sorted(heads))
 
 
-def parse_neurons(text: str, option: str = "--neurons") -> tuple[tuple[int, int], ...]:
+def parse_neurons(text: str, option: str = "--neurons") -> tuple[Neuron, ...]:
     """ "28.3696,13.7", or "28_3696" as paper A writes it -> ((28, 3696), (13, 7)), in the order given.
 
     Raises UserError for anything else; ``option`` is what its line names.
@@ -234,7 +235,7 @@ def parse_neurons(text: str, option: str = "--neurons") -> tuple[tuple[int, int]
         layer, dot, neuron = part.strip().replace("_", ".").partition(".")
         if not (dot and layer.isdecimal() and neuron.isdecimal()):
             raise UserError(f"{option} '{text}' cannot be read; write layer.neuron, like 28.3696")
-        neurons.append((int(layer), int(neuron)))
+        neurons.append(Neuron(int(layer), int(neuron)))
     return tuple(neurons)
 
 

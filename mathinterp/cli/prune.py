@@ -15,6 +15,7 @@ from mathinterp.cli.running import print_run, run_json
 from mathinterp.cli.sweep import lora_options, read_data, resolve_lora_base, run_prompts, say_where, training
 from mathinterp.cli.tuning import check_gpus
 from mathinterp.errors import UserError
+from mathinterp.models.units import Neuron
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import TuningResult
 
-Neurons = tuple[tuple[int, int], ...]
+Neurons = tuple[Neuron, ...]
 LORA, TRAINING = "lora", "training"  # what the first training leaves in OUT
 
 
@@ -186,7 +187,7 @@ def kept_neurons(plan: Plan, compared: "RunSummary") -> Neurons:
         f"SELECT DISTINCT layer, neuron FROM neuron_changes WHERE run_id = '{compared.run_id}' AND in_top"
         " ORDER BY layer, neuron"
     )
-    return tuple((row["layer"], row["neuron"]) for row in rows)
+    return tuple(Neuron(row["layer"], row["neuron"]) for row in rows)
 
 
 def score(plan: Plan, lora: "TuningResult", sets: "Sequence[tuple[str, int, Neurons]]") -> "RunSummary":

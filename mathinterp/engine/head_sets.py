@@ -27,8 +27,8 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import ScoreBoard, Scores, answer_logits, check_finite, score
 from mathinterp.engine.tree.packing import Group
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 
-Head = tuple[int, int]  # layer, query head
 HeadSet = frozenset[Head]
 NO_HEADS: HeadSet = frozenset()
 

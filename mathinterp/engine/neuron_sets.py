@@ -16,8 +16,8 @@ from mathinterp.engine.hooks import Edit, edited_input
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import ScoreBoard, Scores, check_finite
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Neuron
 
-Neuron = tuple[int, int]  # layer, neuron
 NeuronMask = Mapping[int, torch.Tensor]  # layer -> boolean K (alike for all prompts) or P K; True = zeroed
 
 

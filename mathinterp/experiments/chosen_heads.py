@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mathinterp.errors import UserError
-from mathinterp.experiments.options import Head
+from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
     from mathinterp.models.anatomy import ModelShape

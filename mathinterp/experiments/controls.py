@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-Head = tuple[int, int]  # layer, query head
+from mathinterp.models.units import Head
 
 
 def random_heads(every: Sequence[Head], key: Sequence[Head], seed: int, never: Iterable[Head] = ()) -> list[Head]:

@@ -1,4 +1,4 @@
-"""How many prompts a scan read, from the run's notes: those that the model answers rightly, unless all were asked for."""
+"""How many prompts a scan read, from the run's notes: those answered rightly, unless all are asked for."""
 
 from mathinterp.experiments.results import Results
 

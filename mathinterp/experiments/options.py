@@ -6,9 +6,10 @@ message of the library names a field in backticks (`` `heads` ``); the command l
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.models.units import Head, Neuron
 
 MOST_LAYERS = 10_000  # more than any model has
 KEY = "option"  # of a field's metadata
@@ -57,43 +58,6 @@ def check_options(value: Any) -> None:
             raise UserError(f"`{name}` '{found}' is not known; take one of {known}")
         if about.least is not None and found is not None and found < about.least:
             raise UserError(f"`{name}` {found} is too small; give {about.least:g} or more")
-
-
-class Head(NamedTuple):
-    """One query head; written ``layer.head``, both counted from 0."""
-
-    layer: int
-    head: int
-
-    def __str__(self) -> str:
-        return f"{self.layer}.{self.head}"
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """ "17.22" -> Head(17, 22); raises ValueError for anything else."""
-        return cls(*_pair(text))
-
-
-class Neuron(NamedTuple):
-    """One FFN neuron; written ``layer.neuron``, both counted from 0 (paper A writes ``layer_neuron``)."""
-
-    layer: int
-    neuron: int
-
-    def __str__(self) -> str:
-        return f"{self.layer}.{self.neuron}"
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """ "28.3696" or "28_3696" -> Neuron(28, 3696); raises ValueError for anything else."""
-        return cls(*_pair(text.replace("_", ".")))
-
-
-def _pair(text: str) -> tuple[int, int]:
-    layer, dot, number = text.strip().partition(".")
-    if not (dot and layer.isdecimal() and number.isdecimal()):
-        raise ValueError(text)
-    return int(layer), int(number)
 
 
 def read_heads(given: str | Iterable[Any] | None, field: str = "heads") -> tuple[Head, ...] | None:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mathinterp.experiments.ablation_summary import summarize_ablation
+from mathinterp.experiments.heads.summary import summarize as summarize_heads
 from mathinterp.experiments.kept import kept_line
-from mathinterp.experiments.mlp_probe.summary import summarize_probe
+from mathinterp.experiments.mlp_probe.summary import summarize as summarize_probe
 from mathinterp.experiments.paths.summary import summarize_paths
+from mathinterp.experiments.results import Results
 from mathinterp.experiments.thin_means import thin_mean_warnings
+from mathinterp.models.units import Head
 from mathinterp.store import Store
 
 VIEWS = (
@@ -20,7 +22,6 @@ VIEWS = (
 )  # that the answer reads
 CONTROLS = ("random", "random_layer")  # rankings of a knock-out that are drawn
 
-Head = tuple[int, int]  # layer, query head
 Row = dict[str, Any]
 Query = Callable[[str], list[Row]]
 
@@ -79,7 +80,7 @@ def described_heads(store: Store, run_id: str, top: int) -> tuple[Head, ...]:
             WHERE run_id = '{run_id}' AND node = 'head' GROUP BY layer, head ORDER BY key DESC, rank"""
     )
     keys = sum(row["key"] for row in rows)
-    return tuple((row["layer"], row["head"]) for row in rows[: max(top, keys)])
+    return tuple(Head(row["layer"], row["head"]) for row in rows[: max(top, keys)])
 
 
 def answer_pipeline(store: Store, runs: PipelineRuns) -> PipelineAnswer:
@@ -127,7 +128,7 @@ def _which(store: Store, query: Query, runs: PipelineRuns, verdict: str) -> Sect
             LEFT JOIN head_operations AS o ON o.run_id = '{runs.heads}' AND o.layer = p.layer AND o.head = p.head
             WHERE p.run_id = '{runs.paths}' AND p.node = 'head'"""
     )
-    cells = {((row["layer"], row["head"]), row["operation"]): row for row in found}
+    cells = {(Head(row["layer"], row["head"]), row["operation"]): row for row in found}
     table = []
     for head in runs.described:
         of_head = {operation: cells[head, operation] for operation in operations}
@@ -136,12 +137,12 @@ def _which(store: Store, query: Query, runs: PipelineRuns, verdict: str) -> Sect
         row |= {f"effect {operation}": 100 * cell["mean"] for operation, cell in of_head.items()}
         row |= {f"drop {op}": None if cell["drop"] is None else 100 * cell["drop"] for op, cell in of_head.items()}
         table.append(row | {"serves": of_head[operations[0]]["serves"] or "-"})
-    ablation = summarize_ablation(store, runs.heads, "head")
+    ablation = summarize_heads(Results(store, runs.heads)).data
     title = (
         "effect: of path patching, % of its measure; drop: points of accuracy with the head zeroed;"
         " serves: the one operation in which the drop is over 5"
     )
-    lines = [f"Path patching: {verdict}", f"Zeroed one at a time: {ablation.verdict}"]
+    lines = [f"Path patching: {verdict}", f"Zeroed one at a time: {ablation['verdict']}"]
     return Section("Key heads, and the operations they serve", lines, {title: table})
 
 
@@ -191,7 +192,7 @@ def _look_at(store: Store, query: Query, runs: PipelineRuns) -> Section:
         table.append(row | {op: cell["looks_at"] for op, cell in at.items() if op != "all"})
         lines.append(f"{name} {at['all']['looks_at']} ({at['all']['looks_at_share']:.0f} % of prompts)")
     title = "END's attention by token type (% of its weight), and the type that most often has the largest weight"
-    told = [kept_line(store, runs.attention), f"Outside BOS they look at: {', '.join(lines)}."]
+    told = [kept_line(Results(store, runs.attention)), f"Outside BOS they look at: {', '.join(lines)}."]
     return Section("What the heads look at", told, {title: table})
 
 
@@ -245,11 +246,11 @@ def _mlps(store: Store, query: Query, runs: PipelineRuns) -> Section:
                 AND e.operation = p.operation
             WHERE p.run_id = '{runs.probe}' AND p.operation = 'all' ORDER BY p.layer"""
     )
-    probe = summarize_probe(store, runs.probe)
+    probe = summarize_probe(Results(store, runs.probe)).data
     moved = ", ".join(str(row["layer"]) for row in sorted(table, key=lambda r: r["path effect"] or 0) if row["key"])
     lines = [
         f"MLPs whose path effect is below -5 % over all operations, strongest first: {moved or 'none'}.",
-        probe.verdict,
+        probe["verdict"],
     ]
     title = "MLPs: path effect (%), and cosine of their output at END with operands A, B and answer C"
     return Section("Which MLPs carry the answer", lines, {title: table})

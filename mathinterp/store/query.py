@@ -143,7 +143,9 @@ def _records_source(files: StoreFiles, good: Sequence[str], bad: Sequence[str]) 
 
 def _shard_files_source(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
     if not files.takes_patterns:
-        names = [name for table in TABLES if TABLES[table].partition == "run_id" for name in good[table]]
+        names = [
+            name for table, stored in catalog().tables.items() if stored.partition == "run_id" for name in good[table]
+        ]
         there = f"SELECT unnest([{', '.join(_quote(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
     else:
         there = f"SELECT file FROM glob({_quote(files.address('*/run_id=*/shard-*.parquet'))})"

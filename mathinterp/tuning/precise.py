@@ -22,9 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy, ModelShape, Projection, input_major_weight
 from mathinterp.models.catalog import LoadedModel
+from mathinterp.models.units import Head, Neuron
 
-Head = tuple[int, int]  # layer, query head
-Neuron = tuple[int, int]  # layer, FFN neuron
 ADAPTER = "default"  # PEFT's name for the one adapter
 
 

@@ -26,7 +26,6 @@ from mathinterp.engine.pairs import Batch
 from mathinterp.engine.scores import answer_logits
 from mathinterp.models.anatomy import Anatomy
 
-Head = tuple[int, int]
 GOALS = ("answer", "deep")
 
 

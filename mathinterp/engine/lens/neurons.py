@@ -23,9 +23,9 @@ from mathinterp.engine.lens.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, i
 from mathinterp.engine.neuron_sets import NeuronMask, zeroed_neurons
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import TokenizedPrompt
 
-Head = tuple[int, int]
 TARGETS = ("predicted", "gold")
 
 

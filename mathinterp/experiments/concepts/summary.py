@@ -9,9 +9,8 @@ from typing import Any
 
 import duckdb
 
+from mathinterp.models.units import Neuron
 from mathinterp.store import Store
-
-Neuron = tuple[int, int]  # layer, neuron
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,9 @@ def kept_neurons(store: Store, run_id: str, levels: Sequence[int]) -> dict[int, 
         f"""SELECT layer, neuron, hits FROM concept_neurons WHERE run_id = '{run_id}' AND hits > {min(levels)}
             ORDER BY layer, neuron"""
     )
-    sets = {level: tuple((row["layer"], row["neuron"]) for row in rows if row["hits"] > level) for level in levels}
+    sets = {
+        level: tuple(Neuron(row["layer"], row["neuron"]) for row in rows if row["hits"] > level) for level in levels
+    }
     return {level: neurons for level, neurons in sets.items() if neurons}
 
 

@@ -24,9 +24,9 @@ from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.experiments.costs import Cost
 from mathinterp.experiments.knockout.tables import KNOCKOUT_EXAMPLES, KNOCKOUT_HEADS, KNOCKOUT_SCAN, TABLES
-from mathinterp.experiments.options import Head
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.ablation_summary import SIGNIFICANT
 from mathinterp.experiments.finished_run import finished_run
 from mathinterp.experiments.thin_means import thin_mean_warnings
+from mathinterp.models.units import Head
 from mathinterp.store import Store
 
 MOST_NAMED = 4  # heads named in a row of the curve's table
@@ -59,7 +60,7 @@ def ranking_from(store: Store, run_id: str, operation: str = "all") -> tuple[tup
     heads = store.rows("SELECT layer, head FROM " + RANKINGS[run["scan"]].format(where=where, run_id=run_id))
     if not heads:
         raise UserError(f"run {run_id} has no effects of heads for operation '{operation}'")
-    return tuple((row["layer"], row["head"]) for row in heads)
+    return tuple(Head(row["layer"], row["head"]) for row in heads)
 
 
 def key_heads_from(store: Store, run_id: str, operation: str = "all") -> tuple[tuple[int, int], ...]:
@@ -72,7 +73,7 @@ def key_heads_from(store: Store, run_id: str, operation: str = "all") -> tuple[t
     counts = f"(operation = '{quoted}' OR q_value < {SIGNIFICANT})"
     heads = KEY_HEADS[run["scan"]].format(run_id=run_id, counts=counts)
     rows = store.rows(f"SELECT DISTINCT layer, head FROM {heads} ORDER BY layer, head")
-    return tuple((row["layer"], row["head"]) for row in rows)
+    return tuple(Head(row["layer"], row["head"]) for row in rows)
 
 
 def summarize_knockout(store: Store, run_id: str) -> KnockoutSummary:

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from mathinterp.errors import UserError
+from mathinterp.models.units import Neuron
 from mathinterp.prompts.prompt import TokenizedPrompt
 
-Neuron = tuple[int, int]  # layer, neuron
 BY = ("prompt", "operation")
 
 

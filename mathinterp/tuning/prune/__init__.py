@@ -27,11 +27,11 @@ from mathinterp.experiments.neuron_controls import layer_matched_neurons
 from mathinterp.experiments.scored import score_table, scores_of
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.units import Neuron
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.prune.tables import PRUNE_NEURONS, PRUNE_SCAN, TABLES
 
-Neuron = tuple[int, int]  # layer, neuron
 PAPER_TOP, PAPER_NEURONS = 500, 15 * 11008  # of the neurons in paper A's layers 17-31, a case's first
 
 
