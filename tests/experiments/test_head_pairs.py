@@ -114,6 +114,8 @@ def test_the_command_plans_runs_draws_and_resumes(tmp_path) -> None:
     assert first.exit_code == again.exit_code == 0, first.output + again.output
     made, found = (json.loads(done.stdout.splitlines()[-1]) for done in (first, again))
     assert (made["shards_done"], found["shards_done"]) == (2, 0)
-    assert made["top"] == found["top"]
+    for before, after in zip(made["top"], found["top"], strict=True):  # DuckDB adds up in any order
+        assert before.pop("pair") == after.pop("pair")
+        assert before == pytest.approx(after)
     assert (made["pairs"], len(made["top"])) == (3, 3)
     assert {file.suffix for file in (tmp_path / "f").iterdir()} == {".png", ".svg"}
