@@ -39,6 +39,7 @@ def run_chosen(
     limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
 ) -> "RunSummary":  # fmt: skip
     """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
+    limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     if not _running.get():
         named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
         raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
@@ -84,7 +85,8 @@ def run_json(run: "RunSummary") -> dict[str, Any]:
 def print_run(run: "RunSummary") -> None:
     """The closing lines of a command: rows, pace, what was reused, what failed."""
     if run.done:
-        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if run.seconds else ""
+        paced = run.evaluations and run.seconds
+        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if paced else ""
         work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
     else:
         work = "nothing left to compute"
