@@ -157,7 +157,7 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     said: list[Said] = []
     following: Experiment | None = chosen
     while following is not None:
-        run = run_chosen(following, **options)
+        run = run_chosen(following, shown=shown, **options)
         results = Results(_store(run.store), run.run_id)
         summary = type(following).summarize(results, shown) if run.rows or run.reused else None
         drawn = _draw(following, results, shown, out) if run.complete else []
@@ -167,7 +167,7 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
         for warning in each.summary.warnings if each.summary else ():
             warn(warning)
     if as_json:
-        print_json(_told(said, out is not None))
+        print_json(_told(said))
     else:
         for each in said:
             print_summary(each.run.store, each.summary, each.drawn)
@@ -176,14 +176,14 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
         sys.exit(1)
 
 
-def _told(said: Sequence[Said], draws: bool) -> dict[str, Any]:
-    """The first run as JSON, and within it what followed; ``draws``: whether figures were asked for."""
+def _told(said: Sequence[Said]) -> dict[str, Any]:
+    """The first run as JSON, and within it what followed."""
     first, *others = said
     key = first.experiment.follow_up_key
     told = {**run_json(first.run), **(dict(first.summary.data) if first.summary else {})}
-    told |= {"figures": [str(path) for path in first.drawn]} if draws else {}
+    told |= {"figures": [str(path) for path in first.drawn]} if _draws(type(first.experiment)) else {}
     if others:
-        return {**told, key or others[0].experiment.name: _told(others, False)}
+        return {**told, key or others[0].experiment.name: _told(others)}
     return told if key is None else {**told, key: None}
 
 
@@ -219,7 +219,8 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     if figure is None:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    return list(save(figure, out / file_name(f"{chosen.name}-{results.run_id}")))
+    parts = [chosen.name, results.run_id, *([str(figure.get_label())] if figure.get_label() else [])]
+    return list(save(figure, out / file_name("-".join(parts))))
 
 
 def _store(url: str) -> Any:

@@ -67,7 +67,7 @@ class ConceptOptions:
     show: int = option(8, "Neurons shown.", least=1)
 
     def __post_init__(self) -> None:
-        normalized(self, levels=tuple(sorted(set(read_levels(self.levels)))))
+        normalized(self, levels=tuple(sorted(set(read_levels(self.levels) or ()))))
         check_options(self)
         if not self.levels:
             raise UserError("no `levels` to keep neurons at; name at least one")
