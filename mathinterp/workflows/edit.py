@@ -1,6 +1,5 @@
 """The gender edit: find the neurons that add to gender stereotypes, zero them, and export the model (paper A, 6.2)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,7 +105,7 @@ def _check_words(model: ResolvedModel) -> None:
         ) from error
 
 
-def _passages(text: Path | None, model: ResolvedModel) -> Sequence[tuple[int, ...]]:
+def _passages(text: Path | None, model: ResolvedModel) -> tuple[tuple[int, ...], ...]:
     """Token ids of the text's passages, each short enough for the model."""
     longest = min(LONGEST, model.shape.positions.limit or LONGEST)
     passages = encode_passages(read_passages(text), model.tokenizer, longest)

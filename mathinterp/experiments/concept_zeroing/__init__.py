@@ -45,7 +45,7 @@ class NeuronSet:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of the neurons."""
-        return hashlib.sha256(repr(sorted(self.neurons)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(sorted(map(tuple, self.neurons))).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
