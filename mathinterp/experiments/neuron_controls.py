@@ -3,14 +3,19 @@
 Knows numbers of layers and neurons, and seeds; knows nothing about models.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mathinterp.errors import UserError
-from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.units import Neuron
+
+if TYPE_CHECKING:
+    from mathinterp.models.anatomy import ModelShape
 
 
 def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -> list[Neuron]:
