@@ -32,7 +32,8 @@ def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
     spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
     prompts = []
     if experiment.prompt_set is not None:
-        prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
+        limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed
+        prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=limit)
     work = prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"]))
     model = work.model
     on_cpu = plan_scan(work.scan, model.shape, work.prompts, model.dtype, cpu=measure_cpu(model.shape))

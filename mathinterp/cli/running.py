@@ -12,6 +12,7 @@ from mathinterp.cli.output import console
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
+    from mathinterp.prompts.prompt import Prompt
 
 _running = ContextVar("running", default=True)
 
@@ -37,8 +38,15 @@ def without_running() -> Iterator[None]:
 def run_chosen(
     chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
     limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
+    shown: Any = None, sentence: "Prompt | None" = None,
 ) -> "RunSummary":  # fmt: skip
-    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
+    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
+
+    Args:
+        shown: the experiment's show_options, looked at before anything runs; None: nothing of it is shown.
+        sentence: read it alone, instead of a set of prompts.
+    """
+    limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     if not _running.get():
         named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
         raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
@@ -47,16 +55,19 @@ def run_chosen(
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
 
+    prompts = [sentence] if sentence else load_prompts(prompt_name, seed=seed, limit=limit)
+    if shown is not None:
+        chosen.check_shown(shown, prompts)
     try:
         return run_scan(
             chosen,
             ModelSpec(model, adapter, dtype, trust_remote_code),
-            load_prompts(prompt_name, seed=seed, limit=limit),
+            prompts,
             store,
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,
             address=address,
-            prompts_label=_label(prompt_name, limit, seed),
+            prompts_label=sentence.text if sentence else _label(prompt_name, limit, seed),
         )
     except NoReplicaLeft as error:
         raise click.ClickException(f"{error}; the same command goes on from here") from error
@@ -84,7 +95,8 @@ def run_json(run: "RunSummary") -> dict[str, Any]:
 def print_run(run: "RunSummary") -> None:
     """The closing lines of a command: rows, pace, what was reused, what failed."""
     if run.done:
-        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if run.seconds else ""
+        paced = run.evaluations and run.seconds
+        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if paced else ""
         work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
     else:
         work = "nothing left to compute"

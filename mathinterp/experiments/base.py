@@ -80,7 +80,9 @@ class Experiment(ABC):
     packages: ClassVar[tuple[str, ...]] = ()  # installed ones that decide rows, beside those of every run
     command_examples: ClassVar[Sequence[str]] = ()  # command lines, without "mathinterp"
     prompt_set: ClassVar[str | None] = "two_digit"  # read where none are given; None: the experiment needs no prompts
-    show_options: ClassVar[type] = NothingToShow  # dataclass of options that change what a summary shows, and no row
+    prompts_needed: ClassVar[int | None] = None  # read as many of a set, whatever the limit of what follows; None: all
+    show_options: ClassVar[type] = NothingToShow  # dataclass of options of what is shown or follows; they change no row
+    follow_up_key: ClassVar[str | None] = None  # of the follow-up in the JSON, null if there is none; None: its name
     on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
 
     @property
@@ -162,6 +164,10 @@ class Experiment(ABC):
         """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
         return {}
 
+    def check_shown(self, shown: Any, prompts: Sequence[Prompt]) -> None:
+        """Raise UserError, before anything runs, for a value of ``show_options`` that will find nothing to show."""
+        return
+
     @classmethod
     def summarize(cls, results: Results, shown: Any) -> Summary:
         """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``."""
@@ -173,6 +179,6 @@ class Experiment(ABC):
         """A picture of a finished run; None: there is none to draw."""
         return None
 
-    def follow_up(self, results: Results) -> Experiment | None:
+    def follow_up(self, results: Results, shown: Any) -> Experiment | None:
         """The experiment that the finished run asks for, on the same model and prompts; None: it stands alone."""
         return None

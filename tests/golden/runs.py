@@ -35,6 +35,7 @@ from mathinterp.experiments.neuron_graph.summary import nodes_from
 from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.experiments.paths import Paths
+from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
@@ -115,7 +116,7 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
         nodes = nodes_from(golden.store, ranked, by, 6, (6, 3), fingerprint, two_digit[:4])
         run(f"graph {by}", NeuronGraph(nodes, by, 6, ks=(6, 3), seeds=1), two_digit[:4])
     concepts = run("concepts", Concepts(top=5, layers=(0,), attention_layers=(1, 2)), two_digit[:2])
-    kept = kept_neurons(golden.store, concepts, [1])
+    kept = kept_neurons(Results(golden.store, concepts), [1])
     run("concept zeroing", ConceptZeroing(tuple(NeuronSet(*item) for item in kept.items()), concepts, 1), two_digit)
     run("chain", Chain(layers=(0, 1), n_heads=2, top=4), two_digit[:4])
     run("gender neurons", GenderNeurons(), contrast_prompts(), gender_model)

@@ -23,8 +23,9 @@ import torch
 from mathinterp.engine.hooks import Edit, edited_input
 from mathinterp.engine.lens.head_reads import GOALS, HeadReader, HeadReads, end_adder, target_logodds
 from mathinterp.engine.lens.lens import written_values
+from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.engine.pairs import Batch, batches_of
-from mathinterp.models.units import Head, Neuron
+from mathinterp.models.units import Head
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class NeuronShares:
             return []
         layer, number = head
         amounts = torch.tensor([self._amount(reads, row, head, share) for share in shares], device=self.anatomy.device)
-        share_Nd = self._read([(share.layer, share.neuron) for share in shares], head) * amounts.to(self.wide)[:, None]
+        share_Nd = (
+            self._read([Neuron(share.layer, share.neuron) for share in shares], head) * amounts.to(self.wide)[:, None]
+        )
         sentence = tuple(batch.token_ids[row, : int(batch.ends[row]) + 1].tolist())
         found: list[float] = []
         for part in batches_of([sentence] * len(shares), self.anatomy):
