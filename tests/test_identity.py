@@ -74,11 +74,11 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True}),
     (MlpProbe(), {"vectors": "written", "fold_norm": True, "layers": (0,), "keep_all": True}),
     (
-        Neurons("head", ((0, 1),)),
-        {"against": "input", "heads": ((0, 2),), "target": "gold", "rank": "abs", "top": 3, "keep_all": True,
-         "layers": (0,)},
+        Neurons("head:0.1"),
+        {"against": "head:0.2", "target": "gold", "rank": "abs", "keep": "topk:3", "layers": (0,)},
     ),
-    (Neurons("model", other=OTHER), {"other": replace(OTHER, fingerprint="another"), "against": "adapter"}),
+    (Neurons("head:0.1"), {"against": "input", "keep": "all"}),
+    (Neurons("model:x", other=OTHER), {"other": replace(OTHER, fingerprint="another"), "against": "adapter:x"}),
     (
         MaskKeep(RANKED),
         {"neurons": replace(RANKED, neuron_PR=RANKED.neuron_PR[:, ::-1]), "ks": (5,), "seeds": 2, "deep_layers": (1,)},
@@ -168,8 +168,7 @@ def test_every_field_that_decides_rows_changes_the_run_id(case):
     scan, others = case
     seen = {canonical(scan): "as it was"}
     for name, value in others.items():
-        together = {"heads": (), "other": None} if name == "against" and value == "input" else {}
-        changed = canonical(replace(scan, **{**together, name: value}))
+        changed = canonical(replace(scan, **{name: value}))
         assert changed not in seen, f"{name} and {seen[changed]} give one run id"
         seen[changed] = name
 

@@ -41,7 +41,7 @@ POINTS: list[Point] = [
 
 def small_store(folder: Path, **other_model: str) -> tuple[Store, str, str]:
     """A neuron run of a tiny model, and a mask/keep run whose answers are drawn: right in 80 %, then less often."""
-    model, scan = Anatomy(tiny_model("llama")), Neurons("head", ((0, 1),), top=9)
+    model, scan = Anatomy(tiny_model("llama")), Neurons("head:0.1", keep="topk:9")
     state = scan.prepare(Subject(model, MADE))
     parts: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, MADE):

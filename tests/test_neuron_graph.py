@@ -336,7 +336,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     spec, store = ModelSpec(), Store(folder)
     loaded = load(spec, "cpu")
     prompts = tokenize_prompts(load_prompts("two_digit", limit=8), loaded.tokenizer)
-    scan = Neurons("head", ((0, 6),), top=20)
+    scan = Neurons("head:0.6", keep="topk:20")
     state = scan.prepare(Subject(loaded.anatomy, prompts))
     shards = scan.shards(loaded.anatomy.shape, prompts)
     fingerprint = prompts_fingerprint(prompts)

@@ -28,7 +28,7 @@ from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.experiments import Experiment, Results, Shown, Summary
 from mathinterp.experiments.options import Option, options_of
 
-ASKED = ("model", "adapter", "dtype", "trust_remote_code", "prompt_name", "limit", "seed", "store")
+MODEL = ("model", "adapter", "dtype", "trust_remote_code")  # options that make a ModelSpec
 
 
 def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
@@ -145,8 +145,8 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     said: list[tuple[str, Any, Summary | None, list[Path]]] = []
     following: Experiment | None = chosen
     while following is not None:
-        run = run_chosen(following, **options)
-        results = Results(_store(run.store), run.run_id)
+        run = run_chosen(following, shown=shown, **options)
+        results = Results(_store(run.store), run.run_id, partial(_load, options))
         summary = type(following).summarize(results, shown) if run.rows or run.reused else None
         drawn = _draw(following, results, shown, out) if run.complete else []
         said.append((following.name, run, summary, drawn))
@@ -199,13 +199,21 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     if figure is None:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    return list(save(figure, out / file_name(f"{chosen.name}-{results.run_id}")))
+    parts = [chosen.name, results.run_id, *([str(figure.get_label())] if figure.get_label() else [])]
+    return list(save(figure, out / file_name("-".join(parts))))
 
 
 def _store(url: str) -> Any:
     from mathinterp.store import Store
 
     return Store(url)
+
+
+def _load(options: Mapping[str, Any]) -> Any:
+    """The model that the options name, on this machine."""
+    from mathinterp.models.catalog import ModelSpec, load
+
+    return load(ModelSpec(*(options[name] for name in MODEL)))
 
 
 class ExperimentGroup(click.Group):

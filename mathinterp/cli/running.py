@@ -37,8 +37,13 @@ def without_running() -> Iterator[None]:
 def run_chosen(
     chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
     limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
+    shown: Any = None,
 ) -> "RunSummary":  # fmt: skip
-    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
+    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
+
+    Args:
+        shown: the experiment's show_options, looked at before anything runs; None: nothing of it is shown.
+    """
     if not _running.get():
         named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
         raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
@@ -47,11 +52,14 @@ def run_chosen(
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
 
+    prompts = load_prompts(prompt_name, seed=seed, limit=limit)
+    if shown is not None:
+        chosen.check_shown(shown, prompts)
     try:
         return run_scan(
             chosen,
             ModelSpec(model, adapter, dtype, trust_remote_code),
-            load_prompts(prompt_name, seed=seed, limit=limit),
+            prompts,
             store,
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,

@@ -162,6 +162,10 @@ class Experiment(ABC):
         """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
         return {}
 
+    def check_shown(self, shown: Any, prompts: Sequence[Prompt]) -> None:
+        """Raise UserError, before anything runs, for a value of ``show_options`` that will find nothing to show."""
+        return
+
     @classmethod
     def summarize(cls, results: Results, shown: Any) -> Summary:
         """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``."""

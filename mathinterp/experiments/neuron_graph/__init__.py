@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
-from mathinterp.engine.lens.graph import MEASURES, GraphReader
+from mathinterp.engine.lens import MEASURES
+from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.neurons import EndActivations, end_activations
 from mathinterp.engine.lens.top_tokens import TopTokens
 from mathinterp.errors import UserError
