@@ -25,7 +25,8 @@ from mathinterp.experiments.gender_neurons import GenderNeurons
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout, Sentence
-from mathinterp.experiments.mask_keep import MaskKeep, RankedNeurons
+from mathinterp.experiments.mask_keep import MaskKeep
+from mathinterp.experiments.mask_keep.ranked import RankedNeurons
 from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.neuron_edit import NeuronEdit
@@ -80,8 +81,9 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (Neurons("head:0.1"), {"against": "input", "keep": "all"}),
     (Neurons("model:x", other=OTHER), {"other": replace(OTHER, fingerprint="another"), "against": "adapter:x"}),
     (
-        MaskKeep(RANKED),
-        {"neurons": replace(RANKED, neuron_PR=RANKED.neuron_PR[:, ::-1]), "ks": (5,), "seeds": 2, "deep_layers": (1,)},
+        MaskKeep("run", neurons=RANKED),
+        {"neurons_from": "other", "neurons": replace(RANKED, neuron_PR=RANKED.neuron_PR[:, ::-1]), "ks": (5,),
+         "control_seeds": 2, "deep_layers": (1,)},
     ),
     (GenderNeurons(), {}),
     (NeuronEdit(((0, 1),)), {"neurons": ((0, 2),), "seeds": 2, "passages": ((1, 2, 3),)}),

@@ -15,7 +15,6 @@ from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.knockout import knockout
-from mathinterp.cli.maskkeep import maskkeep
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
 from mathinterp.cli.pipeline import pipeline
@@ -40,8 +39,15 @@ class UserMistake(click.ClickException):
         click.echo(f"mathinterp: {' '.join(self.message.split())}", err=True)
 
 
+ALIASES = ("maskkeep",)  # experiments whose command does without "scan", too
+
+
 class Commands(click.Group):
     """A command group whose commands may raise UserError."""
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name; None if there is none."""
+        return scan.get_command(ctx, name) if name in ALIASES else super().get_command(ctx, name)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; turn the user's mistake into one line."""
@@ -91,7 +97,7 @@ def main() -> None:
 
 
 for command in (
-    models, prompts, plan, scan, pipeline, knockout, maskkeep, neuron,
+    models, prompts, plan, scan, pipeline, knockout, neuron,
     report, sql, selftest, submit, tune, edit, evaluate, chain,
 ):  # fmt: skip
     main.add_command(command)

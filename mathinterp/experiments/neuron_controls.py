@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.units import Neuron
 
 
 def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -> list[Neuron]:
@@ -28,7 +28,7 @@ def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -
                 f"layer {layer}: {len(own)} of {shape.n_neurons} neurons are chosen, which leaves {len(others)} for a"
                 " random control of the same size; choose fewer"
             )
-        drawn += [(layer, int(neuron)) for neuron in np.sort(rng.choice(others, len(own), replace=False))]
+        drawn += [Neuron(layer, int(neuron)) for neuron in np.sort(rng.choice(others, len(own), replace=False))]
     return drawn
 
 

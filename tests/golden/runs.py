@@ -26,7 +26,6 @@ from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout
 from mathinterp.experiments.mask_keep import MaskKeep
-from mathinterp.experiments.mask_keep.summary import neurons_from
 from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.neuron_edit import NeuronEdit
@@ -109,7 +108,7 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     run("neurons alone", Neurons(target="gold", keep=Keep(5, everything=True), layers=(7,)), two_digit[:2])
     run("neurons input", Neurons("input", rank="ratio", keep="topk:5", layers=(7,)), pairs[:4])
     ranked = neuron_run(golden.store, neurons)
-    run("maskkeep", MaskKeep(neurons_from(golden.store, ranked, two_digit, 10), (10, 3), 1), two_digit)
+    run("maskkeep", MaskKeep(neurons, (10, 3), 1), two_digit)
     fingerprint = resolve(ARITHMETIC).fingerprint
     for by in ("prompt", "operation"):
         nodes = nodes_from(golden.store, ranked, by, 6, (6, 3), fingerprint, two_digit[:4])

@@ -44,7 +44,7 @@ class Neurons(Experiment):
     """Importance and coefficient of every FFN neuron at END: original against intervened (paper A, section 4).
 
     change = original - intervened, or tuned - original with adapter: and model:.
-    Whatever --keep says, mean and spread of every neuron are stored for each operation.
+    Whatever is kept of a prompt, mean and spread of every neuron are stored for each operation.
     """
 
     against: Against | None = option(
