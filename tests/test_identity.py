@@ -88,9 +88,10 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (GenderNeurons(), {}),
     (NeuronEdit(((0, 1),)), {"neurons": ((0, 2),), "seeds": 2, "passages": ((1, 2, 3),)}),
     (
-        NeuronGraph(NODES),
-        {"nodes": replace(NODES, graphs=(replace(NODES.graphs[0], neurons=((0, 1), (1, 3))),)), "by": "operation",
-         "top": 2, "measure": "signed", "strongest": 5, "above": 0.5, "ks": (2,), "seeds": 2},
+        NeuronGraph("run", nodes=NODES),
+        {"neurons_from": "other", "by": "operation",
+         "nodes": replace(NODES, graphs=(replace(NODES.graphs[0], neurons=((0, 1), (1, 3))),)),
+         "top": 2, "measure": "signed", "edges": "top:5", "ks": (2,), "control_seeds": 2},
     ),
     (
         Concepts(),

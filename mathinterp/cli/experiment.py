@@ -22,9 +22,11 @@ from mathinterp.cli.options import (
     out_folder,
     prompt_options,
     store_option,
+    with_flags,
 )
 from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
+from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
 from mathinterp.experiments.options import Option, options_of
 
@@ -43,13 +45,24 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
     own = [*_own_options(experiment), *_own_options(experiment.show_options)]
-    return click.Command(
+    return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
         callback=partial(run, experiment),
         params=[*own, *_parameters([*shared, json_option()])],
         help=_help(experiment, verb),
     )
+
+
+class ExperimentCommand(click.Command):
+    """A command whose mistakes name its options where the library names fields."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; raises UserError."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:  # the group above no longer knows the options
+            raise UserError(with_flags(str(error), self.params)) from error
 
 
 def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:

@@ -30,11 +30,9 @@ from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.neuron_graph import NeuronGraph
-from mathinterp.experiments.neuron_graph.summary import nodes_from
 from mathinterp.experiments.neurons import Keep, Neurons
-from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.experiments.paths import Paths
-from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.store import Store
@@ -107,12 +105,9 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     neurons = run("neurons head", Neurons("head:0.6", keep="topk:10", layers=(4, 5)), two_digit)
     run("neurons alone", Neurons(target="gold", keep=Keep(5, everything=True), layers=(7,)), two_digit[:2])
     run("neurons input", Neurons("input", rank="ratio", keep="topk:5", layers=(7,)), pairs[:4])
-    ranked = neuron_run(golden.store, neurons)
     run("maskkeep", MaskKeep(neurons, (10, 3), 1), two_digit)
-    fingerprint = resolve(ARITHMETIC).fingerprint
     for by in ("prompt", "operation"):
-        nodes = nodes_from(golden.store, ranked, by, 6, (6, 3), fingerprint, two_digit[:4])
-        run(f"graph {by}", NeuronGraph(nodes, by, 6, ks=(6, 3), seeds=1), two_digit[:4])
+        run(f"graph {by}", NeuronGraph(neurons, by, 6, ks=(6, 3), control_seeds=1), two_digit[:4])
     concepts = run("concepts", Concepts(top=5, layers=(0,), attention_layers=(1, 2)), two_digit[:2])
     kept = kept_neurons(golden.store, concepts, [1])
     run("concept zeroing", ConceptZeroing(tuple(NeuronSet(*item) for item in kept.items()), concepts, 1), two_digit)
