@@ -21,7 +21,7 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.chain import Chain, ChainOptions
 from mathinterp.experiments.chain.figure import STAGES
 from mathinterp.experiments.figures import save
-from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons import Against, Neurons
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import load_prompts
@@ -246,7 +246,7 @@ def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, tar
 def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None:
     model = Anatomy(tiny_model(name))
     rows = rows_of(Chain(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
-    neurons = Neurons("head", HEADS_GIVEN[:1], target=target, keep_all=True)
+    neurons = Neurons(Against("head", heads=HEADS_GIVEN[:1]), target, keep="all")
     state = neurons.prepare(Subject(model, MADE))
     tables = [neurons.run(state, shard) for shard in neurons.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     whole = pa.concat_tables(tables)

@@ -15,6 +15,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel
+from mathinterp.models.depth import deep_layers, lora_layer
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.report.figures import draw
@@ -23,7 +24,6 @@ from mathinterp.store import Store
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.data import Sample
-from mathinterp.tuning.depth import deep_layers, lora_layer
 from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder, claim_folder, split_samples
 from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
@@ -50,7 +50,7 @@ def test_layers_by_depth() -> None:
     """The paper's own on 32 layers; on others by share of the depth."""
     assert (lora_layer(32), deep_layers(32)) == (9, tuple(range(17, 32)))
     assert (lora_layer(30), deep_layers(30)[0], deep_layers(30)[-1]) == (8, 16, 29)
-    assert (lora_layer(8), deep_layers(8)) == (2, (5, 6, 7))
+    assert (lora_layer(8), deep_layers(8)) == (2, (4, 5, 6, 7))
     assert (lora_layer(3), deep_layers(3)) == (0, (2,))
 
 

@@ -157,11 +157,11 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(main, [*words, "--json"])
     assert result.exit_code == 0, (result.output, result.exception)
     told = json.loads(result.stdout)
-    assert (told["layer"], told["deep"]) == (2, [5, 6, 7])
+    assert (told["layer"], told["deep"]) == (2, [4, 5, 6, 7])
     rows = {(row["condition"], row["seed"]): row for row in told["accuracy"]}
     assert [name for name, _ in rows] == ["origin", "lora", "pruned", "pruned_lora", "random", "random_lora"]
     assert rows["pruned", 0]["kept"] == rows["random_lora", 0]["kept"] == told["kept"]
-    assert rows["pruned", 0]["kept_percent"] == pytest.approx(100 * told["kept"] / (3 * 608))
+    assert rows["pruned", 0]["kept_percent"] == pytest.approx(100 * told["kept"] / (4 * 608))
     assert rows["lora", 0]["kept"] is None
 
     # The exported models, by plain transformers and peft, say what the table says.
@@ -169,8 +169,10 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     kept = {tuple(pair) for pair in connection.sql(
         "SELECT layer, neuron FROM prune_neurons WHERE condition = 'pruned'").fetchall()}  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "pruned").eval()
-    zero = [(i, int(k)) for i in (5, 6, 7) for k in (base.model.layers[i].mlp.down_proj.weight == 0).all(0).nonzero()]
-    assert set(zero) == {(layer, k) for layer in (5, 6, 7) for k in range(608)} - kept
+    zero = [
+        (i, int(k)) for i in (4, 5, 6, 7) for k in (base.model.layers[i].mlp.down_proj.weight == 0).all(0).nonzero()
+    ]
+    assert set(zero) == {(layer, k) for layer in (4, 5, 6, 7) for k in range(608)} - kept
     tokenized = tokenize_prompts(load_prompts(tests), resolve(ModelSpec()).tokenizer)
     assert rows["pruned", 0]["accuracy"] == pytest.approx(accuracy(base, tokenized))
     tuned = PeftModel.from_pretrained(base, tmp_path / "out" / "pruned-lora")

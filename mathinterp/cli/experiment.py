@@ -22,14 +22,18 @@ from mathinterp.cli.options import (
     out_folder,
     prompt_options,
     store_option,
+    with_flags,
 )
 from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
+from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
 from mathinterp.experiments.options import Option, options_of
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
+
+MODEL = ("model", "adapter", "dtype", "trust_remote_code")  # options that make a ModelSpec
 
 
 def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
@@ -44,13 +48,24 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
     own = [*_own_options(experiment), *_own_options(experiment.show_options)]
-    return click.Command(
+    return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
         callback=partial(run, experiment),
         params=[*own, *_parameters([*shared, json_option()])],
         help=_help(experiment, verb),
     )
+
+
+class ExperimentCommand(click.Command):
+    """A command whose mistakes name its options where the library names fields."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; raises UserError."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:  # the group above no longer knows the options
+            raise UserError(with_flags(str(error), self.params)) from error
 
 
 def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
@@ -158,7 +173,7 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     following: Experiment | None = chosen
     while following is not None:
         run = run_chosen(following, shown=shown, **options)
-        results = Results(_store(run.store), run.run_id)
+        results = Results(_store(run.store), run.run_id, partial(_load, options))
         summary = type(following).summarize(results, shown) if run.rows or run.reused else None
         drawn = _draw(following, results, shown, out) if run.complete else []
         said.append(Said(following, run, summary, drawn))
@@ -227,6 +242,13 @@ def _store(url: str) -> Any:
     from mathinterp.store import Store
 
     return Store(url)
+
+
+def _load(options: Mapping[str, Any]) -> Any:
+    """The model that the options name, on this machine."""
+    from mathinterp.models.catalog import ModelSpec, load
+
+    return load(ModelSpec(*(options[name] for name in MODEL)))
 
 
 class ExperimentGroup(click.Group):

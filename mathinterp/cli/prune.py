@@ -82,10 +82,10 @@ def prune(
       mathinterp tune prune --model smollm2 --target gold --case-limit 100 --out pruned
     """
     from mathinterp.cluster.ray_cluster import connection, existing_cluster
+    from mathinterp.models.depth import deep_layers, lora_layer
     from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
     from mathinterp.store import Store
-    from mathinterp.tuning.depth import deep_layers, lora_layer
     from mathinterp.tuning.prune import default_top, random_kept
 
     if not existing_cluster(options["address"]):
@@ -166,12 +166,10 @@ def train_lora(plan: Plan, spec: "ModelSpec", resolved: "ResolvedModel", name: s
 
 def compare(plan: Plan, lora: "TuningResult") -> "RunSummary":
     """CNA original against tuned, in the deep layers; stops the command where it cannot be finished."""
-    from mathinterp.experiments.neurons import Neurons, OtherModel
-    from mathinterp.models.catalog import resolve
+    from mathinterp.experiments.neurons import Against, Keep, Neurons
 
-    tuned = replace(plan.spec, adapter=str(lora.out))
-    other = OtherModel(tuned, resolve(tuned).fingerprint, f"{plan.resolved.label}+lora")
-    scan = Neurons("adapter", other=other, target=plan.options["target"], top=plan.top, layers=plan.deep)
+    tuned = Against("adapter", str(lora.out))
+    scan = Neurons(tuned, plan.options["target"], keep=Keep(plan.top), layers=plan.deep)
     found = run_prompts(scan, plan.spec, plan.cases, plan.options["cases"], plan.options)
     if not found.complete:
         print_run(found)

@@ -3,8 +3,8 @@
 Steps: a LoRA on one layer; CNA original against tuned on all one-digit cases; the union of each case's first neurons
 in the deep layers is kept and all others there are pruned (down_proj columns at zero); a new LoRA on the same layer,
 trained on the pruned model. Control: as many random neurons kept in each layer, none of the union. Layers by share of
-the depth (depth.py). Here are the sets of neurons and the scan that scores every condition; cli/prune.py puts the steps
-together.
+the depth (models/depth.py). Here are the sets of neurons and the scan that scores every condition; cli/prune.py puts
+the steps together.
 """
 
 import hashlib
