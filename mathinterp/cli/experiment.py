@@ -23,7 +23,7 @@ from mathinterp.cli.options import (
     prompt_options,
     store_option,
 )
-from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn, with_flags
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.experiments import Experiment, Results, Shown, Summary
 from mathinterp.experiments.options import Option, options_of
@@ -184,7 +184,7 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
         if isinstance(part, Shown):
             print_table(part.rows, title=part.title)
         elif part:
-            console.print(part, highlight=False)
+            console.print(with_flags(part), highlight=False)
     for path in drawn:
         console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     print_sql_hint(store, summary.queries)

@@ -6,7 +6,6 @@ inside the commands, so that ``--help`` is instant.
 """
 
 import logging
-import re
 
 import click
 
@@ -18,6 +17,7 @@ from mathinterp.cli.knockout import knockout
 from mathinterp.cli.maskkeep import maskkeep
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
+from mathinterp.cli.output import with_flags
 from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
@@ -48,22 +48,12 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise UserMistake(_with_flags(str(error))) from error
+            raise UserMistake(with_flags(str(error))) from error
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else ctx.command_path
             raise UserMistake(f"{error.format_message().rstrip('.')}; see '{command} --help'") from error
-
-
-def _with_flags(message: str) -> str:
-    """Fields that the library names in backticks, as the flags of the command that was given."""
-    context = click.get_current_context(silent=True)
-    flags: dict[str, str] = {}
-    while context is not None:
-        flags = {str(each.name): each.opts[0] for each in context.command.params} | flags
-        context = context.parent
-    return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
 
 
 class Warnings(logging.Handler):
