@@ -69,16 +69,16 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
       mathinterp chain --sentence "The sum of 38 and 47 is" --layers 1-7 --out figures
       mathinterp chain --prompts two_digit --limit 64 --operation add
     """
-    from mathinterp.cli.knockout import parse_ranking
     from mathinterp.experiments.chain import Chain
     from mathinterp.experiments.chain.summary import STAGES_EXPLAINED, chain_figure, summarize_chain
+    from mathinterp.experiments.options import read_heads
     from mathinterp.report.figures import save
     from mathinterp.store import Store
 
     require_one(heads, layers)
     if sentence is None and (answer is not None or separator is not None):
         raise UserError("--answer and --separator belong to --sentence; a prompt file has fields of those names")
-    chosen = Chain(None if heads is None else parse_ranking(heads), parse_layers(layers), n_heads, top, target)
+    chosen = Chain(read_heads(heads), parse_layers(layers), n_heads, top, target)
     if sentence is None:
         _check_operation(operation, options)
         run = run_chosen(chosen, **options)

@@ -15,9 +15,10 @@ import pyarrow as pa
 from mathinterp.engine.paths.nodes import FREEZES, MLP, Receiver
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
 from mathinterp.experiments.paths.tables import TABLES
-from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
@@ -84,6 +85,13 @@ class Paths(Experiment):
         "scan paths --freeze all --effect logprob --limit 400",
         "scan paths --receiver 5.2.q",
     )
+
+    head_ranking: ClassVar[HeadRanking] = HeadRanking(
+        ranked="""SELECT layer, head FROM path_effects WHERE run_id = $run AND operation = $operation AND node = 'head'
+                  ORDER BY mean, layer, head""",
+        key=f"""SELECT layer, head FROM path_effects WHERE run_id = $run AND node = 'head' AND key
+                  AND (operation = $operation OR q_value < {SIGNIFICANT})""",
+    )  # most negative mean effect first
 
     def __post_init__(self) -> None:
         normalized(self, layers=read_layers(self.layers))

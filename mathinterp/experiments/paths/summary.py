@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary
 
 TRUSTED_AGREEMENT = 0.5  # rank correlation of raw logit effects and log-probability changes under which to warn
 MEASURES = {
@@ -78,11 +78,11 @@ def _verdict(effects: Sequence[Row], key_heads: Mapping[str, Sequence[str]]) -> 
     heads = [row for row in effects if row["is_head"] and row["operation"] == "all"]
     if not heads:
         return "No head was patched."
-    found, sure = key_heads["all"], sum(row["key"] and row["q"] < 0.05 for row in heads)
-    by_operation = ", ".join(
-        f"{operation} {len(names)}" for operation, names in key_heads.items() if operation != "all"
-    )
-    named = f" ({', '.join(found[:10])}{', ...' if len(found) > 10 else ''}; {sure} with q < 0.05)" if found else ""
+    found = key_heads["all"]
+    sure = sum(row["key"] and row["q"] is not None and row["q"] < SIGNIFICANT for row in heads)
+    by_operation = ", ".join(f"{name} {len(keys)}" for name, keys in key_heads.items() if name != "all")
+    first = ", ".join(found[:10]) + (", ..." if found[10:] else "")
+    named = f" ({first}; {sure} with q < {SIGNIFICANT})" if found else ""
     return (
         f"{len(found)} of {len(heads)} heads ({100 * len(found) / len(heads):.1f} %) are key heads, with an effect"
         f" below -5 % over all operations{named}; by operation: {by_operation}."
