@@ -42,12 +42,11 @@ def run_chosen(
     if not _running.get():
         named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
         raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
-    from mathinterp.cluster.dispatch import NoReplicaLeft
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
 
-    try:
+    with resumable():
         return run_scan(
             chosen,
             ModelSpec(model, adapter, dtype, trust_remote_code),
@@ -56,13 +55,22 @@ def run_chosen(
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,
             address=address,
-            prompts_label=_label(prompt_name, limit, seed),
+            prompts_label=label(prompt_name, limit, seed),
         )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Within the block replicas may all be lost: a line says so, and that the same command goes on; exit code 1."""
+    from mathinterp.cluster.dispatch import NoReplicaLeft
+
+    try:
+        yield
     except NoReplicaLeft as error:
         raise click.ClickException(f"{error}; the same command goes on from here") from error
 
 
-def _label(name: str, limit: int | None, seed: int) -> str:
+def label(name: str, limit: int | None, seed: int) -> str:
     """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
     return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
 
