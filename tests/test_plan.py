@@ -99,7 +99,7 @@ COUNTED: list[tuple[Experiment, tuple[float, float]]] = [  # a scan, and torch's
     (Heads(ablation="mean"), TREES),
     (Heads(layers=(1,)), TREES),
     (Mlps(), TREES),
-    (Knockout(ranking=RANKING, seeds=2), TREES),
+    (Knockout(heads=RANKING, key=(), control_seeds=2), TREES),
     (Iterative(steps=2), (0.65, 1.6)),  # END rows are so few that the check weighs more
     (Iterative("zero", steps=2), TREES),
     (Paths(keep_all=True), ROWS),

@@ -24,7 +24,7 @@ from mathinterp.cli.options import (
     store_option,
     with_flags,
 )
-from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn, with_flags
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
@@ -48,6 +48,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
     own = [*_own_options(experiment), *_own_options(experiment.show_options)]
+    own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
     return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
@@ -82,6 +83,16 @@ def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parame
 def _own_options(owner: type) -> list[click.Parameter]:
     """Click options of the settable fields of a dataclass."""
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
+
+
+def _retired_option(flag: str, instead: str) -> click.Option:
+    """An option that there was once: it says what to write instead."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise UserError(f"{flag} is no option any more: {instead}")
+
+    return click.Option([flag], hidden=True, expose_value=False, callback=refuse)
 
 
 def _type_of(owner: type, name: str) -> Any:
@@ -219,7 +230,7 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
         if isinstance(part, Shown):
             print_table(part.rows, title=part.title)
         elif part:
-            console.print(part, highlight=False)
+            console.print(with_flags(part), highlight=False)
     for path in drawn:
         console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     print_sql_hint(store, summary.queries)

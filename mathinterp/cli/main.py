@@ -13,7 +13,6 @@ import mathinterp
 from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
-from mathinterp.cli.knockout import knockout
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
 from mathinterp.cli.options import with_flags
@@ -39,15 +38,17 @@ class UserMistake(click.ClickException):
         click.echo(f"mathinterp: {' '.join(self.message.split())}", err=True)
 
 
-ALIASES = ("maskkeep",)  # experiments whose command does without "scan", too
-
-
 class Commands(click.Group):
     """A command group whose commands may raise UserError."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, and of the experiments that have one of their own."""
+        return sorted({*super().list_commands(ctx), *_own_commands()})
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The command of that name; None if there is none."""
-        return scan.get_command(ctx, name) if name in ALIASES else super().get_command(ctx, name)
+        found = super().get_command(ctx, name)
+        return scan.get_command(ctx, name) if found is None and name in _own_commands() else found
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; turn the user's mistake into one line."""
@@ -60,6 +61,12 @@ class Commands(click.Group):
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else ctx.command_path
             raise UserMistake(f"{error.format_message().rstrip('.')}; see '{command} --help'") from error
+
+
+def _own_commands() -> list[str]:
+    from mathinterp.experiments import registry
+
+    return [name for name, experiment in registry.experiments().items() if experiment.own_command]
 
 
 class Warnings(logging.Handler):
@@ -87,7 +94,7 @@ def main() -> None:
 
 
 for command in (
-    models, prompts, plan, scan, pipeline, knockout, neuron,
+    models, prompts, plan, scan, pipeline, neuron,
     report, sql, selftest, submit, tune, edit, evaluate, chain,
 ):  # fmt: skip
     main.add_command(command)

@@ -123,8 +123,13 @@ def _run_command(name: str) -> str:
         if given and isinstance(option, click.Option) and option.name != "as_json":
             value = context.params[str(option.name)]
             for one in value if option.multiple else [value]:
-                line += [option.opts[0]] if option.is_flag else [option.opts[0], str(one)]
+                line += [option.opts[0]] if option.is_flag else [option.opts[0], _written(one)]
     return shlex.join(line)
+
+
+def _written(value: object) -> str:
+    """An option's value as it is written on the command line."""
+    return ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
 
 
 def _size(count: int) -> str:

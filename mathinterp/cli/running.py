@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,26 +12,6 @@ if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
     from mathinterp.prompts.prompt import Prompt
-
-_running = ContextVar("running", default=True)
-
-
-class NotRun(Exception):
-    """In place of a run, inside ``without_running``: the scan, and the model and prompts it would run on."""
-
-    def __init__(self, chosen: "Experiment", model_options: dict[str, Any], prompt_options: dict[str, Any]):
-        super().__init__(chosen, model_options, prompt_options)
-        self.chosen, self.model_options, self.prompt_options = chosen, model_options, prompt_options
-
-
-@contextmanager
-def without_running() -> Iterator[None]:
-    """Within the block ``run_chosen`` raises NotRun: so 'plan' learns from a command itself what it would run."""
-    token = _running.set(False)
-    try:
-        yield
-    finally:
-        _running.reset(token)
 
 
 def run_chosen(
@@ -47,10 +26,6 @@ def run_chosen(
         sentence: read it alone, instead of a set of prompts.
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
-    if not _running.get():
-        named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
-        raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
-    from mathinterp.cluster.dispatch import NoReplicaLeft
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
@@ -58,7 +33,7 @@ def run_chosen(
     prompts = [sentence] if sentence else load_prompts(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
-    try:
+    with resumable():
         return run_scan(
             chosen,
             ModelSpec(model, adapter, dtype, trust_remote_code),
@@ -67,13 +42,22 @@ def run_chosen(
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,
             address=address,
-            prompts_label=sentence.text if sentence else _label(prompt_name, limit, seed),
+            prompts_label=sentence.text if sentence else label(prompt_name, limit, seed),
         )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Within the block replicas may all be lost: a line says so, and that the same command goes on; exit code 1."""
+    from mathinterp.cluster.dispatch import NoReplicaLeft
+
+    try:
+        yield
     except NoReplicaLeft as error:
         raise click.ClickException(f"{error}; the same command goes on from here") from error
 
 
-def _label(name: str, limit: int | None, seed: int) -> str:
+def label(name: str, limit: int | None, seed: int) -> str:
     """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
     return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
 

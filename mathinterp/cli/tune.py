@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.knockout import parse_ranking
 from mathinterp.cli.options import out_folder, parse_layers, parse_neurons
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
@@ -172,13 +171,14 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
 
 def _ranking(heads: str | None, heads_from: str | None, heads_sql: str | None, store: str) -> Pairs:
     """The heads in the order given or found; empty if none are asked for."""
-    from mathinterp.experiments.knockout.summary import ranking_from
+    from mathinterp.experiments.finished_run import ranking_from
+    from mathinterp.experiments.options import read_heads
     from mathinterp.store import Store
 
     if sum(value is not None for value in (heads, heads_from, heads_sql)) > 1:
         raise UserError("give the heads in one way: --heads, --heads-from or --heads-sql")
     if heads is not None:
-        return parse_ranking(heads)
+        return read_heads(heads) or ()
     if heads_from is not None:
         return ranking_from(Store(store), heads_from)
     return () if heads_sql is None else _pairs_of("--heads-sql", heads_sql, "head", store)
@@ -197,7 +197,7 @@ def _pairs_of(option: str, sql: str, unit: str, store: str) -> Pairs:
 
 
 def _key_heads(heads_from: str | None, options: dict[str, Any]) -> Pairs:
-    from mathinterp.experiments.knockout.summary import key_heads_from
+    from mathinterp.experiments.finished_run import key_heads_from
     from mathinterp.store import Store
 
     return () if heads_from is None else key_heads_from(Store(options["store"]), heads_from)

@@ -46,7 +46,7 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
     Example:
       mathinterp tune zero --heads 0.6,0.1 --out without
     """
-    from mathinterp.experiments.knockout.summary import ranking_from
+    from mathinterp.experiments.finished_run import ranking_from
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.store import Store
     from mathinterp.tuning.edit import check_free, export_edited

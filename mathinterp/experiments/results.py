@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mathinterp.store import Store
 
 Row = dict[str, Any]
+SIGNIFICANT = 0.05  # Benjamini-Hochberg q
 
 
 @dataclass(frozen=True)

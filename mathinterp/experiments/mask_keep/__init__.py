@@ -74,6 +74,7 @@ class MaskKeep(Experiment):
     neurons: RankedNeurons | None = None  # each prompt's first, from that run; found by ``bind``
 
     name: ClassVar[str] = "maskkeep"
+    own_command: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     show_options: ClassVar[type] = MaskKeepShown
     command_examples: ClassVar[Sequence[str]] = (
