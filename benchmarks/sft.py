@@ -123,7 +123,7 @@ def time_through_ray(setting: Setting, workers: int) -> float:
         )  # fmt: skip
         result = fit(
             named(tuning, setting.resolved), workers=workers, gpu=setting.device.type == "cuda",
-            out=Path(folder) / "out", storage=None, address="local",
+            out=Path(folder) / "out", storage=None, address="local", say=print,
         )  # fmt: skip
         rows = Store(f"{folder}/store").rows(
             f"SELECT samples_per_second FROM tuning_runs WHERE run_id = '{result.run_id}' ORDER BY step"

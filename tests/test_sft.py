@@ -195,7 +195,7 @@ def test_the_lowest_trained_layer():
     assert lowest(FullJob((2,))) == 2
     assert lowest(FullJob()) == lowest(LoraJob(rank=2)) == 0
     base = loaded()
-    with pytest.raises(UserError, match="--cache keeps what lies below"):
+    with pytest.raises(UserError, match="`cache` keeps what lies below"):
         InputCache(base.anatomy, FullJob().build(base), samples(), pad_id=3)
     dropping = loaded("gpt2")
     dropping.anatomy.mlp(0).dropout.p = 0.1
@@ -432,7 +432,7 @@ def test_lora_trains_the_modules_asked_for():
     }
     assert count["attention"] == 3 * count["one"] == 3 * 2 * (32 + 32 + 2 * (32 + 16) + 32 + 32)
     assert count["all"] == count["attention"] + 3 * 2 * 3 * (32 + 40)
-    with pytest.raises(UserError, match="--targets"):
+    with pytest.raises(UserError, match="`targets`"):
         LoraJob(targets="heads").check(model_shape(tiny_config("llama")))
 
 
@@ -458,7 +458,7 @@ def test_control_heads():
         control_heads("random_layer", key, (), shape, 0, others)
     with pytest.raises(UserError, match=r"8 of 12 heads are chosen or key heads, which leaves 4 for a control of 5"):
         control_heads("random", [(1, head) for head in range(4)] + [(0, 3)], (), shape, 0, [(0, 0), (0, 1), (0, 2)])
-    with pytest.raises(UserError, match="--alpha 0"):
+    with pytest.raises(UserError, match="`alpha` 0"):
         LoraJob(alpha=0).check(shape)
     with pytest.raises(UserError, match="not known"):
         control_heads("top", key, ranking, shape, 0)

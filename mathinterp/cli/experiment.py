@@ -42,7 +42,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
-    own = [*_own_options(experiment), *_own_options(experiment.show_options)]
+    own = [*own_options(experiment), *own_options(experiment.show_options)]
     return click.Command(
         experiment.name,
         {"default_map": defaults},
@@ -63,7 +63,7 @@ def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parame
     return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
 
 
-def _own_options(owner: type) -> list[click.Parameter]:
+def own_options(owner: type) -> list[click.Parameter]:
     """Click options of the settable fields of a dataclass."""
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
 

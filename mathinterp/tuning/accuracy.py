@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mathinterp.tuning.batches import encode, padding_id, to_arrays
+from mathinterp.tuning.batches import encode, to_arrays
 from mathinterp.tuning.examples import CELLS, Cell, held_out_prompts
+from mathinterp.tuning.layout import padding_id
 
 OPERATION_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 

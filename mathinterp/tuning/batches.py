@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.tuning.examples import Mixture, draw_example
+from mathinterp.tuning.layout import padding_id
 
 IGNORED = -100  # the label that cross_entropy leaves out
 WIDTH_MULTIPLE = 8
@@ -78,12 +79,6 @@ def to_arrays(
     trained_BT = (index_T >= start_B1) & (index_T < length_B1)
     scored_BT = (index_T >= scored_B1) & (index_T < end_B1)
     return input_ids_BT, input_ids_BT.masked_fill(~trained_BT, IGNORED), scored_BT
-
-
-def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What fills a row on the right; a causal model without labels there never sees it, so any token would do."""
-    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(token_id for token_id in candidates if token_id is not None)
 
 
 class FreshBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):

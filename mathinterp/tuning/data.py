@@ -92,10 +92,10 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
         return _of_prompts(name, seed)
     path = Path(name)
     if exists(path) and path.is_dir():
-        raise UserError(f"--data '{name}' is a folder; give a file of JSON lines")
+        raise UserError(f"`data` '{name}' is a folder; give a file of JSON lines")
     if not exists(path):
         raise UserError(
-            f"--data '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
+            f"`data` '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
         )
     form = '; write {"prompt": ..., "response": ...}'
     records = json_lines(path, "samples", form, parse_float=NumberText, parse_int=NumberText)
@@ -127,7 +127,7 @@ def within_limit(samples: Sequence[Sample], limit: int) -> tuple[list[Sample], T
     if not kept:
         shortest = min(len(sample.input_ids) for sample in samples)
         raise UserError(
-            f"all {len(samples)} samples are longer than {limit} tokens (the shortest: {shortest}); raise --max-tokens"
+            f"all {len(samples)} samples are longer than {limit} tokens (the shortest: {shortest}); raise `max_tokens`"
         )
     lengths = [len(sample.input_ids) for sample in kept]
     budget = TokenBudget(

@@ -39,7 +39,7 @@ class Selection:
     def check(self, shape: ModelShape) -> None:
         """Raise UserError for a head, neuron or layer that does not exist or is given twice, or for none at all."""
         if not (self.heads or self.neurons or self.mlp_layers):
-            raise UserError("no head is chosen: give --heads 17.22,14.19, --heads-from RUN or --heads-sql SQL")
+            raise UserError("no head is chosen: give `heads` (17.22,14.19), `heads_from` or `heads_sql`")
         for layer, head in self.heads:
             shape.check_head(layer, head)
         for layer, neuron in self.neurons:

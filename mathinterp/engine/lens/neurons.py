@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mathinterp.engine.hooks import Edit, edited_input, edited_output
+from mathinterp.engine.lens import TARGETS
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.lens import Lens, NormParts, norm_parts, written_values
 from mathinterp.engine.lens.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases
@@ -25,8 +26,6 @@ from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import TokenizedPrompt
-
-TARGETS = ("predicted", "gold")
 
 
 @dataclass
