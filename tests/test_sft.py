@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import shutil
@@ -27,7 +28,7 @@ from mathinterp.tuning.data import Sample
 from mathinterp.tuning.layout import packed, padded
 from mathinterp.tuning.lower_layers import InputCache, cache_bytes, lowest_trained_layer
 from mathinterp.tuning.precise import PreciseJob, Selection, parts_of
-from mathinterp.tuning.sft import SftConfig, learning_rate_factor, train
+from mathinterp.tuning.sft import SftConfig, schedule_of, train
 from mathinterp.tuning.steps import StepSampler, sample_order
 from tests.job_service import free_ports
 from tests.test_precise import mask_of
@@ -232,8 +233,27 @@ def test_a_mixture_has_its_shares_and_every_source_its_own_epochs():
     assert not np.array_equal(order, sample_order(30, 3000, seed=2, mixture=((10, 3.0), (20, 1.0))))
 
 
+def by_hand(step: int, warmup: int, steps: int) -> float:
+    """Linear warm-up from 1 / warmup, then half a cosine down to 0."""
+    return (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def factors_of(config: SftConfig) -> list[float]:
+    schedule = schedule_of(config, torch.optim.SGD([torch.zeros(1)], lr=1.0))
+    return [schedule.lr_lambdas[0](step) for step in range(config.steps + 1)]
+
+
+def test_warm_up_then_linear():
+    factors = factors_of(SftConfig(steps=100, batch_size=1, learning_rate=1, warmup_share=0.1, schedule="linear"))
+    assert factors[0] == pytest.approx(0.1)
+    assert max(factors) == factors[9] == factors[10] == 1
+    assert factors[55] == pytest.approx(0.5)
+    assert factors[100] == 0
+
+
 def test_warm_up_then_cosine():
-    factors = [learning_rate_factor(step, 3, 100) for step in range(101)]
+    factors = factors_of(SftConfig(steps=100, batch_size=1, learning_rate=1))
+    assert factors == [pytest.approx(by_hand(step, 3, 100)) for step in range(101)]
     assert factors[:3] == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1]
     assert factors[3] == 1
     assert factors[100] == pytest.approx(0)
@@ -263,7 +283,7 @@ def train_by_hand(family: str) -> torch.nn.Module:
             loss = loss + cross_entropy(logits_TV[-4:-1], ids[0, -3:], reduction="sum")
         (loss / (3 * len(chosen))).backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.param_groups[0]["lr"] = 1e-2 * learning_rate_factor(step, 1, 6)
+        optimizer.param_groups[0]["lr"] = 1e-2 * by_hand(step, 1, 6)
         optimizer.step()
         optimizer.zero_grad()
     return model

@@ -22,13 +22,13 @@ DEFAULT_TOP = 32
 class TuneSettings:
     """One fine-tuning; whoever gives neither ``steps`` nor ``epochs`` gets one pass over the data."""
 
+    lr: float  # peak learning rate
     data: tuple[str, ...] = option(
         MISSING,
         "JSON lines (prompt/response, messages, GSM8K, prompt files) or a prompt set; repeatable. With weights on all"
         " of them samples are drawn in that mixture; short files repeat.",
         metavar="FILE[:WEIGHT]",
     )
-    lr: float  # peak learning rate
     held_out: tuple[str, ...] = option((), "Data to evaluate before and after, likewise.", metavar="FILE")
     steps: int | None = option(None, "Optimizer steps.", least=1)
     epochs: float | None = option(None, "Passes over the data instead.", least=0, shown="1")

@@ -1,18 +1,20 @@
 """How well a model does arithmetic, by operation and digits, on operand pairs that training never shows.
 
 Knows teacher-forced scoring (method.md section 1); knows nothing about how the model was made.
-Shapes: B prompts, T tokens, V vocabulary.
+Shapes: A answer tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-import torch
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mathinterp.tuning.batches import encode, to_arrays
-from mathinterp.tuning.examples import CELLS, Cell, held_out_prompts
-from mathinterp.tuning.layout import padding_id
+from mathinterp.engine.scores import answers_of
+from mathinterp.experiments.scored import scores_of
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.alignment import tokenize_prompts
+from recipes.examples import CELLS, Cell, held_out_prompts
 
 OPERATION_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -30,7 +32,6 @@ class Accuracy:
     exact_match: float
 
 
-@torch.inference_mode()
 def accuracy_table(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -38,31 +39,20 @@ def accuracy_table(
     cells: Sequence[Cell] = CELLS,
     prompts_per_cell: int = 500,
     seed: int = 0,
-    batch_size: int = 500,
 ) -> list[Accuracy]:
     """Teacher-forced token accuracy and exact match of every cell, the model as it is (its dtype and device).
 
     An answer token is right iff it has the largest logit after the gold prefix; an answer matches iff all its
     tokens are right, which is what greedy decoding would write. The space token is not scored.
     """
-    model.eval()
+    anatomy = Anatomy(model.eval())
     table = []
     for cell in cells:
-        prompts = held_out_prompts(cell, prompts_per_cell, seed)
-        right, tokens, exact = 0, 0, 0
-        for first in range(0, len(prompts), batch_size):
-            chunk = encode(prompts[first : first + batch_size], tokenizer)
-            input_ids_BT, _, scored_BT = to_arrays(chunk, padding_id(tokenizer))
-            logits_BTV = model(input_ids=input_ids_BT.to(model.device), use_cache=False).logits
-            predicted_BT = logits_BTV[:, :-1].argmax(-1).cpu()
-            right_BT = predicted_BT == input_ids_BT[:, 1:]
-            scored_BT = scored_BT[:, 1:]
-            right += int((right_BT & scored_BT).sum())
-            tokens += int(scored_BT.sum())
-            exact += int((right_BT | ~scored_BT).all(1).sum())
-        table.append(
-            Accuracy(cell.operation, cell.digits, cell.form, len(prompts), tokens, right / tokens, exact / len(prompts))
-        )
+        prompts = tokenize_prompts(held_out_prompts(cell, prompts_per_cell, seed), tokenizer)
+        right_A, prompt_A = scores_of(anatomy, prompts).correct_EA[0], answers_of(prompts).prompt_A
+        wrong = np.bincount(prompt_A, weights=~right_A, minlength=len(prompts))
+        found = float(right_A.mean()), float((wrong == 0).mean())
+        table.append(Accuracy(cell.operation, cell.digits, cell.form, len(prompts), len(right_A), *found))
     return table
 
 
@@ -76,8 +66,3 @@ def as_markdown(table: Sequence[Accuracy]) -> str:
             f"{row.tokens} | {100 * row.token_accuracy:.1f} | {100 * row.exact_match:.1f} |"
         )
     return "\n".join(lines)
-
-
-def as_records(table: Sequence[Accuracy]) -> list[dict[str, object]]:
-    """The table as plain dictionaries, for JSON."""
-    return [asdict(row) for row in table]
