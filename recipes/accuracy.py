@@ -1,19 +1,18 @@
 """How well a model does arithmetic, by operation and digits, on operand pairs that training never shows.
 
 Knows teacher-forced scoring (method.md section 1); knows nothing about how the model was made.
-Shapes: A answer tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mathinterp.engine.scores import answers_of
-from mathinterp.experiments.scored import scores_of
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.tuning.answers import evaluate
+from mathinterp.tuning.data import Sample
+from mathinterp.tuning.layout import padding_id
 from recipes.examples import CELLS, Cell, held_out_prompts
 
 OPERATION_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -48,11 +47,12 @@ def accuracy_table(
     anatomy = Anatomy(model.eval())
     table = []
     for cell in cells:
-        prompts = tokenize_prompts(held_out_prompts(cell, prompts_per_cell, seed), tokenizer)
-        right_A, prompt_A = scores_of(anatomy, prompts).correct_EA[0], answers_of(prompts).prompt_A
-        wrong = np.bincount(prompt_A, weights=~right_A, minlength=len(prompts))
-        found = float(right_A.mean()), float((wrong == 0).mean())
-        table.append(Accuracy(cell.operation, cell.digits, cell.form, len(prompts), len(right_A), *found))
+        drawn = enumerate(held_out_prompts(cell, prompts_per_cell, seed))  # the same pair may be drawn twice
+        prompts = tokenize_prompts([replace(prompt, prompt_id=str(i)) for i, prompt in drawn], tokenizer)
+        samples = [Sample(one.input_ids, tuple(token.index for token in one.scored)) for one in prompts]
+        found = evaluate(model, anatomy, samples, device=anatomy.device, pad_id=padding_id(tokenizer))
+        figures = found.samples, found.answer_tokens, found.token_accuracy, found.exact_match
+        table.append(Accuracy(cell.operation, cell.digits, cell.form, *figures))
     return table
 
 

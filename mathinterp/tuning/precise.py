@@ -96,7 +96,7 @@ def heads_that_move_along(shape: ModelShape, heads: Sequence[Head]) -> list[Head
     """The heads not chosen that read a key/value group of a chosen one: with ``with_groups`` they change too."""
     size = shape.n_heads // shape.n_groups
     groups = {(layer, head // size) for layer, head in heads}
-    members = [(layer, group * size + i) for layer, group in sorted(groups) for i in range(size)]
+    members = [Head(layer, group * size + i) for layer, group in sorted(groups) for i in range(size)]
     return [head for head in members if head not in set(heads)]
 
 
