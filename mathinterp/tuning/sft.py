@@ -137,10 +137,7 @@ def train(
     compiled = worth_compiling(model, device, sampler, world_size) if config.compiled is None else config.compiled
 
     def lay_out(chosen: list[int]) -> Batch:
-        if isinstance(samples, FreshSamples):
-            piece = samples.read(chosen)
-        else:
-            piece = [samples[index] for index in chosen]
+        piece = samples.read(chosen) if isinstance(samples, FreshSamples) else [samples[index] for index in chosen]
         positions = anatomy.shape.positions
         batch = packed(piece, config.pack, anatomy) if config.pack else padded(piece, pad_id, positions)
         return {**batch, "samples": chosen}
