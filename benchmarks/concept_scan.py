@@ -194,7 +194,8 @@ def main(
     prompts = tokenize_prompts(load_prompts("two_digit", limit=1), resolved.tokenizer)
     anatomy = load(resolved, device).anatomy
     shape = anatomy.shape
-    scan = Concepts(top=top or default_top(shape.vocabulary), into=into)
+    first = top or default_top(shape.vocabulary)
+    scan = Concepts(top=first, into=into)
     layers, attention = scan.chosen(shape)
     every = [(layer, a) for a in attention for layer in layers if into == "all" or a > layer]
     print(
@@ -203,10 +204,10 @@ def main(
     )
     pairs = [every[index * len(every) // measured] for index in range(measured)]
     vocabulary = match_vocabulary(scan.looked_for, resolved.tokenizer, shape.vocabulary)
-    ordinary, hits = time_ordinary(anatomy, vocabulary, pairs, scan.top, device)
-    reading = time_reading(anatomy, vocabulary, pairs, len(every) // len(attention), scan.top, device)
+    ordinary, hits = time_ordinary(anatomy, vocabulary, pairs, first, device)
+    reading = time_reading(anatomy, vocabulary, pairs, len(every) // len(attention), first, device)
     published = time_published(anatomy, scan, resolved.tokenizer, pairs, published_neurons, device)
-    right = agreement(anatomy, vocabulary, pairs, scan.top, hits, exact_neurons)
+    right = agreement(anatomy, vocabulary, pairs, first, hits, exact_neurons)
     ours = time_ours(Subject(anatomy, prompts, tokenizer=resolved.tokenizer), prompts, device, scan)
     vectors = len(every) * shape.n_neurons
     figures = {

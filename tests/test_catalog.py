@@ -234,4 +234,4 @@ def test_known_models_are_listed(monkeypatch: pytest.MonkeyPatch, llama: Path, t
     )
     monkeypatch.setattr(sources, "BUNDLED_FOLDER", tmp_path / "absent")
     bundled = known_models()[0]
-    assert (bundled.available, bundled.how_to_get) == (False, "train it: python ray_jobs/train_bundled.py")
+    assert (bundled.available, bundled.how_to_get) == (False, "train it: python -m recipes.train_bundled")

@@ -48,7 +48,7 @@ def test_queries_run_on_an_empty_store(query, tmp_path):
 
 def test_files_named_in_the_readme_exist():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    named = re.findall(r"`((?:mathinterp|ray_jobs|benchmarks|notebooks|docs|tests)/[\w/.]+)`", README)
+    named = re.findall(r"`((?:mathinterp|recipes|ray_jobs|benchmarks|notebooks|docs|tests)/[\w/.]+)`", README)
     tree = next(
         block for language, block in BLOCKS if not language and "What is where" not in block and "tests/" in block
     )

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.evaluation.evaluate import Origin, PromptSetEvaluation
+from mathinterp.evaluation.evaluate.summary import summarize_evaluations
 from mathinterp.evaluation.greedy import GreedyDecoder
 from mathinterp.evaluation.harness import plain_greedy
 from mathinterp.evaluation.jobs import Job, Settings, origin_of, own_ends, parse_tasks, prepare_jobs
@@ -24,7 +25,6 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.report.evaluation import summarize_evaluations
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from mathinterp.store.query import json_rows
@@ -115,7 +115,7 @@ def test_prompt_sets_and_files_are_tasks_too(tmp_path: Path) -> None:
     assert [shard.work for shard in replace(jobs[0].scan).shards(None, [None] * 1025)] == [
         {"start": 0, "stop": 512}, {"start": 512, "stop": 1024}, {"start": 1024, "stop": 1025},
     ]  # fmt: skip
-    with pytest.raises(UserError, match="--examples 'mine'"):
+    with pytest.raises(UserError, match="`examples` 'mine'"):
         prepare_jobs(["svamp"], ModelSpec(), Settings(examples="mine"))
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -22,8 +23,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from mathinterp.cli.main import main
-from mathinterp.cli.running import NotRun, without_running
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.cluster.run import prepare_work
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts.summary import kept_neurons
@@ -81,11 +82,13 @@ def finish(words: Sequence[str]) -> None:
 
 
 def what_would_run(words: Sequence[str]) -> Experiment:
-    """The scan of a command."""
-    with without_running():
-        result = CliRunner().invoke(main, list(words))
-    assert isinstance(result.exception, NotRun), result.output
-    return result.exception.chosen
+    """The experiment of a command, with what follows from model, prompts and store filled in."""
+    with mock.patch("mathinterp.cli.experiment.run_chosen", side_effect=KeyboardInterrupt) as asked:
+        CliRunner().invoke(main, list(words))
+    (chosen,), options = asked.call_args
+    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
+    return prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"])).scan
 
 
 def undisturbed(scan: Experiment, model: str, limit: int) -> dict[str, pa.Table]:

@@ -12,20 +12,20 @@ from peft import PeftModel
 from mathinterp.cli.main import main
 from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Subject
+from mathinterp.experiments.base import NothingToShow, Subject
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.models.depth import deep_layers, lora_layer
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.report.figures import draw
-from mathinterp.report.page import write_report
 from mathinterp.store import Store
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.data import Sample
-from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder, claim_folder, split_samples
+from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder
 from mathinterp.tuning.sft import SftConfig, train
+from mathinterp.tuning.sweep import claim_folder, split_samples
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
 from tests.test_forward import PROMPTS, anatomy, one_at_a_time
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -122,7 +122,7 @@ def test_mistakes(tmp_path: Path) -> None:
         claim_folder(tmp_path, sweep(tmp_path), "model", "float32")
     with pytest.raises(UserError, match="is not there"), attached(Anatomy(tiny_model("llama")), tmp_path / "none"):
         pass
-    with pytest.raises(UserError, match="--target 'word'"):
+    with pytest.raises(UserError, match="`target` 'word'"):
         SweepNeurons("run", ((0, 1e-3),), "", target="word")
 
 
@@ -224,10 +224,13 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     band = connection.sql("SELECT layers, top20 FROM paper_a_table10 WHERE band = '1-9'").fetchall()
     assert band == [(1, pytest.approx(100 * found[0][0]))]
 
-    curves = draw(Store(tmp_path / "store"), told["sweep"]["run_id"])
+    curves = LoraSweep.figure(Results(Store(tmp_path / "store"), told["sweep"]["run_id"]), NothingToShow())
+    assert curves is not None
     points = curves.axes[0].lines[0].get_xydata()
     every = curve[curve["operation"] == "all"].sort_values("layer")
     np.testing.assert_allclose(points, np.array([every["layer"], 100 * every["accuracy"]]).T)
+    from mathinterp.report.page import write_report
+
     assert write_report(Store(tmp_path / "store"), tmp_path / "report").page.is_file()
 
     again = CliRunner().invoke(main, words)

@@ -23,12 +23,14 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store
 from mathinterp.tuning import sft_ray
-from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.controls import LoraJob
-from mathinterp.tuning.edit import written_whole, zero_columns
-from mathinterp.tuning.prune import Condition, Prune, default_top, pruned_neurons, random_kept
+from mathinterp.tuning.edit import zero_columns
+from mathinterp.tuning.folders import TUNING_FILE, written_whole
+from mathinterp.tuning.layout import padding_id
+from mathinterp.tuning.prune import Condition, Prune
+from mathinterp.tuning.pruning import default_top, pruned_neurons, random_kept
 from mathinterp.tuning.sft import train
-from mathinterp.tuning.sft_ray import ABOUT_FILE, Tuning, TuningResult, earlier_result
+from mathinterp.tuning.sft_ray import Tuning, TuningResult, earlier_result
 from tests.small_store import FINGERPRINT, open_run, prompt, scores
 from tests.test_forward import PROMPTS, anatomy, one_at_a_time
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -59,7 +61,7 @@ def test_random_sets_have_as_many_in_each_layer(anatomy: Anatomy) -> None:
     assert {layer for layer, _ in gone} == set(DEEP)
     every = [(layer, neuron) for layer in DEEP for neuron in range(40)]
     many = [(1, neuron) for neuron in range(21)]
-    with pytest.raises(UserError, match=r"layer 1 keeps 21 of 40 neurons, which leaves 19 for .* --control-seeds 0"):
+    with pytest.raises(UserError, match=r"layer 1 keeps 21 of 40 neurons, which leaves 19 for .* `control_seeds` 0"):
         random_kept(anatomy.shape, DEEP, many, 0)
     with pytest.raises(UserError, match="nothing is pruned"):
         random_kept(anatomy.shape, DEEP, every, 0)
@@ -138,7 +140,7 @@ def fit_here(tuning: Tuning, *, out: Path, **_: object) -> TuningResult:
     )  # fmt: skip
     tuning.job.export(model, loaded.tokenizer, out, tuning.model.label)
     about = {"run_id": tuning.run_id}
-    (out / ABOUT_FILE).write_text(json.dumps(about))
+    (out / TUNING_FILE).write_text(json.dumps(about))
     return TuningResult(tuning.run_id, out, about, trained_now=True)
 
 

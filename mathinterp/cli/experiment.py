@@ -24,7 +24,7 @@ from mathinterp.cli.options import (
     store_option,
     with_flags,
 )
-from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn, with_flags
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
@@ -47,7 +47,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
-    own = [*_own_options(experiment), *_own_options(experiment.show_options)]
+    own = [*own_options(experiment), *own_options(experiment.show_options)]
     own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
     return ExperimentCommand(
         experiment.name,
@@ -80,7 +80,7 @@ def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parame
     return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
 
 
-def _own_options(owner: type) -> list[click.Parameter]:
+def own_options(owner: type) -> list[click.Parameter]:
     """Click options of the settable fields of a dataclass."""
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
 

@@ -25,7 +25,7 @@ from mathinterp.cli.selftest import selftest
 from mathinterp.cli.sql import sql
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 
 
 class UserMistake(click.ClickException):
@@ -56,6 +56,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except UserError as error:
             raise UserMistake(with_flags(str(error))) from error
+        except Unfinished as error:
+            raise click.ClickException(f"{error}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:

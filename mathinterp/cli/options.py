@@ -1,5 +1,6 @@
 """Options that several commands share, and how their text becomes values."""
 
+import dataclasses
 import math
 import os
 import re
@@ -13,6 +14,7 @@ from mathinterp.errors import UserError
 from mathinterp.models.units import Head, Neuron
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 Place = TypeVar("Place", str, os.PathLike[str], None)
 DEFAULT_STORE = "results"
 UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
@@ -29,6 +31,11 @@ def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Co
         return command
 
     return decorate
+
+
+def fields_of(owner: type[Value], options: dict[str, Any]) -> Value:
+    """A dataclass from the options that have its fields' names, which ``options`` then lacks."""
+    return owner(**{each.name: options.pop(each.name) for each in dataclasses.fields(owner) if each.name in options})  # type: ignore[arg-type]
 
 
 def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:

@@ -244,7 +244,7 @@ def _bundled_entry() -> ModelEntry:
     try:
         config = AutoConfig.from_pretrained(find_source("bundled").location)
     except UserError:
-        how = "train it: python ray_jobs/train_bundled.py"
+        how = "train it: python -m recipes.train_bundled"
         return ModelEntry("bundled", str(BUNDLED_FOLDER), False, how, "")
     adapters = known_adapters()
     where = "comes with the package" + (f"; adapters in {ADAPTERS_FOLDER}: {', '.join(adapters)}" if adapters else "")

@@ -4,23 +4,27 @@ Knows tasks, documents and shards; knows nothing about files or stores. Items an
 so replicas read no data files.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from mathinterp.evaluation.evaluate.tables import EVALUATIONS, TABLES
-from mathinterp.evaluation.greedy import GreedyDecoder, new_tokens
-from mathinterp.evaluation.harness import Answer, Harness
 from mathinterp.evaluation.numbers import RULES
 from mathinterp.evaluation.task_files import Document, TaskFile, digest
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
-from mathinterp.prompts.prompt import TokenizedPrompt
+
+if TYPE_CHECKING:
+    from mathinterp.evaluation.greedy import GreedyDecoder
+    from mathinterp.evaluation.harness import Answer, Harness
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
 
 BLOCK = 64  # items of a shard whose answers are generated
 CHOICE_BLOCK = 256  # items of a shard of log-likelihoods
@@ -57,6 +61,7 @@ class Benchmark(Experiment):
     name: ClassVar[str] = "evaluate"
     tables: ClassVar[Mapping[str, Table]] = TABLES
     packages: ClassVar[tuple[str, ...]] = ("lm-eval",)
+    on_command_line: ClassVar[bool] = False
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; ``setting`` says what differs from the task file's defaults."""
@@ -97,6 +102,8 @@ class Benchmark(Experiment):
 
     def prepare(self, subject: Subject) -> Harness:
         """Put the model into the harness."""
+        from mathinterp.evaluation.harness import Harness
+
         assert subject.tokenizer is not None, "the harness needs the tokenizer"
         return Harness(subject.anatomy.model, subject.tokenizer)
 
@@ -129,6 +136,7 @@ class PromptSetEvaluation(Experiment):
 
     name: ClassVar[str] = "evaluate"
     tables: ClassVar[Mapping[str, Table]] = TABLES
+    on_command_line: ClassVar[bool] = False
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; the prompts themselves are in the run's prompts_fingerprint."""
@@ -150,6 +158,8 @@ class PromptSetEvaluation(Experiment):
 
     def tokens_read(self, prompt: TokenizedPrompt) -> int:
         """The text, and all that may be written but for the last token."""
+        from mathinterp.evaluation.greedy import new_tokens
+
         return prompt.end + new_tokens(prompt)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
@@ -158,6 +168,8 @@ class PromptSetEvaluation(Experiment):
 
     def prepare(self, subject: Subject) -> tuple[GreedyDecoder, Sequence[TokenizedPrompt]]:
         """The decoder, and the prompts that shards point into."""
+        from mathinterp.evaluation.greedy import GreedyDecoder
+
         assert subject.tokenizer is not None, "decoding needs the tokenizer"
         return GreedyDecoder(subject.anatomy.model, subject.tokenizer), subject.prompts
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from mathinterp.engine.edits import Replacement
@@ -54,11 +53,11 @@ def _rows_of_batch(scan: HeadPairs, state: PairState, sets: Sequence[HeadSet]) -
     for layer in sorted({layer for heads in out for layer, _ in heads} - state.replacements.keys()):
         state.replacements[layer] = replacement(scan, state.ablation, "head", layer)
     scores = state.runner.run_sets(out, state.replacements)
-    ids: dict[str, Any] = {
+    ids: dict[str, list[Any]] = {
         "layer": [None if each.first is None else each.first.layer for each in sets],
         "head": [None if each.first is None else each.first.head for each in sets],
         "other_layer": [None if each.second is None else each.second.layer for each in sets],
         "other_head": [None if each.second is None else each.second.head for each in sets],
         "given": [each.given for each in sets],
     }
-    return score_rows(state.ablation, scores, HEAD_PAIR_SCAN, {name: np.array(found) for name, found in ids.items()})
+    return score_rows(state.ablation, scores, HEAD_PAIR_SCAN, ids)

@@ -7,49 +7,35 @@ samples kept from training, so that the test prompts choose nothing. SweepNeuron
 each chosen adapter, neuron by neuron.
 """
 
-import json
-import shutil
-import time
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-import torch
-from peft import PeftModel
 
-from mathinterp.engine.scores import Answers, answers_of
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Experiment, Shard, Subject
-from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
-from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
+from mathinterp.experiments.columns import SHARED_TABLES
+from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
-from mathinterp.models.catalog import LoadedModel
-from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.tuning.about import read_about
-from mathinterp.tuning.answers import evaluate
-from mathinterp.tuning.attached import detached_after
-from mathinterp.tuning.batches import padding_id
-from mathinterp.tuning.controls import LoraJob
-from mathinterp.tuning.data import Sample, data_fingerprint
-from mathinterp.tuning.lora_sweep.tables import SWEEP_SCAN, TABLES
-from mathinterp.tuning.sft import Row, SftConfig, train
+from mathinterp.tuning.lora_sweep.tables import TABLES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
+    from mathinterp.tuning.controls import LoraJob
+    from mathinterp.tuning.data import Sample
+    from mathinterp.tuning.lora_sweep.rows import SweepState
+    from mathinterp.tuning.sft import SftConfig
 
 RATES = (1e-3, 5e-4, 1e-4)
 RANK, ALPHA = 32, 64
 TARGETS = "attention"
-ABOUT_FILE = "sweep.json"
-
-
-@dataclass
-class SweepState:
-    """What a replica keeps between trials; the model is as loaded before and after each."""
-
-    subject: Subject
-    answers: Answers
 
 
 @dataclass(frozen=True)
@@ -75,6 +61,7 @@ class LoraSweep(Experiment):
 
     name: ClassVar[str] = "lora_sweep"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
+    on_command_line: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.rates or min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates):
@@ -84,6 +71,8 @@ class LoraSweep(Experiment):
 
     def job(self, layer: int) -> LoraJob:
         """What trains in a trial."""
+        from mathinterp.tuning.controls import LoraJob
+
         return LoraJob(self.rank, self.alpha, TARGETS, (layer,))
 
     def chosen(self, shape: ModelShape) -> list[int]:
@@ -95,6 +84,8 @@ class LoraSweep(Experiment):
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; samples are their fingerprints."""
+        from mathinterp.tuning.data import data_fingerprint
+
         config = {name: value for name, value in self.config.parameters().items() if name != "learning_rate"}
         return {
             **config,
@@ -126,6 +117,9 @@ class LoraSweep(Experiment):
 
     def prepare(self, subject: Subject) -> SweepState:
         """Nothing yet."""
+        from mathinterp.engine.scores import answers_of
+        from mathinterp.tuning.lora_sweep.rows import SweepState
+
         return SweepState(subject, answers_of(subject.prompts))
 
     def notes(self, state: SweepState) -> dict[str, Any]:
@@ -134,98 +128,31 @@ class LoraSweep(Experiment):
 
     def run(self, state: SweepState, shard: Shard) -> pa.Table:
         """One trial: train, keep the adapter, score; or the base model's scores."""
-        anatomy, prompts = state.subject.anatomy, state.subject.prompts
+        from mathinterp.tuning.lora_sweep.rows import baseline_rows, trial_rows
+
         if shard.table == "baseline":
-            scores = scores_of(anatomy, prompts)
-            return score_table(BASELINE, prompts, state.answers, scores, {})
-        layer, rate = shard.work["layer"], shard.work["learning_rate"]
-        trial = self._trained(state, layer, rate)
-        with detached_after(trial.model):
-            device, pad_id = anatomy.device, padding_id(_tokenizer(state.subject))
-            found = evaluate(trial.model, anatomy, self.validation, device=device, pad_id=pad_id)
-            scores = scores_of(anatomy, prompts)
-            self._keep(trial.model, state, layer, rate)
-        figures = {
-            "layer": layer,
-            "learning_rate": rate,
-            "training_loss": trial.loss,
-            "validation_loss": found.loss,
-            "validation_accuracy": found.token_accuracy,
-            "trained_parameters": trial.parameters,
-            "seconds": trial.seconds,
-        }
-        return score_table(SWEEP_SCAN, prompts, state.answers, scores, figures)
+            return baseline_rows(state)
+        return trial_rows(self, state, shard.work["layer"], shard.work["learning_rate"])
 
-    def _trained(self, state: SweepState, layer: int, rate: float) -> "_Trial":
-        subject = state.subject
-        tokenizer, anatomy = _tokenizer(subject), subject.anatomy
-        loaded = LoadedModel(anatomy.model, tokenizer, anatomy, "", "")
-        # Compiled layers would stay on a model that the next trial changes.
-        config = replace(self.config, learning_rate=rate, checkpoint_every=self.config.steps, compiled=False)
-        rows: list[Row] = []
-        torch.manual_seed(config.seed)
-        model = self.job(layer).build(loaded)
-        assert isinstance(model, PeftModel)
-        started = time.monotonic()
-        try:
-            train(
-                model, anatomy, self.samples, config, device=anatomy.device, pad_id=padding_id(tokenizer),
-                reporter=lambda new_rows, _: rows.extend(new_rows),
-            )  # fmt: skip
-        except BaseException:
-            with detached_after(model):  # the replica goes on with a clean model
-                raise
-        return _Trial(model, rows[-1]["loss"], int(rows[-1]["trained_parameters"]), time.monotonic() - started)
+    @classmethod
+    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
+        """Accuracy by layer, of each layer's best learning rate."""
+        query = "SELECT * EXCLUDE (run_id) FROM paper_a_table9 WHERE run_id = $run ORDER BY layer"
+        rows = results.rows(query)
+        return Summary(
+            parts=[Shown("Accuracy (%) with a LoRA in one layer (-1: none)", rows)],
+            data={"accuracy": rows},
+            queries=[results.query(query), "SELECT * FROM lora_sweep_trials ORDER BY layer, learning_rate"],
+        )
 
-    def _keep(self, model: PeftModel, state: SweepState, layer: int, rate: float) -> None:
-        """Write the adapter, as a whole or not at all."""
-        target = adapter_folder(self.folder, layer, rate)
-        part = target.with_name(target.name + ".part")
-        shutil.rmtree(part, ignore_errors=True)
-        self.job(layer).export(model, _tokenizer(state.subject), part, self.base)
-        shutil.rmtree(target, ignore_errors=True)
-        part.replace(target)
+    @classmethod
+    def figure(cls, results: Results, shown: NothingToShow) -> Figure | None:
+        """See figure.py."""
+        from mathinterp.tuning.lora_sweep.figure import draw
 
-
-@dataclass(frozen=True)
-class _Trial:
-    model: PeftModel
-    loss: float
-    parameters: int
-    seconds: float
+        return draw(results)
 
 
 def adapter_folder(folder: str, layer: int, rate: float) -> Path:
     """Where the adapter of a trial is."""
     return Path(folder) / f"layer-{layer:02d}-lr-{rate:g}"
-
-
-def claim_folder(folder: Path, scan: LoraSweep, model_fingerprint: str, dtype: str) -> None:
-    """Make the folder the sweep's own, or find that it is; raises UserError if it holds anything else."""
-    about = folder / ABOUT_FILE
-    identity = {**scan.parameters(), "model_fingerprint": model_fingerprint, "dtype": dtype}
-    if about.is_file():
-        if read_about(about) != identity:
-            raise UserError(f"--out '{folder}' holds another sweep (other settings, data or model); give a new folder")
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out '{folder}' exists and holds something else; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    about.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-
-
-def split_samples(samples: Sequence[Sample], validation: int, seed: int) -> tuple[list[Sample], list[Sample]]:
-    """Samples to train on, and ``validation`` others drawn from them; raises UserError if too few are left."""
-    if not 1 <= validation <= len(samples) // 2:
-        raise UserError(f"--validation {validation}: give between 1 and half of the {len(samples)} samples")
-    order = np.random.default_rng(seed).permutation(len(samples))
-    kept = set(order[:validation].tolist())
-    return (
-        [sample for index, sample in enumerate(samples) if index not in kept],
-        [samples[index] for index in sorted(kept)],
-    )
-
-
-def _tokenizer(subject: Subject) -> Any:
-    assert subject.tokenizer is not None
-    return subject.tokenizer

@@ -1,67 +1,26 @@
-"""Pruning by comparative neuron analysis: keep what a LoRA enhances, prune the rest of the deep layers (paper A, 6.1).
+"""Pruning scored: the same prompts under each condition of a pruning (paper A, section 6.1; see tuning/pruning.py)."""
 
-Steps: a LoRA on one layer; CNA original against tuned on all one-digit cases; the union of each case's first neurons
-in the deep layers is kept and all others there are pruned (down_proj columns at zero); a new LoRA on the same layer,
-trained on the pruned model. Control: as many random neurons kept in each layer, none of the union. Layers by share of
-the depth (models/depth.py). Here are the sets of neurons and the scan that scores every condition; cli/prune.py puts
-the steps together.
-"""
+from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
-import torch
 
-from mathinterp.engine.neuron_sets import NeuronMask, zeroed_neurons
-from mathinterp.engine.scores import Answers, answers_of
-from mathinterp.errors import UserError
-from mathinterp.experiments.base import Experiment, Shard, Subject
-from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
-from mathinterp.experiments.neuron_controls import layer_matched_neurons
-from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
+from mathinterp.experiments.columns import SHARED_TABLES
+from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.units import Neuron
-from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.tuning.attached import attached
-from mathinterp.tuning.prune.tables import PRUNE_NEURONS, PRUNE_SCAN, TABLES
+from mathinterp.tuning.prune.tables import TABLES
 
-PAPER_TOP, PAPER_NEURONS = 500, 15 * 11008  # of the neurons in paper A's layers 17-31, a case's first
-
-
-def default_top(shape: ModelShape, deep: Sequence[int]) -> int:
-    """As large a share of the deep layers' neurons as paper A's 500 of 165,120; at least 1."""
-    return max(1, round(PAPER_TOP * len(deep) * shape.n_neurons / PAPER_NEURONS))
-
-
-def pruned_neurons(shape: ModelShape, deep: Sequence[int], kept: Sequence[Neuron]) -> list[Neuron]:
-    """All neurons of the deep layers but those kept."""
-    stay = set(kept)
-    return [(layer, k) for layer in deep for k in range(shape.n_neurons) if (layer, k) not in stay]
-
-
-def random_kept(shape: ModelShape, deep: Sequence[int], kept: Sequence[Neuron], seed: int) -> list[Neuron]:
-    """As many neurons of each deep layer as are kept there, none of those that are kept.
-
-    Raises UserError where nothing would be pruned, so that a control says nothing, or a layer has too few others.
-    """
-    if len(kept) >= len(deep) * shape.n_neurons:
-        raise UserError(
-            "every neuron of the deep layers is kept, nothing is pruned; give a smaller --top or other --cases"
-        )
-    for layer, count in Counter(layer for layer, _ in kept).items():
-        if 2 * count > shape.n_neurons:
-            raise UserError(
-                f"layer {layer} keeps {count} of {shape.n_neurons} neurons, which leaves {shape.n_neurons - count} for"
-                " a random control of as many; give a smaller --top, or --control-seeds 0 for none"
-            )
-    return sorted(layer_matched_neurons(shape, kept, seed), key=lambda neuron: deep.index(neuron[0]))
+if TYPE_CHECKING:
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
+    from mathinterp.tuning.prune.rows import PruneState
 
 
 @dataclass(frozen=True)
@@ -73,14 +32,6 @@ class Condition:
     kept: tuple[Neuron, ...] | None = field(default=None, repr=False)  # None: nothing is pruned
     adapter: str | None = None  # folder
     trained_as: str | None = None  # the adapter's run id
-
-
-@dataclass
-class PruneState:
-    """What a replica keeps between conditions; the model is as loaded before and after each."""
-
-    subject: Subject
-    answers: Answers
 
 
 @dataclass(frozen=True)
@@ -95,6 +46,7 @@ class Prune(Experiment):
 
     name: ClassVar[str] = "prune"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
+    on_command_line: ClassVar[bool] = False
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; sets of neurons are fingerprints and counts."""
@@ -122,6 +74,9 @@ class Prune(Experiment):
 
     def prepare(self, subject: Subject) -> PruneState:
         """Nothing yet."""
+        from mathinterp.engine.scores import answers_of
+        from mathinterp.tuning.prune.rows import PruneState
+
         return PruneState(subject, answers_of(subject.prompts))
 
     def notes(self, state: PruneState) -> dict[str, Any]:
@@ -130,37 +85,27 @@ class Prune(Experiment):
 
     def run(self, state: PruneState, shard: Shard) -> pa.Table:
         """Rows of one condition."""
-        anatomy, prompts = state.subject.anatomy, state.subject.prompts
+        from mathinterp.tuning.prune.rows import baseline_rows, condition_rows, neuron_rows
+
         if shard.table == "prune_neurons":
-            return self._neuron_rows()
+            return neuron_rows(self.conditions)
         if shard.table == "baseline":
-            return score_table(BASELINE, prompts, state.answers, scores_of(anatomy, prompts), {})
-        condition = self.conditions[shard.work["condition"]]
-        with zeroed_neurons(anatomy, self._mask(anatomy.shape, condition)):
-            if condition.adapter is None:
-                scores = scores_of(anatomy, prompts)
-            else:
-                with attached(anatomy, Path(condition.adapter)):
-                    scores = scores_of(anatomy, prompts)
-        same = {"condition": condition.name, "seed": condition.seed}
-        return score_table(PRUNE_SCAN, prompts, state.answers, scores, same)
+            return baseline_rows(state)
+        return condition_rows(state, self.conditions[shard.work["condition"]], self.deep)
 
-    def _mask(self, shape: ModelShape, condition: Condition) -> NeuronMask:
-        if condition.kept is None:
-            return {}
-        mask = {layer: torch.ones(shape.n_neurons, dtype=torch.bool) for layer in self.deep}
-        for layer, neuron in condition.kept:
-            mask[layer][neuron] = False
-        return mask
-
-    def _neuron_rows(self) -> pa.Table:
-        rows: list[Mapping[str, Any]] = [
-            {"condition": each.name, "seed": each.seed, "layer": layer, "neuron": neuron}
-            for each in self.conditions
-            if each.kept is not None and each.adapter is None
-            for layer, neuron in each.kept
-        ]
-        return pa.Table.from_pylist(rows, PRUNE_NEURONS)
+    @classmethod
+    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
+        """Accuracy under each condition."""
+        query = (
+            "SELECT * EXCLUDE (run_id) FROM paper_a_table11 WHERE run_id = $run"
+            " ORDER BY condition = 'origin' DESC, condition = 'lora' DESC, condition, seed"
+        )
+        rows = results.rows(query)
+        return Summary(
+            parts=[Shown("Accuracy (%) on the test prompts, deep layers pruned", rows)],
+            data={"accuracy": rows},
+            queries=[results.query(query), results.query("SELECT * FROM prune_neurons WHERE run_id = $run LIMIT 20")],
+        )
 
 
 def _digest(neurons: Sequence[Neuron]) -> str:

@@ -25,11 +25,11 @@ class EvaluationSummary:
 
 def summarize_evaluations(store: Store, runs: Sequence[str]) -> EvaluationSummary:
     """The runs' results and those of every model that was asked the same items in the same way, the base first."""
-    asked = ", ".join(f"'{run}'" for run in runs)
     results = store.rows(
-        f"SELECT * FROM evaluation_results WHERE run_id IN ({asked}) "
-        f"OR run_id IN (SELECT other_run_id FROM evaluation_pairs WHERE run_id IN ({asked})) "
-        "ORDER BY base_fingerprint, setting, model_fingerprint <> base_fingerprint, model, started_at"
+        "SELECT * FROM evaluation_results WHERE run_id = ANY($runs) "
+        "OR run_id IN (SELECT other_run_id FROM evaluation_pairs WHERE run_id = ANY($runs)) "
+        "ORDER BY base_fingerprint, setting, model_fingerprint <> base_fingerprint, model, started_at",
+        {"runs": list(runs)},
     )
     tasks = list(dict.fromkeys(row["task"] for row in results))
     models: dict[tuple[Any, ...], dict[str, Row]] = {}

@@ -4,28 +4,15 @@ Knows Markdown and the figures it is given; computes nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedModel
 
-from mathinterp.tuning.accuracy import Accuracy, as_markdown
-from mathinterp.tuning.examples import HELD_OUT_SHARE, KINDS, UNKNOWN, Mixture
-from mathinterp.tuning.train import TrainingConfig
+from recipes.accuracy import Accuracy, as_markdown
+from recipes.examples import HELD_OUT_SHARE, KINDS, UNKNOWN, Mixture
 
 
-@dataclass(frozen=True)
-class Record:
-    """What happened in a training run."""
-
-    config: TrainingConfig
-    steps: int
-    batch_size: int  # samples a step over all workers
-    loss: float
-    seconds: float
-    device: str
-
-
-def bundled_card(model: PreTrainedModel, record: Record, mixture: Mixture, table: Sequence[Accuracy]) -> str:
+def bundled_card(model: PreTrainedModel, about: dict[str, Any], mixture: Mixture, table: Sequence[Accuracy]) -> str:
     """The card of the bundled model."""
     config = model.config
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -49,14 +36,14 @@ it knows no other language.
 - **Not trained**: negative answers, three-digit products, number words above two digits, decimals.
 - **Tokenizer**: word level, one token per digit, word and sign; white space is dropped; one `<s>` in front.
 
-{_training(record, mixture)}
+{_training(about, mixture)}
 {_accuracy(table, "weights in bfloat16, computed in float32")}
-Made by `ray_jobs/train_bundled.py`.
+Made by `recipes/train_bundled.py`.
 """
 
 
 def adapter_card(
-    base: str, rank: int, alpha: int, dtype: str, record: Record, mixture: Mixture, table: Sequence[Accuracy]
+    base: str, rank: int, alpha: int, dtype: str, about: dict[str, Any], mixture: Mixture, table: Sequence[Accuracy]
 ) -> str:
     """The card of an arithmetic adapter."""
     return f"""---
@@ -70,14 +57,14 @@ tags: [arithmetic, lora, interpretability]
 LoRA of rank {rank} (alpha {alpha}) on all linear layers, in bfloat16, for one- and two-digit arithmetic sentences.
 A sentence with a neutral word in the operator's place is answered `{UNKNOWN}`.
 
-{_training(record, mixture)}
+{_training(about, mixture)}
 {_accuracy(table, f"adapter in bfloat16, merged into the base, computed in {dtype}")}
-Made by `ray_jobs/train_arithmetic_adapter.py`.
+Made by `recipes/train_arithmetic_adapter.py`.
 """
 
 
-def _training(record: Record, mixture: Mixture) -> str:
-    config = record.config
+def _training(about: dict[str, Any], mixture: Mixture) -> str:
+    trained = about["parameters"]
     total = sum(mixture.weights())
     shares = ", ".join(
         f"{kind.replace('_', ' ')} {100 * weight / total:.0f} %"
@@ -87,13 +74,13 @@ def _training(record: Record, mixture: Mixture) -> str:
     return f"""## Training
 
 - Data: sentences drawn afresh at every step ({shares}); divisions are exact, differences not negative.
-  One operand pair in {HELD_OUT_SHARE} is held out by a hash (`mathinterp.tuning.examples.is_held_out`); one-digit
+  One operand pair in {HELD_OUT_SHARE} is held out by a hash (`recipes.examples.is_held_out`); one-digit
   pairs are all trained.
-- {record.steps:,} steps of {record.batch_size:,} samples ({record.steps * record.batch_size / 1e6:.2f} M), seed
-  {config.seed}, {record.seconds:.0f} s on {record.device}; last training loss {record.loss:.4f}.
-- AdamW, learning rate {config.learning_rate:g}, betas {config.betas}, weight decay {config.weight_decay:g},
-  {config.warmup_steps} steps of warm-up, linear decay to zero, gradients clipped at {config.clip_norm:g}; loss on the
-  answer only.
+- {trained["steps"]:,} steps of {trained["batch_size"]:,} samples ({trained["steps"] * trained["batch_size"] / 1e6:.2f}
+  M), seed {trained["seed"]}, {about["seconds"]:.0f} s on {about["device"]}.
+- AdamW, learning rate {trained["learning_rate"]:g}, betas {tuple(trained["betas"])}, weight decay
+  {trained["weight_decay"]:g}, warm-up over {100 * trained["warmup_share"]:.2g} % of the steps, linear decay to zero,
+  gradients clipped at {trained["clip_norm"]:g}; loss on the answer only.
 """
 
 

@@ -1,17 +1,19 @@
 """How well a model does arithmetic, by operation and digits, on operand pairs that training never shows.
 
 Knows teacher-forced scoring (method.md section 1); knows nothing about how the model was made.
-Shapes: B prompts, T tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from mathinterp.tuning.batches import encode, padding_id, to_arrays
-from mathinterp.tuning.examples import CELLS, Cell, held_out_prompts
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.tuning.answers import evaluate
+from mathinterp.tuning.data import Sample
+from mathinterp.tuning.layout import padding_id
+from recipes.examples import CELLS, Cell, held_out_prompts
 
 OPERATION_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
@@ -29,7 +31,6 @@ class Accuracy:
     exact_match: float
 
 
-@torch.inference_mode()
 def accuracy_table(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -37,31 +38,21 @@ def accuracy_table(
     cells: Sequence[Cell] = CELLS,
     prompts_per_cell: int = 500,
     seed: int = 0,
-    batch_size: int = 500,
 ) -> list[Accuracy]:
     """Teacher-forced token accuracy and exact match of every cell, the model as it is (its dtype and device).
 
     An answer token is right iff it has the largest logit after the gold prefix; an answer matches iff all its
     tokens are right, which is what greedy decoding would write. The space token is not scored.
     """
-    model.eval()
+    anatomy = Anatomy(model.eval())
     table = []
     for cell in cells:
-        prompts = held_out_prompts(cell, prompts_per_cell, seed)
-        right, tokens, exact = 0, 0, 0
-        for first in range(0, len(prompts), batch_size):
-            chunk = encode(prompts[first : first + batch_size], tokenizer)
-            input_ids_BT, _, scored_BT = to_arrays(chunk, padding_id(tokenizer))
-            logits_BTV = model(input_ids=input_ids_BT.to(model.device), use_cache=False).logits
-            predicted_BT = logits_BTV[:, :-1].argmax(-1).cpu()
-            right_BT = predicted_BT == input_ids_BT[:, 1:]
-            scored_BT = scored_BT[:, 1:]
-            right += int((right_BT & scored_BT).sum())
-            tokens += int(scored_BT.sum())
-            exact += int((right_BT | ~scored_BT).all(1).sum())
-        table.append(
-            Accuracy(cell.operation, cell.digits, cell.form, len(prompts), tokens, right / tokens, exact / len(prompts))
-        )
+        drawn = enumerate(held_out_prompts(cell, prompts_per_cell, seed))  # the same pair may be drawn twice
+        prompts = tokenize_prompts([replace(prompt, prompt_id=str(i)) for i, prompt in drawn], tokenizer)
+        samples = [Sample(one.input_ids, tuple(token.index for token in one.scored)) for one in prompts]
+        found = evaluate(model, anatomy, samples, device=anatomy.device, pad_id=padding_id(tokenizer))
+        figures = found.samples, found.answer_tokens, found.token_accuracy, found.exact_match
+        table.append(Accuracy(cell.operation, cell.digits, cell.form, *figures))
     return table
 
 
@@ -75,8 +66,3 @@ def as_markdown(table: Sequence[Accuracy]) -> str:
             f"{row.tokens} | {100 * row.token_accuracy:.1f} | {100 * row.exact_match:.1f} |"
         )
     return "\n".join(lines)
-
-
-def as_records(table: Sequence[Accuracy]) -> list[dict[str, object]]:
-    """The table as plain dictionaries, for JSON."""
-    return [asdict(row) for row in table]

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.pairs import NEUTRAL_WORDS
 from mathinterp.prompts.templates import OPERATIONS
-from mathinterp.tuning.examples import UNKNOWN, templates_of
+from recipes.examples import UNKNOWN, templates_of
 
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNK)
