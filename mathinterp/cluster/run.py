@@ -142,9 +142,10 @@ def bound_work(
     given = prompts if isinstance(prompts, Prompts) else Prompts(tuple(prompts))
     label = given.label if prompts_label is None else prompts_label
     scan = scan.bind(Context(model, prompts, store))
-    if scan.needs_counterfactuals:
+    if scan.needs_counterfactuals and prompts:
         prompts = with_counterfactuals(prompts, model.tokenizer)
-    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read))
+    asked = prompts or scan.prompt_set is not None  # of an experiment that needs none, there may be none
+    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read)) if asked else ()
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns)

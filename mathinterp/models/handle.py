@@ -102,8 +102,8 @@ class CarriedSource:
         built = content_fingerprint(model, resolved.tokenizer) if not _unfilled(model) else None
         if built != resolved.fingerprint:
             raise UserError(
-                f"model '{resolved.label}' cannot be sent to other processes: {self.model_class.__name__} built from its"
-                " config is not the object that was wrapped; save it and give its folder, or run it in this process"
+                f"model '{resolved.label}' cannot be sent to other processes: {self.model_class.__name__} built"
+                " from its config is not the object that was wrapped; save it and give its folder, or run it in this process"
             )
         prepare(model, resolved.label)
         if device == "cpu":

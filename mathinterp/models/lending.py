@@ -73,9 +73,7 @@ def _put_back_tensor(tensor: torch.Tensor, data: torch.Tensor, gradients: bool) 
 
 def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Name -> the value, and a shallow copy of one that could be changed in place."""
-    return {
-        name: (value, copy.copy(value) if isinstance(value, _KEPT) else None) for name, value in attributes.items()
-    }
+    return {name: (value, copy.copy(value) if isinstance(value, _KEPT) else None) for name, value in attributes.items()}
 
 
 def _put_back(attributes: dict[str, Any], kept: dict[str, tuple[Any, Any]]) -> None:

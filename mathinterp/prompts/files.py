@@ -16,7 +16,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.json_lines import NumberText, check_characters, full_text, json_object, lines_of, scalar_text, shown
+from mathinterp.prompts.json_lines import (
+    NumberText,
+    check_characters,
+    full_text,
+    json_object,
+    lines_of,
+    scalar_text,
+    shown,
+)
 from mathinterp.prompts.prompt import Prompt
 
 FIELDS = tuple(field.name for field in fields(Prompt))

@@ -146,9 +146,7 @@ def _frame_records(frame: "pd.DataFrame") -> Iterator[dict[Any, Any]]:
         if frame[name].dtype.kind == "f" and (frame[name].dropna() % 1 == 0).all()
     ]  # fmt: skip
     for record in frame.to_dict("records"):
-        yield {
-            name: int(value) if name in whole and not math.isnan(value) else value for name, value in record.items()
-        }
+        yield {name: int(value) if name in whole and not math.isnan(value) else value for name, value in record.items()}
 
 
 def _record(given: Any, where: str) -> Mapping[Any, Any]:

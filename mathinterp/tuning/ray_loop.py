@@ -17,6 +17,7 @@ import ray.train
 import ray.train.torch
 import torch
 
+from mathinterp.cluster.ray_cluster import existing_cluster
 from mathinterp.cluster.temporary import ray_folder
 from mathinterp.errors import UserError
 from mathinterp.tuning.accuracy import as_records
@@ -35,8 +36,8 @@ def connect(address: str | None) -> None:
     """Join the Ray cluster at ``address`` (or RAY_ADDRESS), or start a local one."""
     if ray.is_initialized():
         return
-    if address is not None or "RAY_ADDRESS" in os.environ:
-        ray.init(address=address)
+    if cluster := existing_cluster(address):
+        ray.init(address=cluster)
         return
     os.environ["RAY_AUTH_MODE"] = "disabled"  # a local Ray would write a token that later clusters demand
     with ray_folder():
