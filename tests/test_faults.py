@@ -91,7 +91,7 @@ def undisturbed(cluster, tmp_path_factory) -> pa.Table:
 
 
 def run(scan: ToyScan, store: Path, **options) -> RunSummary:
-    return run_scan(scan, MODEL, PROMPTS, str(store), progress=False, **options)
+    return run_scan(scan, MODEL, PROMPTS, str(store), **{"address": "local", "progress": False, **options})
 
 
 def rows(store: Path) -> pa.Table:
@@ -274,7 +274,7 @@ def test_a_cluster_that_is_not_there(address, message):
 
 
 def test_files_that_only_another_machine_sees_are_a_user_error(tmp_path):
-    work = prepare_work(ToyScan(2), MODEL, PROMPTS, on_gpu=False)
+    work = prepare_work(ToyScan(2), MODEL, PROMPTS, on_gpu=False, store=Store(tmp_path))
     opened = open_run(Store(tmp_path), work)
     elsewhere = Receipt("mlp_scan/00001", 5, 1.0, "node-7", 1, 100, 0)
     with pytest.raises(UserError, match=r"1 shards were written on node-7 but .* give `store` a folder that all nodes"):

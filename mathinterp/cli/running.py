@@ -35,36 +35,34 @@ def without_running() -> Iterator[None]:
 
 
 def run_chosen(
-    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
-    limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
+    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str,
+    address: str | None, replicas: int | None, gpus_per_replica: float | None, prompt_name: str | None = None,
+    limit: int | None = None, seed: int = 0,
 ) -> "RunSummary":  # fmt: skip
-    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
+    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
+
+    prompt_name: None for an experiment that needs no prompts.
+    """
     if not _running.get():
         named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
         raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
     from mathinterp.cluster.dispatch import NoReplicaLeft
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec
-    from mathinterp.prompts import load_prompts
+    from mathinterp.prompts import prompts_of
 
     try:
         return run_scan(
             chosen,
             ModelSpec(model, adapter, dtype, trust_remote_code),
-            load_prompts(prompt_name, seed=seed, limit=limit),
+            [] if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit),
             store,
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,
             address=address,
-            prompts_label=_label(prompt_name, limit, seed),
         )
     except NoReplicaLeft as error:
         raise click.ClickException(f"{error}; the same command goes on from here") from error
-
-
-def _label(name: str, limit: int | None, seed: int) -> str:
-    """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
-    return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:

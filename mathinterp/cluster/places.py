@@ -64,12 +64,11 @@ class Here:
         """One replica; as many threads as a Ray of this machine alone would give it."""
         if self.device() == "cuda":
             return Placement(1, 1, 1, 1)
-        cores = 1
-        if model_bytes >= 2 * THREAD_BYTES:
-            from ray._private.utils import get_num_cpus
+        if model_bytes < 2 * THREAD_BYTES:
+            return Placement(1, 0, 1, 1)
+        from ray._private.utils import get_num_cpus  # as Ray counts a machine's cores, which heeds a container's limit
 
-            cores = get_num_cpus()
-        return Placement(1, 0, 1, threads_for(model_bytes, cores))
+        return Placement(1, 0, 1, threads_for(model_bytes, int(get_num_cpus())))
 
     @contextmanager
     def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:

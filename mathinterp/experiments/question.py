@@ -139,11 +139,10 @@ def _places(shape: ModelShape, heads: Sequence[Head], mlps: Sequence[int], neuro
 
 def _named(places: Places) -> str:
     """ "head 0.6, mlp 3"."""
-    return ", ".join(
-        f"{site} {layer}.{member}" if member is not None else f"{site} {layer}"
-        for (layer, site), members in places.items()
-        for member in (members or [None])
-    )
+    named = []
+    for (layer, site), members in places.items():
+        named += [f"{site} {layer}.{member}" for member in members] or [f"{site} {layer}"]
+    return ", ".join(named)
 
 
 def _edit(scan: Ablation, state: AblationState, layer: int, site: str, members: Sequence[int]) -> SiteEdit:

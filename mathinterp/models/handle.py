@@ -103,7 +103,7 @@ class CarriedSource:
         if built != resolved.fingerprint:
             raise UserError(
                 f"model '{resolved.label}' cannot be sent to other processes: {self.model_class.__name__} built"
-                " from its config is not the object that was wrapped; save it and give its folder, or run it in this process"
+                " from its config is not the object that was wrapped; save it and load its folder, or run it here"
             )
         prepare(model, resolved.label)
         if device == "cpu":

@@ -13,8 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 
-_KEPT = (dict, list, set)  # attributes of a module that are changed in place: hooks, buffers, children
-
 
 def check_wrappable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raise UserError for an object whose weights, config and tokenizer do not say what it computes."""
@@ -73,7 +71,10 @@ def _put_back_tensor(tensor: torch.Tensor, data: torch.Tensor, gradients: bool) 
 
 def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Name -> the value, and a shallow copy of one that could be changed in place."""
-    return {name: (value, copy.copy(value) if isinstance(value, _KEPT) else None) for name, value in attributes.items()}
+    return {
+        name: (value, copy.copy(value) if isinstance(value, dict | list | set) else None)
+        for name, value in attributes.items()
+    }
 
 
 def _put_back(attributes: dict[str, Any], kept: dict[str, tuple[Any, Any]]) -> None:
@@ -82,7 +83,7 @@ def _put_back(attributes: dict[str, Any], kept: dict[str, tuple[Any, Any]]) -> N
     for name, (value, content) in kept.items():
         if isinstance(value, list):
             value[:] = content
-        elif isinstance(value, _KEPT):
+        elif isinstance(value, dict | set):
             value.clear()
             value.update(content)
         attributes[name] = value

@@ -110,7 +110,7 @@ def _of_rows(source: Any) -> Prompts:
     for number, given in enumerate(_records(source)):
         where = f"prompts[{number}]"
         if isinstance(given, Prompt):
-            prompt, more = given, {}
+            prompt, more = given, dict[str, str]()
         else:
             record = {str(name): _plain(value) for name, value in _record(given, where).items()}
             prompt, more = prompt_of(record, number + 1, where)

@@ -36,6 +36,7 @@ from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.experiments.paths import Paths
 from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.handle import NamedSource
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.store import Store
@@ -61,7 +62,7 @@ class GoldenStore:
         run = open_run(self.store, work)
         replica = Replica(
             ReplicaJob(
-                work.scan, spec, work.prompts, work.model.fingerprint, work.prompts_fingerprint, self.store.url,
+                work.scan, NamedSource(spec), work.prompts, work.model.fingerprint, work.prompts_fingerprint, self.store.url,
                 run.run_id, "cpu", 1,
             )
         )  # fmt: skip
