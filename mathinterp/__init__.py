@@ -9,7 +9,7 @@
 >>> run = mi.run(mi.experiments.Heads(layers=[0]), model, prompts, store="results", progress=False)
 >>> effects = run.table("head_effects").query("operation == 'all'").sort_values("drop", ascending=False)
 >>> worst = int(effects["head"].iloc[0])
->>> mi.ablate(model, prompts, heads=[(0, worst)]).drop == effects["drop"].iloc[0]
+>>> bool(mi.ablate(model, prompts, heads=[(0, worst)]).drop == effects["drop"].iloc[0])
 True
 """
 

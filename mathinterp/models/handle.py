@@ -258,7 +258,7 @@ class WrappedModel(Model):
 
 
 def content_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """16 hex digits of weights, buffers, config and tokenizer of an object in memory; not of its device."""
+    """16 hex digits of modules, weights, buffers, config and tokenizer of an object in memory; not of its device."""
     named = sorted(_named_tensors(model), key=lambda item: item[0])
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = list(pool.map(lambda item: hashlib.blake2b(_bytes(item[1]).data, digest_size=32).hexdigest(), named))
@@ -269,7 +269,8 @@ def content_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     backend: Any = tokenizer
     words = json.loads(backend.backend_tokenizer.to_str())
     words = {name: value for name, value in words.items() if name not in ("truncation", "padding")}  # of the last call
-    content = [tensors, plain_config(model.config.to_dict()), words]
+    modules = [[name, type(each).__qualname__, each.extra_repr()] for name, each in model.named_modules()]
+    content = [modules, tensors, plain_config(model.config.to_dict()), words]
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 

@@ -33,6 +33,8 @@ def check_wrappable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         if any(not _of_transformers(hook) for hook in hooks):
             raise UserError(f"model '{name}' has forward hooks ({place or 'the model itself'}); remove them first")
+        if "forward" in vars(module) and not hasattr(module, "_hf_hook"):  # accelerate's moves inputs between devices
+            raise UserError(f"model '{name}' has a forward of its own ({place or 'the model itself'}); remove it first")
 
 
 def _of_transformers(hook: Any) -> bool:
@@ -71,10 +73,8 @@ def _put_back_tensor(tensor: torch.Tensor, data: torch.Tensor, gradients: bool) 
 
 def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Name -> the value, and a shallow copy of one that could be changed in place."""
-    return {
-        name: (value, copy.copy(value) if isinstance(value, dict | list | set) else None)
-        for name, value in attributes.items()
-    }
+    changeable = {name: copy.copy(value) for name, value in attributes.items() if isinstance(value, dict | list | set)}
+    return {name: (value, changeable.get(name)) for name, value in attributes.items()}
 
 
 def _put_back(attributes: dict[str, Any], kept: dict[str, tuple[Any, Any]]) -> None:

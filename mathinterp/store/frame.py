@@ -29,7 +29,11 @@ class Frame(pd.DataFrame):
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table, without pandas' index."""
-        return pa.Table.from_pandas(pd.DataFrame(self), preserve_index=False).replace_schema_metadata()
+        table = pa.Table.from_pandas(pd.DataFrame(self), preserve_index=False).replace_schema_metadata()
+        short = [
+            field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in table.schema
+        ]  # fmt: skip
+        return table.cast(pa.schema(short))
 
     def polars(self) -> "pl.DataFrame":
         """The rows as a polars frame; raises UserError where polars is not installed."""

@@ -62,8 +62,8 @@ class GoldenStore:
         run = open_run(self.store, work)
         replica = Replica(
             ReplicaJob(
-                work.scan, NamedSource(spec), work.prompts, work.model.fingerprint, work.prompts_fingerprint, self.store.url,
-                run.run_id, "cpu", 1,
+                work.scan, NamedSource(spec), work.prompts, work.model.fingerprint, work.prompts_fingerprint,
+                self.store.url, run.run_id, "cpu", 1,
             )
         )  # fmt: skip
         replica.load()
