@@ -1,4 +1,4 @@
-"""A run in this process, without Ray: the dispatcher's rules, the rows of Ray's replicas, and models in memory there."""
+"""A run in this process, without Ray: the dispatcher's rules, and the rows of Ray's replicas, also of wrapped models."""
 
 import json
 import subprocess
@@ -122,7 +122,7 @@ def test_faults_are_retried_and_what_fails_always_is_reported(tmp_path: Path) ->
 def test_a_mistake_of_the_user_and_a_key_press_end_the_run_at_once(tmp_path: Path) -> None:
     class Stopped(ToyScan):
         def run(self, state: Any, shard: Shard) -> pa.Table:
-            raise KeyboardInterrupt if shard.work["layer"] else UserError("not so")
+            raise KeyboardInterrupt if self.layers > 1 else UserError("not so")
 
     with pytest.raises(UserError, match="not so"):
         run(Stopped(1), tmp_path / "a")
@@ -176,7 +176,7 @@ def test_threads_follow_from_the_model_and_the_machine_alone() -> None:
 def test_rows_are_the_same_here_and_on_ray_also_of_a_model_in_memory(tmp_path: Path) -> None:
     from mathinterp.cluster.ray_cluster import connection
 
-    experiment = mi.experiments.Heads(heads=["0.6", "1.1", "1.2"])
+    experiment = mi.experiments.Heads(heads=["0.2", "1.1", "1.2"])
     prompts = mi.prompts("two_digit", limit=6)
     named = mi.load("bundled", device="cpu", dtype="float32")
     wrapped = mi.wrap(tiny_model("llama", dtype=torch.float32).train(), tiny_tokenizer(), name="mine")
