@@ -1,4 +1,4 @@
-"""A run in this process, without Ray: the dispatcher's rules, and the rows of Ray's replicas, also of wrapped models."""
+"""A run in this process, without Ray: the dispatcher's rules, and the rows of Ray's replicas; wrapped models."""
 
 import json
 import subprocess

@@ -18,7 +18,7 @@ from mathinterp.cluster.run import Work
 from mathinterp.cluster.run import dispatch as dispatch_shards
 from mathinterp.models.units import Head
 from mathinterp.report.pipeline import described_heads
-from mathinterp.store import Run, Store
+from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.small_store import FINGERPRINT, fill, open_run, prompt
 
