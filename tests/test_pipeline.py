@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.dispatch import Outcome
-from mathinterp.cluster.ray_cluster import Placement
-from mathinterp.cluster.replica import Replica
-from mathinterp.cluster.run import Work, close_run, replica_job
+from mathinterp.cluster.places import Here
+from mathinterp.cluster.run import Work
+from mathinterp.cluster.run import dispatch as dispatch_shards
 from mathinterp.models.units import Head
-from mathinterp.store import Run, Store
+from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from mathinterp.workflows.pipeline_answer import described_heads
 from tests.small_store import FINGERPRINT, fill, open_run, prompt
@@ -184,18 +183,13 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Shards run here, as a replica would run them; the scans that were, in order."""
     ran: list[str] = []
 
-    def dispatch(work: Work, run: Run, store: Store, missing: set[str], placement: Placement, *_: object) -> Outcome:
+    def dispatch(work: Work, *arguments: Any) -> Outcome:
         ran.append(work.scan.name)
-        replica = Replica(replica_job(work, run, store, placement))
-        outcome = Outcome(notes=replica.load())
-        outcome.receipts = [replica.run(shard) for shard in work.shards if shard.key in missing]
-        close_run(run, outcome)
-        return outcome
+        return dispatch_shards(work, *arguments)
 
     monkeypatch.setattr("mathinterp.cluster.run.dispatch", dispatch)
-    monkeypatch.setattr("mathinterp.cluster.run.place", lambda *_: Placement(1, 0, 1, torch.get_num_threads()))
-    for module in ("cluster.run", "workflows.pipeline"):
-        monkeypatch.setattr(f"mathinterp.{module}.connection", lambda _: nullcontext())
+    monkeypatch.setattr("mathinterp.cluster.run.place_of", lambda model, *_: Here(model))
+    monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: nullcontext())
     return ran
 
 
@@ -295,8 +289,7 @@ SUM = {"text": "3 plus 5 is", "answer": "8", "operation": "add", "operand_a": "3
 def test_every_mistake_of_the_path_is_one_line_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], fields: dict[str, str], parts: list[str]
 ) -> None:
-    for module in ("cluster.run", "workflows.pipeline"):
-        monkeypatch.setattr(f"mathinterp.{module}.connection", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: pytest.fail("Ray was started"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps(SUM | fields) + "\n")
     result = CliRunner().invoke(main, [*words, "--prompts", str(prompts), "--store", str(tmp_path / "store")])

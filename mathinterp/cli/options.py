@@ -169,7 +169,7 @@ def cluster_options() -> Callable[[Command], Command]:
     return apply(
         [
             click.option(
-                "--address", default=None, callback=with_scratch,
+                "--address", default="local", envvar="RAY_ADDRESS", callback=with_scratch,
                 help="Running Ray cluster; without it a local Ray is started.",
             ),
             click.option(

@@ -8,7 +8,7 @@ import click
 from mathinterp.cli.experiment import Parsed
 from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
-from mathinterp.cli.running import label, print_run, resumable
+from mathinterp.cli.running import print_run, resumable
 from mathinterp.experiments.ablation import ABLATIONS
 from mathinterp.experiments.options import read_counts
 from mathinterp.experiments.paths import EFFECTS
@@ -74,14 +74,12 @@ def pipeline(
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
     from mathinterp.models.catalog import ModelSpec
-    from mathinterp.prompts import load_prompts
+    from mathinterp.prompts import prompts_of
     from mathinterp.store import Store
     from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, Workers, run_pipeline
 
     names = dict.fromkeys([prompt_name, *(name for name in transfer if name)])
-    own, *others = (
-        NamedPrompts(name, load_prompts(name, seed=seed, limit=limit), label(name, limit, seed)) for name in names
-    )
+    own, *others = (NamedPrompts(name, prompts_of(name, seed=seed, limit=limit)) for name in names)
     spec = ModelSpec(model, adapter, dtype, trust_remote_code)
     asked = Pipeline(top, effect, ablation, ks, control_seeds)
     opened = Store(store)

@@ -26,14 +26,14 @@ def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
     from mathinterp.cluster.plan import measure_cpu, plan_scan
     from mathinterp.cluster.run import prepare_work
     from mathinterp.models.catalog import ModelSpec, resolve_dtype
-    from mathinterp.prompts import load_prompts
+    from mathinterp.prompts import Prompts, prompts_of
     from mathinterp.store import Store
 
     spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
-    prompts = []
+    prompts = Prompts(())
     if experiment.prompt_set is not None:
         limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed
-        prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=limit)
+        prompts = prompts_of(options["prompt_name"], seed=options["seed"], limit=limit)
     work = prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"]))
     model = work.model
     on_cpu = plan_scan(work.scan, model.shape, work.prompts, model.dtype, cpu=measure_cpu(model.shape))

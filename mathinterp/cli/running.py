@@ -15,22 +15,26 @@ if TYPE_CHECKING:
 
 
 def run_chosen(
-    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
-    limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
-    shown: Any = None, sentence: "Prompt | None" = None,
+    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str,
+    address: str | None, replicas: int | None, gpus_per_replica: float | None, prompt_name: str | None = None,
+    limit: int | None = None, seed: int = 0, shown: Any = None, sentence: "Prompt | None" = None,
 ) -> "RunSummary":  # fmt: skip
     """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
 
     Args:
+        prompt_name: None for an experiment that needs no prompts.
         shown: the experiment's show_options, looked at before anything runs; None: nothing of it is shown.
         sentence: read it alone, instead of a set of prompts.
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec
-    from mathinterp.prompts import load_prompts
+    from mathinterp.prompts.given import Prompts, prompts_of
 
-    prompts = [sentence] if sentence else load_prompts(prompt_name, seed=seed, limit=limit)
+    if sentence is not None:
+        prompts = Prompts((sentence,), sentence.text)
+    else:
+        prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
     with resumable():
@@ -42,7 +46,6 @@ def run_chosen(
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,
             address=address,
-            prompts_label=sentence.text if sentence else label(prompt_name, limit, seed),
         )
 
 
@@ -55,11 +58,6 @@ def resumable() -> Iterator[None]:
         yield
     except NoReplicaLeft as error:
         raise click.ClickException(f"{error}; the same command goes on from here") from error
-
-
-def label(name: str, limit: int | None, seed: int) -> str:
-    """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
-    return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:

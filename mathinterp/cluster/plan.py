@@ -65,6 +65,17 @@ class Plan:
     peak_bytes: int  # device memory of a replica, about
     seconds: dict[str, float]  # of computing: device -> on one GPU of that kind, or on all cores of this CPU
 
+    def __str__(self) -> str:
+        """For people, a line each."""
+        times = ", ".join(f"{device} {seconds:.3g} s" for device, seconds in self.seconds.items())
+        plain = "" if self.plain_flops is None else f" ({self.plain_flops / 1e12:.3g} by full forward passes)"
+        return (
+            f"{self.scan}: {self.evaluations:,} forward evaluations in {self.shards} shards,"
+            f" {self.flops / 1e12:.3g} TFLOP{plain}\n"
+            f"{self.rows:,} rows, about {self.result_bytes / 1e6:.3g} MB; a replica takes about"
+            f" {self.peak_bytes / 1e9:.3g} GB\ncomputing takes about: {times}"
+        )
+
 
 def plan_scan(
     scan: Experiment,

@@ -28,7 +28,8 @@ from mathinterp.engine import batching
 from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
+from mathinterp.models.catalog import LoadedModel, ResolvedModel
+from mathinterp.models.handle import ModelSource
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
 from mathinterp.versions import versions
@@ -44,7 +45,7 @@ class ReplicaJob:
     """All that a replica needs to know; passed once, through Ray's object store."""
 
     scan: Experiment
-    spec: ModelSpec
+    source: ModelSource
     prompts: tuple[TokenizedPrompt, ...]
     model_fingerprint: str  # the driver's; a replica that finds another one must not add rows
     prompts_fingerprint: str
@@ -98,7 +99,7 @@ class Replica:
         self._versions = made_here(job.scan, resolved, job.device)
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
         alone = {}
-        if job.scan.reads_together:
+        if job.scan.reads_together and job.prompts:
             sentences = [prompt.input_ids[: prompt.end + 1] for prompt in job.prompts]
             alone = {"alone_deviation": alone_deviation(loaded.anatomy, sentences)}
         self._state = job.scan.prepare(subject)
@@ -109,18 +110,18 @@ class Replica:
         return {**job.scan.notes(self._state), **alone, **ahead, **prepared, **checked}
 
     def _find_model(self) -> ResolvedModel:
-        resolved = resolve(self._job.spec, self._job.device)
-        _require_same(f"model '{self._job.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        resolved = self._job.source.resolve(self._job.device)
+        _require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
         return resolved
 
     def _load_model(self, resolved: ResolvedModel) -> LoadedModel:
         try:
-            return load(resolved, self._job.device)
+            return self._job.source.load(resolved, self._job.device)
         except torch.cuda.OutOfMemoryError as error:
             total = torch.cuda.get_device_properties(0).total_memory
             raise UserError(
-                f"model '{self._job.spec.name}' does not fit on the GPU of {_where()} ({total / 1e9:.0f} GB, shared by"
-                " all replicas on it); use fewer replicas a GPU, a narrower --dtype or a smaller model"
+                f"model '{resolved.spec.name}' does not fit on the GPU of {_where()} ({total / 1e9:.0f} GB, shared by"
+                " all replicas on it); use fewer replicas per GPU, a narrower `dtype` or a smaller model"
             ) from error
 
     def run(self, shard: Shard) -> Receipt:
@@ -149,6 +150,12 @@ class Replica:
             versions=self._versions,
             halved=computed.halved,
         )
+
+    def close(self) -> None:
+        """Let go of the model and of the thread that computes."""
+        self._state = None
+        if self._turns is not None:
+            self._turns.shutdown()
 
     def _compute(self, shard: Shard) -> "Computed":
         started, halved = time.perf_counter(), batching.halved

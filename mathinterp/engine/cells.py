@@ -24,7 +24,9 @@ class Cells:
 
     @staticmethod
     def joined(parts: Sequence["Cells"]) -> "Cells":
-        """All parts' cells, in order."""
+        """All parts' cells, in order; there may be none."""
+        none = Cells(np.empty(0), np.empty(0, np.int64))
+        parts = [none, *parts]
         return Cells(np.concatenate([p.values_n for p in parts]), np.concatenate([p.predicted_m for p in parts]))
 
     @staticmethod
@@ -80,5 +82,7 @@ class Difference:
 
 
 def evenly(count: int, most: int = MOST_CELLS) -> np.ndarray:
-    """At most ``most`` of range(count), evenly spread, first and last included."""
+    """At most ``most`` of range(count), evenly spread, first and last included; none of none."""
+    if count == 0:
+        return np.empty(0, np.int64)
     return np.unique(np.linspace(0, count - 1, num=min(most, count), dtype=np.int64))

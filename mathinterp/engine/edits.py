@@ -44,7 +44,7 @@ class Edit:
 class Replacement:
     """New activations: one vector for every token, or one row for each of n named tokens.
 
-    values: Z, or n Z, where Z is the width of the site (H * d_head, or D).
+    values: Z, or n Z, where Z is the width of the site (``site_width``).
     prompt_n, token_n: prompt index and token index of each row; None for a vector that goes everywhere.
     """
 
@@ -55,16 +55,20 @@ class Replacement:
     @staticmethod
     def zero(anatomy: Anatomy, site: str, layer: int) -> "Replacement":
         """Zero ablation at every token; the output projection's bias stays (method.md section 2)."""
-        shape = anatomy.shape
-        width = shape.n_heads * shape.d_head if site == "head" else shape.d_model
-        zeros = torch.zeros(width, dtype=anatomy.dtype, device=anatomy.device)
+        zeros = torch.zeros(site_width(anatomy, site), dtype=anatomy.dtype, device=anatomy.device)
         bias = getattr(anatomy.down_projection(layer), "bias", None)  # zeroed neurons leave down_proj's bias
-        return Replacement(zeros if site == "head" or bias is None else bias.detach())
+        return Replacement(zeros if site != "mlp" or bias is None else bias.detach())
 
     @property
     def everywhere(self) -> bool:
         """True if one vector replaces the activation of every token."""
         return self.prompt_n is None
+
+
+def site_width(anatomy: Anatomy, site: str) -> int:
+    """Z: numbers per token at "head" (o_proj's input), "mlp" (the MLP's output) or "neuron" (down_proj's input)."""
+    shape = anatomy.shape
+    return {"head": shape.n_heads * shape.d_head, "mlp": shape.d_model, "neuron": shape.n_neurons}[site]
 
 
 class PlacedReplacement:

@@ -60,6 +60,20 @@ def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor
     return _caught(module, edited_output)
 
 
+def edited_site(anatomy: Anatomy, site: str, layer: int, edit: Edit) -> AbstractContextManager[None]:
+    """Within the block the activations at "head" (o_proj's input), "neuron" (down_proj's) or "mlp" are edited."""
+    if site == "mlp":
+        return edited_output(anatomy.mlp(layer), edit)
+    return edited_input(anatomy.output_projection(layer) if site == "head" else anatomy.down_projection(layer), edit)
+
+
+def caught_site(anatomy: Anatomy, site: str, layer: int) -> AbstractContextManager[list[torch.Tensor]]:
+    """Collects the activations at a site, as of ``edited_site``, within the block."""
+    if site == "mlp":
+        return caught_output(anatomy.mlp(layer))
+    return caught_input(anatomy.output_projection(layer) if site == "head" else anatomy.down_projection(layer))
+
+
 @contextmanager
 def _caught(
     module: nn.Module, edited: Callable[[nn.Module, Edit], AbstractContextManager[None]]

@@ -20,7 +20,7 @@ from mathinterp.engine.batching import in_batches
 from mathinterp.engine.cells import Cells
 from mathinterp.engine.compiling import compiled as compiled_by_rule
 from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement
-from mathinterp.engine.hooks import caught_input, caught_output
+from mathinterp.engine.hooks import caught_input, caught_site
 from mathinterp.engine.layers import Call, RecordedCalls, call_attention, call_layer, joined, record
 from mathinterp.engine.parts import FillsRows, ReadsRows, Twin, gather_rows, known_twin
 from mathinterp.engine.plain import PlainEngine
@@ -191,7 +191,7 @@ class PackedEngine:
 
     @torch.inference_mode()
     def token_values(self, site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
-        """Clean activations of the n tokens: n Z ("head": o_proj's input) or n D ("mlp": the MLP's output)."""
+        """Clean activations of the n tokens: n Z, see edits.site_width."""
         values_PNZ = torch.cat(
             [self._clean_site(site, layer, g, calls) for g, calls in zip(self.groups, self.calls, strict=True)]
         )
@@ -207,7 +207,7 @@ class PackedEngine:
             with caught_input(anatomy.output_projection(layer)) as caught:
                 calls.attention[layer](self._attention(layer), anatomy.attention_norm(layer)(hidden))
         else:
-            with caught_output(anatomy.mlp(layer)) as caught:
+            with caught_site(anatomy, site, layer) as caught:
                 calls.layer[layer](self.layers[layer], hidden)
         assert len(caught) == 1, f"the {site} hook of layer {layer} fired {len(caught)} times, not once"
         return caught[0]

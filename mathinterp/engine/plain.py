@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from mathinterp.engine.batching import like_lengths
-from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement
-from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output
+from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement, site_width
+from mathinterp.engine.hooks import caught_input, caught_site, edited_input, edited_output
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -91,14 +91,10 @@ class PlainEngine:
     @torch.inference_mode()
     def token_values(self, site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
         """Clean activations at ``site`` of the n tokens: n Z."""
-        anatomy = self.anatomy
-        width = anatomy.shape.n_heads * anatomy.shape.d_head if site == "head" else anatomy.shape.d_model
+        width = site_width(self.anatomy, site)
         everything = torch.zeros(len(self.prompts), self.length, width, dtype=self.dtype, device=self.device)
         for batch in self.batches:
-            where = (
-                caught_input(anatomy.output_projection(layer)) if site == "head" else caught_output(anatomy.mlp(layer))
-            )
-            with where as caught:
+            with caught_site(self.anatomy, site, layer) as caught:
                 self._forward(batch)
             assert len(caught) == 1, f"the {site} hook of layer {layer} fired {len(caught)} times, not once"
             everything[batch, : caught[0].shape[1]] = caught[0]

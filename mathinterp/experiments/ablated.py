@@ -46,7 +46,18 @@ def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, co
 
 
 def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
-    """Clean pass, counterfactual pass where needed, and the run's noise: done once per replica."""
+    """``engines_of`` with the run's noise and what its means are over: done once per replica."""
+    state = engines_of(scan, subject, edits_per_batch, edits_in_all)
+    if isinstance(state.engine, PackedEngine):
+        state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
+    if scan.ablation == "mean":
+        groups = Counter(_mean_groups(scan, subject.prompts))
+        state.notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}
+    return state
+
+
+def engines_of(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
+    """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone."""
     anatomy, prompts = subject.anatomy, subject.prompts
     compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
     engine = build_scan_engine(scan, subject, edits_per_batch, compiled)
@@ -59,10 +70,6 @@ def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all
         forest = engine.forest
         notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
         notes["attention"] = "tree" if engine.tree_attention else "dense masks"
-        notes["noise_floor"] = engine.noise_floor(engine.baseline())
-    if scan.ablation == "mean":
-        groups = Counter(_mean_groups(scan, prompts))
-        notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}
     return AblationState(anatomy, prompts, engine, counterfactual, notes)
 
 
@@ -89,7 +96,7 @@ def private_from(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[int
 
 
 def replacement(scan: Ablation, state: AblationState, site: str, layer: int) -> Replacement:
-    """The new activations of ``site`` ("head" or "mlp") in ``layer``."""
+    """The new activations of ``site`` ("head", "mlp" or "neuron") in ``layer``."""
     everywhere = scan.edited_positions == "all"
     prompt_n, token_n = _all_tokens(state.prompts) if everywhere else _end_tokens(state.prompts)
     if scan.ablation == "zero":

@@ -53,8 +53,14 @@ class Shown:
     title: str
     rows: Sequence[Row]
 
+    def __str__(self) -> str:
+        import pandas as pd
 
-@dataclass(frozen=True)
+        table = pd.DataFrame(list(self.rows)).to_string(index=False, float_format="{:.4g}".format, na_rep="")
+        return f"{self.title}\n{table}"
+
+
+@dataclass(frozen=True, repr=False)
 class Summary:
     """What a run says.
 
@@ -68,3 +74,9 @@ class Summary:
     data: Mapping[str, Any] = field(default_factory=dict)
     queries: Sequence[str] = ()
     warnings: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """For people: the parts, then what makes them doubtful."""
+        return "\n\n".join([*(str(part) for part in self.parts if part), *self.warnings])
+
+    __repr__ = __str__

@@ -166,7 +166,7 @@ def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str | None = 
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
     resolved = resolve(wanted, device.type, has_bfloat16) if isinstance(wanted, ModelSpec) else wanted
     if resolved.dtype == "bfloat16" and not has_bfloat16:
-        raise UserError(f"{device} has no bfloat16: give --dtype float16 or float32")
+        raise UserError(f"{device} has no bfloat16: give `dtype` float16 or float32")
     dtype = DTYPES[resolved.dtype]
     if resolved.source.kind == "random":
         model = random_model(*parse_random(resolved.spec.name), device=device, dtype=dtype)
@@ -200,7 +200,7 @@ def stand_in(resolved: ResolvedModel, device: torch.device | str) -> Anatomy:
 
 def files_to_load(resolved: ResolvedModel) -> list[Path]:
     """The large files that ``load`` will read."""
-    if resolved.source.kind == "random":
+    if resolved.source.path is None:
         return []
     location = resolved.source.location
     return [location] if resolved.source.kind == "gguf" else weight_files(location)

@@ -30,11 +30,11 @@ _HUB_PATTERNS = ["config.json", "generation_config.json", "model*.safetensors", 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint is: a Hugging Face folder, a GGUF file, or a shape to fill with random weights."""
+    """Where a checkpoint is: a Hugging Face folder, a GGUF file, a shape to fill with random weights, or an object."""
 
-    kind: Literal["folder", "gguf", "random"]
+    kind: Literal["folder", "gguf", "random", "memory"]
     name: str  # as the user gave it
-    path: Path | None  # the folder or the file; None for random weights
+    path: Path | None  # the folder or the file; None for random weights and for a model in memory
 
     @property
     def location(self) -> Path:

@@ -25,6 +25,11 @@ _ANSWER_TOKEN = [
     pa.field("kind", pa.string()),
     pa.field("carry_class", pa.string()),
 ]
+_PROMPT_COLUMN = [
+    pa.field("prompt_id", pa.string()),
+    pa.field("name", pa.string()),
+    pa.field("value", pa.string()),
+]
 
 STORE_TABLES: dict[str, Table] = {
     "prompts": Table(
@@ -38,6 +43,13 @@ STORE_TABLES: dict[str, Table] = {
         doc="one row per scored answer token. position: 0 = first scored token of the prompt; kind: digit, sign or"
         " text. carry_class (paper A, Table 3): change-one if the token's column received a carry or borrow, else"
         " memorize; mixed where one token covers columns of both.",
+    ),
+    "prompt_columns": Table(
+        pa.schema(_PROMPT_COLUMN),
+        ("name",),
+        partition="prompts_fingerprint",
+        doc="further columns that prompts were given with, a row per prompt and column, as text. They are no part of"
+        " the fingerprint: the last ones given for the same prompts are kept.",
     ),
 }
 

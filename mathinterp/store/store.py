@@ -6,6 +6,7 @@ Knows where everything lies and which files can be trusted; knows nothing about 
     <store>/<table>/run_id=<run_id>/shard-00000.parquet
     <store>/prompts/prompts_fingerprint=<fingerprint>/prompts.parquet
     <store>/answer_tokens/prompts_fingerprint=<fingerprint>/answer_tokens.parquet
+    <store>/prompt_columns/prompts_fingerprint=<fingerprint>/prompt_columns.parquet
     <store>/views.sql
 """
 
@@ -32,6 +33,8 @@ from mathinterp.versions import differences
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mathinterp.store.frame import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -180,18 +183,36 @@ class Store:
             "host": socket.gethostname(),
         }
 
-    def write_prompts(self, fingerprint: str, prompts: Sequence[TokenizedPrompt]) -> None:
-        """Keep the prompts and their scored answer tokens, unless they are there already."""
-        for table, rows in (
-            ("prompts", [asdict(prompt.prompt) for prompt in prompts]),
-            ("answer_tokens", token_table(prompts)),
-        ):
+    def write_prompts(
+        self,
+        fingerprint: str,
+        prompts: Sequence[TokenizedPrompt],
+        columns: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """Keep the prompts and their scored answer tokens, unless they are there already.
+
+        Args:
+            columns: prompt_id -> further columns; they replace those that were kept before.
+        """
+        kept = {"prompts": [asdict(prompt.prompt) for prompt in prompts], "answer_tokens": token_table(prompts)}
+        for table, rows in kept.items():
             name = f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet"
             if self._inspect(self.files.find(name.rpartition("/")[0], ".parquet")).get(name, "absent") is not None:
-                config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-                content = encode(pa.Table.from_pylist(rows, catalog().tables[table].schema), table, config)
-                self.files.write(name, content)
+                self._write_prompt_table(table, fingerprint, rows)
+        ids = [prompt.prompt.prompt_id for prompt in prompts]
+        more = [
+            {"prompt_id": prompt_id, "name": name, "value": value}
+            for prompt_id in ids
+            for name, value in (columns or {}).get(prompt_id, {}).items()
+        ]
+        if more:
+            self._write_prompt_table("prompt_columns", fingerprint, more)
         self.write_views()
+
+    def _write_prompt_table(self, table: str, fingerprint: str, rows: list[dict[str, Any]]) -> None:
+        config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
+        content = encode(pa.Table.from_pylist(rows, catalog().tables[table].schema), table, config)
+        self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
 
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
@@ -218,6 +239,23 @@ class Store:
         """
         views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
         return query.arrow(query.connect(self.files, views), sql, values)
+
+    def sql(self, query: str, **values: Any) -> "Frame":
+        """The result of a query as a pandas data frame that also gives Arrow and polars.
+
+        Args:
+            query: ``$name`` in it takes its value from ``values``.
+        Raises:
+            UserError: with DuckDB's first line.
+
+        >>> import mathinterp as mi
+        >>> mi.open_store("results").sql("SELECT $n + 1 AS more", n=41)
+           more
+        0    42
+        """
+        from mathinterp.store.frame import Frame
+
+        return Frame.of(self.arrow(query, values))
 
     def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":
         """The result of a query as a pandas data frame; see ``arrow``."""

@@ -76,7 +76,7 @@ def edit_gender(
     _check_words(resolved)
     chosen = partial(NeuronEdit, seeds=control_seeds, passages=_passages(text, resolved))
     run = partial(
-        run_scan, spec=spec, store_url=store, address=address, replicas=replicas, gpus_per_replica=gpus_per_replica
+        run_scan, model=spec, store_url=store, address=address, replicas=replicas, gpus_per_replica=gpus_per_replica
     )
     with connection(address):
         found = run(GenderNeurons(), prompts=contrast_prompts(), prompts_label="gender")

@@ -18,19 +18,18 @@ from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.paths import Paths
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.reading import read_prompts
+from mathinterp.prompts.given import Prompts
 from mathinterp.prompts.pairs import with_counterfactuals
-from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.workflows.pipeline_answer import PipelineAnswer, PipelineRuns, answer_pipeline, described_heads
 
 
 @dataclass(frozen=True)
 class NamedPrompts:
-    """Prompts, what they are called in the answer, and their label in the view ``runs``."""
+    """Prompts, and what they are called in the answer."""
 
     name: str
-    prompts: Sequence[Prompt]
-    label: str
+    prompts: Prompts
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def run_pipeline(
     def stage(title: str, experiment: Experiment, on: NamedPrompts) -> str:
         run = run_scan(
             experiment, spec, on.prompts, store.url, replicas=workers.replicas, address=workers.address,
-            gpus_per_replica=workers.gpus_per_replica, prompts_label=on.label,
+            gpus_per_replica=workers.gpus_per_replica,
         )  # fmt: skip
         told(f"{title}, {on.name}", run)
         if run.failed or not run.complete:

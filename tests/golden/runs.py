@@ -34,6 +34,7 @@ from mathinterp.experiments.neurons import Keep, Neurons
 from mathinterp.experiments.paths import Paths
 from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ModelSpec
+from mathinterp.models.handle import NamedSource
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.store import Store
@@ -59,8 +60,8 @@ class GoldenStore:
         run = open_run(self.store, work)
         replica = Replica(
             ReplicaJob(
-                work.scan, spec, work.prompts, work.model.fingerprint, work.prompts_fingerprint, self.store.url,
-                run.run_id, "cpu", 1,
+                work.scan, NamedSource(spec), work.prompts, work.model.fingerprint, work.prompts_fingerprint,
+                self.store.url, run.run_id, "cpu", 1,
             )
         )  # fmt: skip
         replica.load()
