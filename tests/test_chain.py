@@ -20,13 +20,13 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.chain import Chain
 from mathinterp.experiments.chain.summary import STAGES, chain_figure, summarize_chain
+from mathinterp.experiments.figures import save
 from mathinterp.experiments.neurons import Neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.sentence import sentence_prompt
-from mathinterp.report.figures import save
 from mathinterp.report.page import write_report
 from mathinterp.store import Store
 from tests.neuron_rows import grid

@@ -21,7 +21,7 @@ from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.experiments.knockout import Knockout, Sentence
 from mathinterp.models.anatomy import model_shape
 from mathinterp.models.units import Head
-from mathinterp.report.figures import draw
+from mathinterp.report.page import draw
 from mathinterp.store import Store
 from tests import test_scans
 from tests.head_sets import RANKING

@@ -17,8 +17,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.report.figures import draw
-from mathinterp.report.page import write_report
+from mathinterp.report.page import draw, write_report
 from mathinterp.store import Store
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob

@@ -18,6 +18,7 @@ from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.figures import save
 from mathinterp.experiments.neuron_graph import NeuronGraph
 from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes
 from mathinterp.experiments.neuron_graph.summary import graph_figure, nodes_from, summarize_graph
@@ -27,7 +28,6 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
-from mathinterp.report.figures import save
 from mathinterp.store import Store
 from tests.neuron_twin import gain, look, spread
 from tests.small_store import open_run

@@ -22,7 +22,7 @@ from mathinterp.experiments.paths.summary import summarize_paths
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.report.figures import draw
+from mathinterp.report.page import draw
 from mathinterp.store import Store
 from mathinterp.store.statistics import benjamini_hochberg, spearman
 from tests.path_twin import PAIRS, anatomy_of, forward, patched_logits

@@ -72,7 +72,7 @@ def chain(sentence: str | None, answer: str | None, separator: str | None, heads
     from mathinterp.cli.knockout import parse_ranking
     from mathinterp.experiments.chain import Chain
     from mathinterp.experiments.chain.summary import STAGES_EXPLAINED, chain_figure, summarize_chain
-    from mathinterp.report.figures import save
+    from mathinterp.experiments.figures import save
     from mathinterp.store import Store
 
     require_one(heads, layers)

@@ -61,12 +61,12 @@ def graph(source: str, by: str, top: int, measure: str, edges: str, ks: str, see
       mathinterp scan graph --neurons-from RUN_ID --limit 160 --out figures
       mathinterp scan graph --neurons-from RUN_ID --limit 160 --by operation --measure first_order --show add
     """
+    from mathinterp.experiments.figures import save
     from mathinterp.experiments.neuron_graph import NeuronGraph
     from mathinterp.experiments.neuron_graph.summary import graph_figure, graph_name, nodes_from, summarize_graph
     from mathinterp.experiments.neurons.stored import check_model, neuron_run
     from mathinterp.models.catalog import ModelSpec, resolve
     from mathinterp.prompts import load_prompts
-    from mathinterp.report.figures import save
     from mathinterp.store import Store
 
     spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mathinterp.report.cells import format_value
+
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
@@ -40,19 +42,6 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     wide = Console(width=WIDE)
     fits = wide.measure(table).minimum <= console.width
     (console if fits else wide).print(table)
-
-
-def format_value(value: Any) -> str:
-    """A cell's text."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
 
 
 def warn(line: str) -> None:

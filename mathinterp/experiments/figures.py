@@ -12,11 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mathinterp.errors import UserError
+
 PANEL = 3.2  # inches, width and height of one panel
 
 
 def operations_of(rows: pd.DataFrame) -> list[str]:
-    """The operations in the rows, 'all' first."""
+    """The operations in the rows, 'all' first; raises UserError if there are no rows."""
+    if rows.empty:
+        raise UserError("the run has no rows to draw yet; the same command computes what is missing")
     return sorted(rows["operation"].unique(), key=lambda operation: (operation != "all", operation))
 
 

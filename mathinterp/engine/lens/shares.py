@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 
 from mathinterp.engine.hooks import Edit, edited_input
-from mathinterp.engine.lens.head_reads import GOALS, Head, HeadReader, HeadReads, end_adder, target_logodds
+from mathinterp.engine.lens.head_reads import GOALS, HeadReader, HeadReads, end_adder, target_logodds
 from mathinterp.engine.lens.lens import written_values
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.engine.pairs import Batch, batches_of
+from mathinterp.models.units import Head, Neuron
 
 
 @dataclass(frozen=True)

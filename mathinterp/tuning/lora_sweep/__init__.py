@@ -18,12 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import torch
+from matplotlib.figure import Figure
 from peft import PeftModel
 
 from mathinterp.engine.scores import Answers, answers_of
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.experiments.scored import score_table, scores_of
 from mathinterp.experiments.table import Table
 from mathinterp.models.anatomy import ModelShape
@@ -155,6 +157,24 @@ class LoraSweep(Experiment):
             "seconds": trial.seconds,
         }
         return score_table(SWEEP_SCAN, prompts, state.answers, scores, figures)
+
+    @classmethod
+    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
+        """The accuracy with a LoRA in each layer."""
+        query = "SELECT * EXCLUDE (run_id) FROM paper_a_table9 WHERE run_id = $run ORDER BY layer"
+        rows = results.rows(query)
+        return Summary(
+            parts=[Shown("Accuracy (%) with a LoRA in one layer (-1: none)", rows)],
+            data={"accuracy": rows},
+            queries=[results.query(query), "SELECT * FROM lora_sweep_trials ORDER BY layer, learning_rate"],
+        )
+
+    @classmethod
+    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
+        """See figure.py."""
+        from mathinterp.tuning.lora_sweep.figure import draw
+
+        return draw(results)
 
     def _trained(self, state: SweepState, layer: int, rate: float) -> "_Trial":
         subject = state.subject
