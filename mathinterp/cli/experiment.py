@@ -14,14 +14,17 @@ from typing import Any
 
 import click
 
+from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
     FiniteRange,
     cluster_options,
     json_option,
     model_options,
     out_folder,
+    parameters_of,
     prompt_options,
     store_option,
+    verbosity_options,
 )
 from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
@@ -47,20 +50,9 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
         experiment.name,
         {"default_map": defaults},
         callback=partial(run, experiment),
-        params=[*own, *_parameters([*shared, json_option()])],
+        params=[*own, *parameters_of([*shared, json_option(), verbosity_options()])],
         help=_help(experiment, verb),
     )
-
-
-def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """The options that decorators would add to a command, in their order."""
-
-    def collected() -> None:
-        """Nothing: click keeps options on it."""
-
-    for add in reversed(decorators):
-        add(collected)
-    return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
 
 
 def _own_options(owner: type) -> list[click.Parameter]:
@@ -199,7 +191,7 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     if figure is None:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    return list(save(figure, out / file_name(f"{chosen.name}-{results.run_id}")))
+    return save(figure, out / file_name(f"{chosen.name}-{results.run_id}"))
 
 
 def _store(url: str) -> Any:
@@ -208,7 +200,7 @@ def _store(url: str) -> Any:
     return Store(url)
 
 
-class ExperimentGroup(click.Group):
+class ExperimentGroup(Group):
     """A group with a command for every experiment; ``module:Class`` names one from outside the package.
 
     Args:

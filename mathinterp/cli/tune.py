@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.group import Group
 from mathinterp.cli.knockout import parse_ranking
 from mathinterp.cli.options import out_folder, parse_layers, parse_neurons
 from mathinterp.cli.output import console
@@ -21,7 +22,7 @@ Pairs = tuple[tuple[int, int], ...]
 DEFAULT_TOP = 32
 
 
-@click.group()
+@click.group(cls=Group)
 def tune() -> None:
     """Fine-tune chosen heads, whole models, layers or LoRA; merge an adapter.
 

@@ -111,11 +111,16 @@ def run_scan(
         work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, store=store, prompts_label=prompts_label)
         run = open_run(store, work, "cuda" if gpus else "cpu")
         missing = set(run.missing_shards())
+        logger.info(
+            f"run {run.run_id}: {scan.name} of {work.model.label} ({work.model.dtype}, {work.model.fingerprint}),"
+            f" {len(work.prompts)} prompts, {len(missing)} of {len(work.shards)} shards to compute in {store.url}"
+        )
         outcome, placement = Outcome(), None
         if missing:
             stack.enter_context(connection(address))
             weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
             placement = place(replicas, gpus, len(missing), weights)
+            logger.info(f"{placement.replicas} replicas, {gpus or 'no'} GPUs each")
             outcome = dispatch(work, run, store, missing, placement, max_attempts, progress)
         else:
             run.finish()
@@ -165,6 +170,7 @@ def dispatch(
     """Run the missing shards on replicas, and bring the run's record up to date however that ends."""
     shards = [shard for shard in work.shards if shard.key in missing]
     evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
+    progress = progress and logger.isEnabledFor(logging.WARNING)  # nothing where the log is silenced
     shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
     job = ray.put(replica_job(work, run, store, placement))
     at_once = AT_ONCE if placement.gpus else 1

@@ -3,7 +3,7 @@
 Knows matplotlib's objects, not its windows: nothing is shown, ``save`` writes PNG and SVG.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +83,7 @@ def _grid(effects: pd.DataFrame) -> np.ndarray:
     return grid
 
 
-def save(figure: Figure, path: Path) -> Sequence[Path]:
+def save(figure: Figure, path: Path) -> list[Path]:
     """Write ``path``.png and ``path``.svg; returns both."""
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:
