@@ -26,10 +26,8 @@ from mathinterp.tuning.depth import deep_layers, lora_layer
 from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder, claim_folder, split_samples
 from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
-from tests.test_forward import PROMPTS, anatomy, one_at_a_time
+from tests.exact import PROMPTS, one_at_a_time
 from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 CPU = torch.device("cpu")
 CONFIG = SftConfig(steps=3, batch_size=4, learning_rate=1.0, micro_batch=4)

@@ -23,10 +23,7 @@ from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store, prompts_fingerprint
-from tests.test_forward import anatomy
 from tests.tiny import save_tiny
-
-assert anatomy  # the fixture: every tiny family in float64
 
 NEURONS = [(0, 3), (2, 39)]
 
