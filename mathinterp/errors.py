@@ -4,6 +4,9 @@ A mistake of the caller is one line and exit code 2 on the command line, work th
 anything else is a fault of the program, with its traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Something the user can put right; the message says what is wrong and what to do, in one line."""
@@ -11,3 +14,9 @@ class UserError(ValueError):
 
 class Unfinished(RuntimeError):
     """Work that stopped before its end, as one line; the same call goes on from there."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'heads'?`` for a near miss of a known name, to end a message with; else nothing."""
+    alike = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean '{alike[0]}'?" if alike else ""

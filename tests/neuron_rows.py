@@ -11,8 +11,8 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.neurons import Neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
+from tests.made_prompts import PROMPTS as MADE
 from tests.small_store import open_run
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_model
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import PROMPTS
+from tests.exact import PROMPTS
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS]
 

@@ -28,9 +28,9 @@ from mathinterp.models.alignment import BOUNDARY, align
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.store import Run, Store
+from tests.exact import PROMPTS
 from tests.small_store import open_run
 from tests.test_dispatch import ScriptedWorkers, shards
-from tests.test_forward import PROMPTS
 from tests.tiny import save_tiny, tiny_model
 
 CELLS = Cells(np.array([-1.5, 2.25, 0.0]), np.array([3, 4]))

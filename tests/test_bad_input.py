@@ -10,9 +10,6 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.store import Store
 from tests.small_store import fill, prompt
-from tests.test_neuron_graph import scanned
-
-assert scanned  # the fixture: a store with a neuron scan of the bundled model
 
 NEURONS = ["--neurons-from", "RUN", "--limit", "8"]
 GRAPH = ["scan", "graph", *NEURONS]

@@ -30,14 +30,12 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.sentence import sentence_prompt
 from mathinterp.report.page import write_report
 from mathinterp.store import Store
+from tests.exact import PROMPTS
 from tests.neuron_rows import grid
 from tests.neuron_twin import gain, spread
 from tests.small_store import open_run
-from tests.test_forward import PROMPTS, anatomy
 from tests.test_neuron_graph import value_row
 from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
 TARGETS = torch.tensor([prompt.scored[0].token_id for prompt in PROMPTS[:6]])

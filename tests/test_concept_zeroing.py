@@ -26,12 +26,9 @@ from mathinterp.experiments.results import Results, Shown
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
+from tests.exact import PROMPTS
 from tests.small_store import FINGERPRINT, open_run, prompt
-from tests.test_forward import PROMPTS, anatomy
 from tests.tiny import save_tiny, tiny_model
-
-assert anatomy  # the fixture: every tiny family in float64
-
 
 # ---- zeroing ----
 

@@ -26,10 +26,7 @@ from mathinterp.experiments.concepts import rows as rows_of_concepts
 from mathinterp.experiments.concepts.rows import match_vocabulary
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import anatomy
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 

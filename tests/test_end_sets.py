@@ -13,10 +13,8 @@ from mathinterp.engine.scores import Scores
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.models.anatomy import Anatomy
 from tests import test_scans
+from tests.exact import PROMPTS, assert_same
 from tests.head_sets import SETS, resampled, zeros
-from tests.test_forward import PROMPTS, anatomy, assert_same
-
-assert anatomy  # the fixture: every tiny family in float64
 
 BASE: HeadSet = frozenset({(0, 1), (1, 2)})
 WITH_BASE: list[HeadSet] = [BASE | {(layer, head)} for layer in (2, 0, 1) for head in (0, 3)] + [BASE]

@@ -31,10 +31,7 @@ from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store, query
 from mathinterp.store.manifest import Run
 from mathinterp.tuning.edit import export_edited, zero_columns
-from tests.test_forward import anatomy
 from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 
 def test_prompts_are_those_of_the_paper() -> None:

@@ -19,10 +19,8 @@ from mathinterp.engine.hooks import zeroed_columns
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
+from tests.exact import EXACT, PROMPTS, assert_same, one_at_a_time
 from tests.head_sets import SETS, resampled, zeros
-from tests.test_forward import EXACT, PROMPTS, anatomy, assert_same, one_at_a_time
-
-assert anatomy  # the fixture: every tiny family in float64
 
 
 def packed_engine(anatomy: Anatomy) -> PackedEngine:

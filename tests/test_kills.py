@@ -33,12 +33,9 @@ from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
-from tests.test_neuron_graph import scanned
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.ray
-
-assert scanned  # the fixture: a store with a neuron scan of the bundled model
 
 FINISHED = 2  # shards that the driver has heard of when it dies; its replica holds two more at most
 DOOMED = """

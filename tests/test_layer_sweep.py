@@ -19,6 +19,7 @@ from mathinterp.models.catalog import LoadedModel
 from mathinterp.models.depth import deep_layers, lora_layer
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.report.page import write_report
 from mathinterp.store import Store
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob
@@ -27,10 +28,8 @@ from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder
 from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep import claim_folder, split_samples
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
-from tests.test_forward import PROMPTS, anatomy, one_at_a_time
+from tests.exact import PROMPTS, one_at_a_time
 from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 CPU = torch.device("cpu")
 CONFIG = SftConfig(steps=3, batch_size=4, learning_rate=1.0, micro_batch=4)
@@ -229,7 +228,6 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     points = curves.axes[0].lines[0].get_xydata()
     every = curve[curve["operation"] == "all"].sort_values("layer")
     np.testing.assert_allclose(points, np.array([every["layer"], 100 * every["accuracy"]]).T)
-    from mathinterp.report.page import write_report
 
     assert write_report(Store(tmp_path / "store"), tmp_path / "report").page.is_file()
 

@@ -18,11 +18,9 @@ from mathinterp.experiments.mask_keep.ranked import RankedNeurons, random_neuron
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.depth import deep_layers
 from mathinterp.prompts.prompt import TokenizedPrompt
-from tests.test_forward import anatomy, random_prompts
-from tests.test_scans import PROMPTS as MADE
+from tests.exact import random_prompts
+from tests.made_prompts import PROMPTS as MADE
 from tests.tiny import tiny_config, tiny_model
-
-assert anatomy  # the fixture: every tiny family in float64
 
 FEW = random_prompts(4)
 SHAPE = model_shape(tiny_config("llama"))  # 3 layers of 40 neurons

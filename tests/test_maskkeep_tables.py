@@ -23,9 +23,9 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from mathinterp.store.statistics import Z_95, Unit, effects_by_operation
+from tests.made_prompts import PROMPTS as MADE
 from tests.small_store import FINGERPRINT, open_run
 from tests.test_neuron_card import stored_scan
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_model
 
 # ---- the views ----

@@ -27,7 +27,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import typed_tokens
-from mathinterp.report.figures import draw
+from mathinterp.report.page import draw
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level

@@ -6,9 +6,7 @@ import torch
 from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask, zeroed_neurons
 from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import PROMPTS, anatomy, assert_same, random_prompts
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.exact import PROMPTS, assert_same, random_prompts
 
 EXACT = 1e-11
 NEURONS = [(0, 3), (0, 17), (2, 39)]

@@ -24,10 +24,7 @@ from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store, prompts_fingerprint
-from tests.test_forward import anatomy
 from tests.tiny import save_tiny
-
-assert anatomy  # the fixture: every tiny family in float64
 
 NEURONS = [Neuron(0, 3), Neuron(2, 39)]
 

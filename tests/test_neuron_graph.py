@@ -28,18 +28,15 @@ from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import check_model, neuron_run
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import load_prompts
-from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.store import Store
+from tests.exact import PROMPTS
+from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_twin import gain, look, spread
 from tests.small_store import open_run
-from tests.test_forward import PROMPTS, anatomy
 from tests.test_neuron_ablation import zero_columns
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 NEURONS = [(2, 7), (0, 3), (1, 39), (0, 17), (2, 20), (1, 0)]
 EXACTLY = {"rel": 1e-9, "abs": 1e-11}
@@ -333,27 +330,6 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
 
 
 # ---- the command ----
-
-
-@pytest.fixture(scope="module")
-def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A store with a neuron scan of the bundled model, made without Ray."""
-    folder = tmp_path_factory.mktemp("graph")
-    spec, store = ModelSpec(), Store(folder)
-    loaded = load(spec, "cpu")
-    prompts = tokenize_prompts(load_prompts("two_digit", limit=8), loaded.tokenizer)
-    scan = Neurons("head:0.6", keep="topk:20")
-    state = scan.prepare(Subject(loaded.anatomy, prompts))
-    shards = scan.shards(loaded.anatomy.shape, prompts)
-    fingerprint = prompts_fingerprint(prompts)
-    run = open_run(store, [shard.key for shard in shards], scan="neurons", parameters=scan.parameters(),
-                   model="bundled", model_fingerprint=resolve(spec).fingerprint,
-                   prompts_fingerprint=fingerprint)  # fmt: skip
-    store.write_prompts(fingerprint, prompts)
-    for shard in shards:
-        store.write_shard(run.run_id, shard.table, shard.index, scan.run(state, shard), {})
-    run.finish()
-    return folder, run.run_id
 
 
 def command(folder: Path, *words: str | Path) -> Result:

@@ -23,9 +23,9 @@ from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
+from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_rows import grid, rows_of, scan_of, stored
 from tests.neuron_twin import log_probability, look, slow_head, slow_neuron, spread
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import save_tiny, tiny_model
 
 

@@ -14,10 +14,7 @@ from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
 from tests.neuron_twin import SEQUENCES, look, slow_head, slow_neuron
-from tests.test_forward import anatomy
 from tests.tiny import tiny_model
-
-assert anatomy  # the fixture: every tiny family in float64
 
 EXACTLY = {"rel": 1e-9, "abs": 1e-11}
 

@@ -12,9 +12,7 @@ from mathinterp.engine.pairs import ends_of
 from mathinterp.engine.paths.nodes import MLP, Receiver
 from mathinterp.engine.paths.receivers import ReceiverEngine, receiving_features
 from mathinterp.models.anatomy import Anatomy
-from tests.path_twin import EXACT, PAIRS, activations, anatomy, expected, forward, three
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.path_twin import EXACT, PAIRS, activations, expected, forward, three
 
 
 def receiver_logits(

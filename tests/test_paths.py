@@ -11,10 +11,7 @@ from mathinterp.engine.paths.attribution import direct_shares, first_order
 from mathinterp.engine.paths.nodes import MLP
 from mathinterp.engine.paths.patching import EverywherePatching
 from mathinterp.models.anatomy import Anatomy
-from tests.path_twin import EXACT, NODES, PAIRS, anatomy, expected, forward, make_engine, patched_logits, three
-
-assert anatomy  # the fixture: every tiny family in float64
-
+from tests.path_twin import EXACT, NODES, PAIRS, expected, forward, make_engine, patched_logits, three
 
 # ---- identities ----
 

@@ -31,11 +31,9 @@ from mathinterp.tuning.prune import Condition, Prune
 from mathinterp.tuning.pruning import default_top, pruned_neurons, random_kept
 from mathinterp.tuning.sft import train
 from mathinterp.tuning.sft_ray import Tuning, TuningResult, earlier_result
+from tests.exact import PROMPTS, one_at_a_time
 from tests.small_store import FINGERPRINT, open_run, prompt, scores
-from tests.test_forward import PROMPTS, anatomy, one_at_a_time
 from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
 
 DEEP = (1, 2)
 KEPT = ((1, 4), (1, 9), (2, 0), (2, 1), (2, 38))

@@ -15,7 +15,7 @@ from mathinterp.engine.tree import attention as tree_attention
 from mathinterp.engine.tree.attention import BLOCK, blockwise, dispatches, serves, trees_of
 from mathinterp.engine.tree.forest import Forest, plant
 from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import EXACT, PROMPTS, assert_same
+from tests.exact import EXACT, PROMPTS, assert_same
 from tests.tiny import TINY_FAMILIES, tiny_model
 
 NOT_SERVED = ("gemma2", "mistral-window")  # a soft-cap and eager attention; a window that prompts feel

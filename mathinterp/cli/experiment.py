@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
     FiniteRange,
     cluster_options,
     json_option,
     model_options,
     out_folder,
+    parameters_of,
     prompt_options,
     store_option,
+    verbosity_options,
     with_flags,
 )
 from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
@@ -53,7 +56,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
         experiment.name,
         {"default_map": defaults},
         callback=partial(run, experiment),
-        params=[*own, *_parameters([*shared, json_option()])],
+        params=[*own, *parameters_of([*shared, json_option(), verbosity_options()])],
         help=_help(experiment, verb),
     )
 
@@ -67,17 +70,6 @@ class ExperimentCommand(click.Command):
             return super().invoke(ctx)
         except UserError as error:  # the group above no longer knows the options
             raise UserError(with_flags(str(error), self.params)) from error
-
-
-def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
-    """The options that decorators would add to a command, in their order."""
-
-    def collected() -> None:
-        """Nothing: click keeps options on it."""
-
-    for add in reversed(decorators):
-        add(collected)
-    return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
 
 
 def own_options(owner: type) -> list[click.Parameter]:
@@ -262,7 +254,7 @@ def _load(options: Mapping[str, Any]) -> Any:
     return load(ModelSpec(*(options[name] for name in MODEL)))
 
 
-class ExperimentGroup(click.Group):
+class ExperimentGroup(Group):
     """A group with a command for every experiment; ``module:Class`` names one from outside the package.
 
     Args:

@@ -1,10 +1,11 @@
 """Options that several commands share, and how their text becomes values."""
 
 import dataclasses
+import logging
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,16 @@ def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Co
 def fields_of(owner: type[Value], options: dict[str, Any]) -> Value:
     """A dataclass from the options that have its fields' names, which ``options`` then lacks."""
     return owner(**{each.name: options.pop(each.name) for each in dataclasses.fields(owner) if each.name in options})  # type: ignore[arg-type]
+
+
+def parameters_of(decorators: Iterable[Callable[[Any], Any]]) -> list[click.Parameter]:
+    """The options that decorators would add to a command, in their order."""
+
+    def collected() -> None:
+        """Nothing: click keeps options on it."""
+
+    apply(list(decorators))(collected)
+    return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
 
 
 def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -202,6 +213,40 @@ def ablation_options() -> Callable[[Command], Command]:
             ),
         ]
     )  # fmt: skip
+
+
+def set_level(level: int) -> None:
+    """What the package logs: INFO what it does, WARNING what is doubtful, ERROR nothing."""
+    logging.getLogger("mathinterp").setLevel(level)
+
+
+def verbosity_options() -> Callable[[Command], Command]:
+    """--verbose, --quiet: they set the level of the package's log."""
+
+    def sets(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+        return lambda context, parameter, given: set_level(level) if given else None
+
+    return apply(
+        [
+            click.option(
+                "-v", "--verbose", is_flag=True, expose_value=False, callback=sets(logging.INFO),
+                help="Also say what is being done, and show where an error comes from.",
+            ),
+            click.option(
+                "-q", "--quiet", is_flag=True, expose_value=False, callback=sets(logging.ERROR),
+                help="Print results and errors only: no progress, no warnings, no hints.",
+            ),
+        ]
+    )  # fmt: skip
+
+
+def add_verbosity(command: click.Command) -> None:
+    """Give a command, and all that are made of it already, the options of ``verbosity_options``."""
+    if not any(parameter.name == "verbose" for parameter in command.params):
+        command.params += parameters_of([verbosity_options()])
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            add_verbosity(below)
 
 
 def json_option() -> Callable[[Command], Command]:

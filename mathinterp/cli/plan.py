@@ -120,7 +120,7 @@ def _run_command(name: str) -> str:
     line = ["mathinterp", "scan", name]
     for option in context.command.params:
         given = option.name and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and option.name != "as_json":
+        if given and isinstance(option, click.Option) and option.expose_value and option.name != "as_json":
             value = context.params[str(option.name)]
             for one in value if option.multiple else [value]:
                 line += [option.opts[0]] if option.is_flag else [option.opts[0], _written(one)]

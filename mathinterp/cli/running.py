@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.output import console
+from mathinterp.cli.output import console, say_where_at_last
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -87,3 +87,4 @@ def print_run(run: "RunSummary") -> None:
         click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:
         click.echo("the run is incomplete: the same command runs what is missing", err=True)
+    say_where_at_last(run.store)

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from mathinterp.cli.group import Group
 from mathinterp.cli.options import fields_of, out_folder
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
@@ -15,7 +16,7 @@ from mathinterp.experiments.options import read_layers
 from mathinterp.tuning.settings import Choice
 
 
-@click.group()
+@click.group(cls=Group)
 def tune() -> None:
     """Fine-tune chosen heads, whole models, layers or LoRA; merge an adapter.
 

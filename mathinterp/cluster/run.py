@@ -112,10 +112,15 @@ def run_scan(
         work = bound_work(scan, place.described(), prompts, store, prompts_label)
         run = open_run(store, work, place.device())
         missing = set(run.missing_shards())
+        logger.info(
+            f"run {run.run_id}: {scan.name} of {work.model.label} ({work.model.dtype}, {work.model.fingerprint}),"
+            f" {len(work.prompts)} prompts, {len(missing)} of {len(work.shards)} shards to compute in {store.url}"
+        )
         outcome, placement = Outcome(), None
         if missing:
             weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
             placement = place.placement(1 if work.scan.one_replica else len(missing), weights)
+            logger.info(f"{placement.replicas} replicas on {placement.device}")
             outcome = dispatch(work, run, store, missing, place, placement, max_attempts, progress)
         else:
             run.finish()
@@ -180,6 +185,7 @@ def dispatch(
     """Run the missing shards, and bring the run's record up to date however that ends."""
     shards = [shard for shard in work.shards if shard.key in missing]
     evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
+    progress = progress and logger.isEnabledFor(logging.WARNING)  # nothing where the log is silenced
     shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
     job = replica_job(work, run, store, placement)
     outcome = Outcome()

@@ -3,7 +3,7 @@
 Knows matplotlib's objects, not its windows: nothing is shown, ``save`` writes PNG and SVG.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mathinterp.errors import UserError
+
 PANEL = 3.2  # inches, width and height of one panel
 
 
 def operations_of(rows: pd.DataFrame) -> list[str]:
-    """The operations in the rows, 'all' first."""
+    """The operations in the rows, 'all' first; raises UserError if there are no rows."""
+    if rows.empty:
+        raise UserError("the run has no rows to draw yet; the same command computes what is missing")
     return sorted(rows["operation"].unique(), key=lambda operation: (operation != "all", operation))
 
 
@@ -79,7 +83,7 @@ def _grid(effects: pd.DataFrame) -> np.ndarray:
     return grid
 
 
-def save(figure: Figure, path: Path) -> Sequence[Path]:
+def save(figure: Figure, path: Path) -> list[Path]:
     """Write ``path``.png and ``path``.svg; returns both."""
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:

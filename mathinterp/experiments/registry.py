@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.table import Table
@@ -81,7 +81,10 @@ def find(name: str) -> type[Experiment]:
     if ":" in name:
         return add(_imported(name))
     if name not in experiments():
-        raise UserError(f"there is no experiment '{name}'; there are {', '.join(experiments())}, or name module:Class")
+        raise UserError(
+            f"there is no experiment '{name}'.{did_you_mean(name, experiments())}"
+            f" There are {', '.join(experiments())}; or name module:Class"
+        )
     return experiments()[name]
 
 

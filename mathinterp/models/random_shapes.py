@@ -15,7 +15,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
 from mathinterp.models.families import family_of
 from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.templates import PAPER_A, PAPER_B
@@ -67,7 +67,8 @@ def parse_random(name: str) -> tuple[str, int]:
     """
     _, shape, seed = [*name.split(":"), "0"][:3]
     if shape not in SHAPES:
-        raise UserError(f"model '{name}': no shape '{shape}' is known (known: {', '.join(SHAPES)})")
+        likely = did_you_mean(shape, SHAPES)
+        raise UserError(f"model '{name}': no shape '{shape}' is known (known: {', '.join(SHAPES)}).{likely}")
     if name.count(":") > 2 or not seed.isdecimal():
         raise UserError(f"model '{name}': write random:{shape} or random:{shape}:SEED with a whole number")
     return shape, int(seed)

@@ -129,7 +129,7 @@ def check(asked: Pipeline, spec: ModelSpec, own: NamedPrompts, others: Sequence[
         ablation=asked.ablation, heads=every, key=(), ks=asked.ks, control_seeds=asked.control_seeds
     )  # fmt: skip
     for on in (own, *others):
-        prompts = on.prompts
+        prompts: Sequence[Prompt] = on.prompts
         if on is own or knockout.needs_counterfactuals:
             prompts = with_counterfactuals(prompts, model.tokenizer)
         tokenized = read_prompts(prompts, model)
