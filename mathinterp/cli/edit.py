@@ -66,6 +66,7 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
     if out is not None:
         check_free(out)
     resolved = resolve(spec)
+    resolved.shape.check_neurons()
     if top > resolved.shape.n_layers * resolved.shape.n_neurons:
         raise UserError(
             f"--top {top}: {resolved.label} has only {resolved.shape.n_layers * resolved.shape.n_neurons} neurons"

@@ -94,6 +94,7 @@ def prune(
         options["gpus_per_replica"] = 0.0
     resolved, spec = resolve_lora_base(options)
     shape = resolved.shape
+    shape.check_neurons()
     chosen_deep = deep_layers(shape.n_layers) if deep is None else parse_layers(deep, "--deep") or ()
     for each in (*chosen_deep, *(() if layer is None else (layer,))):
         shape.check_layer(each)

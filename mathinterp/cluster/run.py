@@ -132,6 +132,8 @@ def prepare_work(
 ) -> Work:
     """Resolve the model (no weights), bind the experiment, tokenize the prompts and cut the work into shards."""
     model = resolve(spec, "cuda" if on_gpu else "cpu")
+    if scan.reads_neurons:
+        model.shape.check_neurons()
     scan = scan.bind(Context(model, prompts, store))
     if scan.needs_counterfactuals:
         prompts = with_counterfactuals(prompts, model.tokenizer)

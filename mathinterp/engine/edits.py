@@ -58,8 +58,10 @@ class Replacement:
         shape = anatomy.shape
         width = shape.n_heads * shape.d_head if site == "head" else shape.d_model
         zeros = torch.zeros(width, dtype=anatomy.dtype, device=anatomy.device)
+        if site == "head" or anatomy.shape.n_experts:
+            return Replacement(zeros)
         bias = getattr(anatomy.down_projection(layer), "bias", None)  # zeroed neurons leave down_proj's bias
-        return Replacement(zeros if site == "head" or bias is None else bias.detach())
+        return Replacement(zeros if bias is None else bias.detach())
 
     @property
     def everywhere(self) -> bool:

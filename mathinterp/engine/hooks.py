@@ -56,19 +56,21 @@ def caught_input(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]
 
 
 def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
-    """Collects ``module``'s outputs within the block."""
-    return _caught(module, edited_output)
+    """Collects ``module``'s outputs within the block; the model goes on with a copy, into which Falcon adds in place."""
+    return _caught(module, edited_output, go_on_with=torch.clone)
 
 
 @contextmanager
 def _caught(
-    module: nn.Module, edited: Callable[[nn.Module, Edit], AbstractContextManager[None]]
+    module: nn.Module,
+    edited: Callable[[nn.Module, Edit], AbstractContextManager[None]],
+    go_on_with: Edit = lambda value: value,
 ) -> Iterator[list[torch.Tensor]]:
     caught: list[torch.Tensor] = []
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         caught.append(value)
-        return value
+        return go_on_with(value)
 
     with edited(module, keep):
         yield caught

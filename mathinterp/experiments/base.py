@@ -81,6 +81,7 @@ class Experiment(ABC):
     command_examples: ClassVar[Sequence[str]] = ()  # command lines, without "mathinterp"
     prompt_set: ClassVar[str | None] = "two_digit"  # read where none are given; None: the experiment needs no prompts
     show_options: ClassVar[type] = NothingToShow  # dataclass of options that change what a summary shows, and no row
+    reads_neurons: ClassVar[bool] = False  # True: it names single neurons, which mixtures of experts have not
     on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
 
     @property

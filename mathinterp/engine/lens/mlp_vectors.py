@@ -71,7 +71,7 @@ def mlp_vectors(anatomy: Anatomy, batch: Batch) -> MlpVectors:
 
     parallel = anatomy.shape.parallel
     before_BLD = stacked("input") + stacked("attention") if parallel else stacked("before")
-    found = MlpVectors(before_BLD, stacked("read"), stacked("written"))
+    found = MlpVectors(before_BLD, stacked("read"), stacked("written") * anatomy.shape.residual_multiplier)
     _check_sum(anatomy, found, stacked("output"))
     return found
 
@@ -81,12 +81,12 @@ def _sites(anatomy: Anatomy, layer: int) -> dict[str, tuple[nn.Module, bool]]:
     mlp = anatomy.mlp(layer)
     sites = {
         "read": (mlp, True),
-        "written": (anatomy.mlp_post_norm(layer) or mlp, False),
+        "written": (mlp if anatomy.family.mlp_post_norm is None else anatomy.mlp_post_norm(layer), False),
         "output": (anatomy.layers[layer], False),
     }
     if anatomy.shape.parallel:
         return sites | {"input": (anatomy.layers[layer], True), "attention": (anatomy.attention(layer), False)}
-    return sites | {"before": (anatomy.mlp_norm(layer), True)}
+    return sites | {"before": (anatomy.stream_reader(layer), True)}
 
 
 def _check_sum(anatomy: Anatomy, found: MlpVectors, output_BLD: torch.Tensor) -> None:

@@ -68,6 +68,7 @@ class Chain(Experiment):
     target: str = "predicted"
 
     name: ClassVar[str] = "chain"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ class ConceptZeroing(Experiment):
     scoring: str = "token"
 
     name: ClassVar[str] = "concept_zeroing"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:

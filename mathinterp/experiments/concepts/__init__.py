@@ -152,6 +152,7 @@ class Concepts(Experiment):
     count: str = "distinct"
 
     name: ClassVar[str] = "concepts"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:

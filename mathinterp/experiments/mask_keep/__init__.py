@@ -93,6 +93,7 @@ class MaskKeep(Experiment):
     deep_layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "maskkeep"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:

@@ -53,6 +53,7 @@ class NeuronEdit(Experiment):
     passages: tuple[tuple[int, ...], ...] = ()
 
     name: ClassVar[str] = "edit"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:

@@ -71,6 +71,7 @@ class NeuronGraph(Experiment):
     seeds: int = 3
 
     name: ClassVar[str] = "graph"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:

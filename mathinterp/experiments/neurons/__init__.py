@@ -89,6 +89,7 @@ class Neurons(Experiment):
     layers: tuple[int, ...] | None = None
 
     name: ClassVar[str] = "neurons"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
 
     def __post_init__(self) -> None:
