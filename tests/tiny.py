@@ -111,7 +111,11 @@ def tiny_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
     """A random 3-layer, 4-head model in eval mode, without gradients; same seed, same weights in every dtype."""
     config = tiny_config(name)
     backend = family_of(config.model_type).attention_backend
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend)
+    return randomized(AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend), seed)
+
+
+def randomized(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The model with all its parameters drawn anew, in eval mode, without gradients."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

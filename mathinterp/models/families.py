@@ -153,7 +153,8 @@ def family_of(model_type: str, fields: Mapping[str, Any] | None = None) -> Famil
     unknown = f"model family '{model_type}' is not known (known: {', '.join(sorted(FAMILIES))}); "
     if kind := unsupported_kind(model_type, fields):
         raise UserError(
-            f"{unknown}it is {kind}: only decoders whose layers are one attention and one MLP are supported"
+            f"{unknown}it is {kind}: only decoders whose layers are one attention and one MLP are supported, and of "
+            f"mixtures of experts {' and '.join(name for name, family in FAMILIES.items() if family.experts)}"
         )
     raise UserError(
         f"{unknown}add an entry FAMILIES['{model_type}'] in mathinterp/models/families.py "
