@@ -1,5 +1,6 @@
 """What families.py and anatomy.py say about each family, held against what the model computes, in float64."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -145,6 +146,8 @@ def test_neurons_from_gate_up_and_value_vectors(anatomy: Anatomy) -> None:
 
 def test_query_key_and_value_features(anatomy: Anatomy) -> None:
     """Captured inside the attention function, with all positions 0 so that rotary embeddings turn nothing."""
+    if not dispatches(anatomy.attention(LAYER)):
+        pytest.skip("its attention takes no function from transformers' interface; test_selftest.py shows the layout")
     captured = []
 
     def capture(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kw: Any):
@@ -156,18 +159,31 @@ def test_query_key_and_value_features(anatomy: Anatomy) -> None:
     AttentionMaskInterface.register("capture", sdpa_mask)
     anatomy.model.set_attn_implementation("capture")
     ids = token_ids()
-    normed_BTD = record(
-        anatomy.attention_norm(LAYER), lambda: anatomy.model(ids, position_ids=torch.zeros_like(ids))
-    ).output
+    normed_BTD = record(anatomy.attention(LAYER), lambda: anatomy.model(ids, position_ids=torch.zeros_like(ids))).input
     assert len(captured) == anatomy.shape.n_layers
     projections = (anatomy.query(LAYER), anatomy.key(LAYER), anatomy.value(LAYER))
     counts = (anatomy.shape.n_heads, anatomy.shape.n_groups, anatomy.shape.n_groups)
-    norms = [getattr(anatomy.attention(LAYER), name, nn.Identity()) for name in ("q_norm", "k_norm", "v_norm")]
+    norms = [norm_of(anatomy.attention(LAYER), part) for part in "qkv"]
     for projection, count, norm, found in zip(projections, counts, norms, captured[LAYER], strict=True):
         flat = normed_BTD @ projection.weight.T
         flat = flat if projection.bias is None else flat + projection.bias
-        split = norm(flat.unflatten(-1, (count, anatomy.shape.d_head))).transpose(1, 2)
+        if getattr(norm, "weight", flat[..., :0]).shape[-1] == flat.shape[-1]:
+            split = norm(flat).unflatten(-1, (count, anatomy.shape.d_head)).transpose(1, 2)  # OLMo-2's, of all heads
+        else:
+            split = norm(flat.unflatten(-1, (count, anatomy.shape.d_head)).transpose(1, 2))
         torch.testing.assert_close(split, found, **EXACT)
+
+
+def norm_of(attention: nn.Module, part: str) -> nn.Module:
+    """The norm of queries, keys or values, of each head by itself or of all together."""
+    for name in (f"{part}_norm", f"{part}_layernorm"):
+        if hasattr(attention, name):
+            return getattr(attention, name)
+    return nn.Identity()
+
+
+def dispatches(attention: nn.Module) -> bool:
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.unwrap(type(attention).forward).__code__.co_names
 
 
 def test_parallel_means_that_the_mlp_does_not_see_attention(name: str, anatomy: Anatomy) -> None:
@@ -186,7 +202,9 @@ def test_attention_windows(name: str, anatomy: Anatomy) -> None:
         allowed = (distance >= 0) & (distance < (window or 9))
         assert torch.equal(weights[layer][0, 0] > 0, allowed)
     expected = {
-        "mistral-window": (WINDOW,) * 3, "gemma2": (WINDOW, None, WINDOW), "gemma3": (WINDOW, None, WINDOW),
+        "mistral-window": (WINDOW,) * 3,
+        "gemma2": (WINDOW, None, WINDOW),
+        "gemma3": (WINDOW, None, WINDOW),
     }.get(name, (None,) * 3)
     assert anatomy.shape.attention_windows == expected
 

@@ -56,7 +56,7 @@ def caught_input(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]
 
 
 def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
-    """Collects ``module``'s outputs within the block; the model goes on with a copy, into which Falcon adds in place."""
+    """Collects ``module``'s outputs within the block; the model goes on with a copy: Falcon adds into it."""
     return _caught(module, edited_output, go_on_with=torch.clone)
 
 

@@ -209,7 +209,9 @@ def stream_difference(anatomy: Anatomy, seen: Seen) -> float:
     wide, found = wide_dtype(anatomy.dtype), []
     stream_TD = seen.stream_TD[0].to(wide)
     for layer in range(anatomy.shape.n_layers):
-        found.append(relative(_normed(anatomy, anatomy.attention_norm(layer), stream_TD), seen.attention_read_TD[layer]))
+        found.append(
+            relative(_normed(anatomy, anatomy.attention_norm(layer), stream_TD), seen.attention_read_TD[layer])
+        )
         attention_TD = _written(anatomy, anatomy.attention_post_norm(layer), seen.attention_TD[layer].to(wide))
         before_mlp_TD = stream_TD if anatomy.shape.parallel else stream_TD + attention_TD
         found.append(relative(_normed(anatomy, anatomy.mlp_norm(layer), before_mlp_TD), seen.mlp_read_TD[layer]))

@@ -74,7 +74,10 @@ def parameters(shape: ModelShape) -> int:
 
 def layer_flops(shape: ModelShape, attended: int) -> float:
     """FLOPs of one layer for one token or tree node that attends to ``attended`` others (masked ones cost as much)."""
-    return 2.0 * (attention_parameters(shape) + mlp_parameters(shape, used=True)) + 4.0 * attended * shape.n_heads * shape.d_head
+    return (
+        2.0 * (attention_parameters(shape) + mlp_parameters(shape, used=True))
+        + 4.0 * attended * shape.n_heads * shape.d_head
+    )
 
 
 def scoring_flops(shape: ModelShape) -> float:

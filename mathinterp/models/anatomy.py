@@ -42,8 +42,8 @@ class ModelShape:
         """Raise UserError where MLPs are mixtures of experts: a neuron has no one coefficient for every token there."""
         if self.n_experts:
             raise UserError(
-                f"model family '{self.model_type}' has mixtures of experts for MLPs: heads and whole MLPs can be studied"
-                " and heads trained, but single neurons are not supported"
+                f"model family '{self.model_type}' has mixtures of experts for MLPs: heads and whole MLPs can be"
+                " studied and heads trained, but single neurons are not supported"
             )
 
     def check_layer(self, layer: int) -> None:

@@ -33,7 +33,9 @@ class Family:
     output_projection: str = "o_proj"  # in attention; its input is the heads side by side
     mlp: str = "mlp"  # in a layer
     mlp_norm: str | None = "post_attention_layernorm"  # in a layer: the norm that the MLP reads through; None: no norm
-    neurons: str = "intermediate_size"  # config field: neurons of a layer (of an expert); 4 * d_model where it is missing
+    neurons: str = (
+        "intermediate_size"  # config field: neurons of a layer (of an expert); 4 * d_model where it is missing
+    )
     experts: str | None = None  # config field: experts of an MLP that is a mixture of them; then no neuron is named
     gate: str | None = "gate_proj"  # in the MLP; None for a plain two-matrix MLP
     up: str | None = "up_proj"  # in the MLP: W_up of a gated MLP, fc1 of a plain one
@@ -49,7 +51,9 @@ class Family:
     attention_backend: str = "sdpa"  # "eager" where the family has no SDPA or needs its soft-cap
     position_table: bool = False  # positions come from a table of max_position_embeddings rows, and there are no others
     tree_mask: bool = True  # accepts a 4-D additive mask and explicit position ids (proved by the self-test)
-    variant: Callable[[Any], dict[str, Any]] | None = None  # config -> what differs; UserError for what is not supported
+    variant: Callable[[Any], dict[str, Any]] | None = (
+        None  # config -> what differs; UserError for what is not supported
+    )
 
 
 def _stablelm(config: Any) -> dict[str, Any]:
@@ -78,7 +82,9 @@ def _falcon(config: Any) -> dict[str, Any]:
 
 def _gemma3(config: Any) -> dict[str, Any]:
     if config.use_bidirectional_attention:
-        raise UserError("this Gemma-3 attends to later tokens (use_bidirectional_attention): only decoders are supported")
+        raise UserError(
+            "this Gemma-3 attends to later tokens (use_bidirectional_attention): only decoders are supported"
+        )
     return {}
 
 
@@ -129,6 +135,7 @@ FAMILIES: dict[str, Family] = {
         attention="self_attention", query=None, key=None, value=None, fused_qkv="query_key_value",
         fused_qkv_layout="per_group", output_projection="dense", neurons="ffn_hidden_size",
         gate=None, up="dense_h_to_4h", activation="act", down_projection="dense_4h_to_h", variant=_falcon,
+        attention_backend="eager",  # under SDPA its weights, when asked for, come from a mask taken wrong
     ),
     "granite": Family(residual_multiplier="residual_multiplier", logits_divisor="logits_scaling"),
     "mixtral": Family(experts="num_local_experts"),
