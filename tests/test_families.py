@@ -220,8 +220,8 @@ def test_unknown_family_names_the_entry_to_write() -> None:
     with pytest.raises(UserError) as error:
         family_of("starcoder2")
     assert str(error.value) == (
-        "model family 'starcoder2' is not known (known: falcon, gemma2, gemma3_text, gpt2, gpt_neox, gptj, granite, llama, "
-        "mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3, stablelm); "
+        "model family 'starcoder2' is not known (known: falcon, gemma2, gemma3_text, gpt2, gpt_neox, gptj, granite, "
+        "llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3, stablelm); "
         "add an entry FAMILIES['starcoder2'] in mathinterp/models/families.py and prove it with 'mathinterp selftest'"
     )
 
@@ -301,7 +301,7 @@ def test_families_that_this_transformers_lacks(name: str) -> None:
     [
         ("falcon", {"alibi": True}, "this Falcon has ALiBi"),
         ("falcon-new", {"parallel_attn": False}, "new_decoder_architecture=True, parallel_attn=False"),
-        ("gemma3", {"use_bidirectional_attention": True}, "attends to later tokens"),
+        ("gemma3", {"use_bidirectional_attention": True}, "reads later tokens"),
     ],
 )
 def test_variants_that_cannot_be_exact_are_refused(name: str, fields: dict[str, Any], reason: str) -> None:
@@ -317,8 +317,8 @@ def test_neurons_of_mixtures_are_refused_in_one_line() -> None:
     with pytest.raises(UserError) as error:
         model_shape(tiny_config("mixtral")).check_neurons()
     assert str(error.value) == (
-        "model family 'mixtral' has mixtures of experts for MLPs: heads and whole MLPs can be studied and heads trained,"
-        " but single neurons are not supported"
+        "model family 'mixtral' has mixtures of experts for MLPs: heads and whole MLPs can be studied and heads trained"
+        ", but single neurons are not supported"
     )
     model_shape(tiny_config("llama")).check_neurons()
 

@@ -83,7 +83,7 @@ def _falcon(config: Any) -> dict[str, Any]:
 def _gemma3(config: Any) -> dict[str, Any]:
     if config.use_bidirectional_attention:
         raise UserError(
-            "this Gemma-3 attends to later tokens (use_bidirectional_attention): only decoders are supported"
+            "this Gemma-3 reads later tokens (use_bidirectional_attention): only decoders are supported"
         )
     return {}
 
@@ -110,8 +110,8 @@ FAMILIES: dict[str, Family] = {
     "gptj": Family(
         decoder="transformer", embedding="wte", layers="h", final_norm="ln_f",
         attention="attn", attention_norm="ln_1", output_projection="out_proj",
-        mlp_norm="ln_1", neurons="n_inner", gate=None, up="fc_in", activation="act", down_projection="fc_out", parallel=True,
-        position_table=True,
+        mlp_norm="ln_1", neurons="n_inner", gate=None, up="fc_in", activation="act", down_projection="fc_out",
+        parallel=True, position_table=True,
     ),
     "gpt_neox": Family(
         decoder="gpt_neox", embedding="embed_in", final_norm="final_layer_norm",
