@@ -29,7 +29,7 @@ from tests.test_scans import PROMPTS as MADE
 from tests.tiny import save_tiny, tiny_model
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "olmo2", "granite", "falcon-new"])
 @pytest.mark.parametrize("target", ["predicted", "gold"])
 def test_rows_are_the_direct_form_under_both_conditions(name: str, target: str) -> None:
     model = scan_of(name)
