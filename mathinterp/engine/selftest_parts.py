@@ -6,7 +6,7 @@ function gives the largest relative difference over some layers.
 Shape legend: T token of one prompt, D model width, Z o_proj input width, C features of a projection, K neurons.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ def look(anatomy: Anatomy, fed: Sequence[int]) -> Seen:
             ([anatomy.attention(layer) for layer in layers], attention_reads),
             ([anatomy.mlp(layer) for layer in layers], mlp_reads),
         ):
-            hooks.enter_context(recorded(modules, lambda _, hidden, seen=seen: seen.append(hidden.clone())))
+            hooks.enter_context(recorded(modules, _keeper(seen)))
         projections = [anatomy.output_projection(layer) for layer in layers]
         heads = [hooks.enter_context(caught_input(projection)) for projection in projections]
         attention = [hooks.enter_context(caught_output(projection)) for projection in projections]
@@ -66,6 +66,10 @@ def look(anatomy: Anatomy, fed: Sequence[int]) -> Seen:
     reads = [[one[0] for one in kept] for kept in (streams, attention_reads, mlp_reads)]
     assert {len(kept) for kept in reads} == {len(layers)}, "an attention or MLP module did not run once"
     return Seen([*reads[0], final[0][0]], reads[1], caught[0], caught[1], reads[2], caught[2], logits[0])
+
+
+def _keeper(seen: list[torch.Tensor]) -> Callable[[int, torch.Tensor], None]:
+    return lambda _, hidden: seen.append(hidden.clone())
 
 
 # ---- attention ----
@@ -84,11 +88,10 @@ def attention_difference(anatomy: Anatomy, seen: Seen, fed: Sequence[int], layer
     values_TZ = _by_head(anatomy, projected(anatomy.value(layer), seen.attention_read_TD[layer]))
     window = shape.attention_windows[layer] or len(fed)
     uniform_Z = values_TZ[-window:].mean(dim=0)
-    groups = torch.arange(shape.n_groups).tolist()
     found = [relative(seen.heads_TZ[layer][0], values_TZ[0])]
     for projection, features, only_end in (
         (anatomy.query(layer), shape.n_heads, True),
-        (anatomy.key(layer), len(groups), False),
+        (anatomy.key(layer), shape.n_groups, False),
     ):
         whole = torch.arange(features * shape.d_head)
         heads_Z = _end_heads(anatomy, layer, fed, projection, whole, only_end)
@@ -121,7 +124,7 @@ def _end_heads(
     anatomy: Anatomy, layer: int, fed: Sequence[int], projection: Projection, which_C: torch.Tensor, only_end: bool
 ) -> torch.Tensor:
     """o_proj's input at END with some features of a projection zero, at END or at every token: Z."""
-    width = anatomy_width(projection)
+    width = _width(projection)
     features = torch.arange(width)[projection.features][which_C].to(anatomy.device)
 
     def zero(output_BTC: torch.Tensor) -> torch.Tensor:
@@ -137,7 +140,7 @@ def _end_heads(
     return caught[0][0, -1]
 
 
-def anatomy_width(projection: Projection) -> int:
+def _width(projection: Projection) -> int:
     """Output features of the projection's whole module."""
     weight = projection.module.get_parameter("weight")
     return weight.shape[1] if type(projection.module).__name__ == "Conv1D" else weight.shape[0]
@@ -147,7 +150,7 @@ def _overlap(anatomy: Anatomy, layer: int) -> bool:
     taken: set[tuple[int, int]] = set()
     count = 0
     for projection in (anatomy.query(layer), anatomy.key(layer), anatomy.value(layer)):
-        features = torch.arange(anatomy_width(projection))[projection.features].tolist()
+        features = torch.arange(_width(projection))[projection.features].tolist()
         taken |= {(id(projection.module), feature) for feature in features}
         count += len(features)
     return len(taken) < count

@@ -47,6 +47,7 @@ class Family:
     norm_offset: float = 0.0  # a norm multiplies by its weight plus this
     residual_multiplier: str | None = None  # config field: what a block gives is added to the stream times this
     logits_divisor: str | None = None  # config field: what the unembedding gives is divided by this
+    layer_needs: tuple[str, ...] = ()  # arguments of a layer without a default, None where its attention is known
     parallel: bool | str = False  # attention and MLP read the same input; a string names the config flag that says so
     attention_backend: str = "sdpa"  # "eager" where the family has no SDPA or needs its soft-cap
     position_table: bool = False  # positions come from a table of max_position_embeddings rows, and there are no others
@@ -82,9 +83,7 @@ def _falcon(config: Any) -> dict[str, Any]:
 
 def _gemma3(config: Any) -> dict[str, Any]:
     if config.use_bidirectional_attention:
-        raise UserError(
-            "this Gemma-3 reads later tokens (use_bidirectional_attention): only decoders are supported"
-        )
+        raise UserError("this Gemma-3 reads later tokens (use_bidirectional_attention): only decoders are supported")
     return {}
 
 
@@ -134,7 +133,8 @@ FAMILIES: dict[str, Family] = {
         decoder="transformer", embedding="word_embeddings", layers="h", final_norm="ln_f",
         attention="self_attention", query=None, key=None, value=None, fused_qkv="query_key_value",
         fused_qkv_layout="per_group", output_projection="dense", neurons="ffn_hidden_size",
-        gate=None, up="dense_h_to_4h", activation="act", down_projection="dense_4h_to_h", variant=_falcon,
+        gate=None, up="dense_h_to_4h", activation="act", down_projection="dense_4h_to_h",
+        layer_needs=("alibi", "attention_mask"), variant=_falcon,
         attention_backend="eager",  # under SDPA its weights, when asked for, come from a mask taken wrong
     ),
     "granite": Family(residual_multiplier="residual_multiplier", logits_divisor="logits_scaling"),

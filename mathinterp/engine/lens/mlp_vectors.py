@@ -78,10 +78,10 @@ def mlp_vectors(anatomy: Anatomy, batch: Batch) -> MlpVectors:
 
 def _sites(anatomy: Anatomy, layer: int) -> dict[str, tuple[nn.Module, bool]]:
     """Name -> module of a layer that is listened to, and whether to its input (else output)."""
-    mlp = anatomy.mlp(layer)
+    mlp, post_norm = anatomy.mlp(layer), anatomy.family.mlp_post_norm
     sites = {
         "read": (mlp, True),
-        "written": (mlp if anatomy.family.mlp_post_norm is None else anatomy.mlp_post_norm(layer), False),
+        "written": (mlp if post_norm is None else getattr(anatomy.layers[layer], post_norm), False),
         "output": (anatomy.layers[layer], False),
     }
     if anatomy.shape.parallel:

@@ -127,11 +127,11 @@ def _through_mlps(
         if mlps_run:
             twin = known_twin(anatomy, layer)
             with edited_output(anatomy.mlp(layer), _adder(mlps[layer])):
-                hidden = call_layer(twin.load(**known), hidden, (), {})
+                hidden = call_layer(twin.load(**known), hidden, (), dict.fromkeys(family.layer_needs))
         else:
             twin = known_twin(anatomy, layer, family.mlp)
             known[family.mlp] = (own.mlp_LPD[layer, pair_R] + mlps[layer])[:, None]
-            hidden = call_layer(twin.load(**known), hidden, (), {})
+            hidden = call_layer(twin.load(**known), hidden, (), dict.fromkeys(family.layer_needs))
         twin.check_used()
     return hidden[:, 0]
 
