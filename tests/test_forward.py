@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mathinterp.engine.edits import Edit, Replacement
-from mathinterp.engine.hooks import caught_input, caught_output, edited_input, zeroed_columns
+from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output, zeroed_columns
 from mathinterp.engine.layers import record
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
@@ -70,7 +70,11 @@ def test_mlp_edits_agree_and_zero_keeps_the_bias(anatomy: Anatomy) -> None:
         zero = Replacement.zero(anatomy, "mlp", layer)
         ablated = packed.run_edits(layer, [Edit.mlp_of(layer)], zero)
         assert_same(ablated, plain.run_edits(layer, [Edit.mlp_of(layer)], zero))
-        with edited_input(anatomy.down_projection(layer), torch.zeros_like):  # all neurons zero
+        if anatomy.shape.n_experts:
+            all_zero = edited_output(anatomy.mlp(layer), torch.zeros_like)
+        else:
+            all_zero = edited_input(anatomy.down_projection(layer), torch.zeros_like)
+        with all_zero:
             np.testing.assert_allclose(ablated.logprob_EA[0], one_at_a_time(anatomy, PROMPTS), **EXACT)
 
 

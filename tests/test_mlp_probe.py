@@ -36,7 +36,8 @@ from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 
 LAYERS = 3
 STORED = {"rtol": 1e-6, "atol": 1e-7}  # rows are float32
-BLOCKS = {"gpt2": "transformer.h", "gptj": "transformer.h", "gpt_neox": "gpt_neox.layers"}  # else model.layers
+# Else model.layers.
+BLOCKS = {"gpt_neox": "gpt_neox.layers", **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.h")}
 
 Row = tuple[float, float, float]  # mlp_in, mlp_out, difference
 
@@ -71,12 +72,12 @@ def end_vectors(model: PreTrainedModel, ids: Sequence[int]) -> list[dict[str, np
             found["read"] = last(args[0])
 
         def see_added(_: nn.Module, args: Any, output: Any, found: dict = found[layer]) -> None:
-            found["added"] = last(output)
+            found["added"] = last(output) * getattr(model.config, "residual_multiplier", 1.0)
 
         def see_output(_: nn.Module, args: Any, output: Any, found: dict = found[layer]) -> None:
             found["output"] = last(output)
 
-        adds = block.post_feedforward_layernorm if model.config.model_type == "gemma2" else block.mlp
+        adds = getattr(block, "post_feedforward_layernorm", block.mlp)
         handles += [
             block.mlp.register_forward_pre_hook(see_read),
             adds.register_forward_hook(see_added),
@@ -93,9 +94,9 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def final_gain(model: PreTrainedModel) -> np.ndarray:
-    name = {"gpt2": "transformer.ln_f", "gptj": "transformer.ln_f", "gpt_neox": "gpt_neox.final_layer_norm"}
+    name = {"gpt_neox": "gpt_neox.final_layer_norm", **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.ln_f")}
     gain = model.get_submodule(name.get(model.config.model_type, "model.norm")).weight.numpy()
-    return gain + 1 if model.config.model_type == "gemma2" else gain  # Gemma's norms multiply by 1 + weight
+    return gain + 1 if model.config.model_type.startswith("gemma") else gain  # Gemma's norms multiply by 1 + weight
 
 
 def hand_rows(

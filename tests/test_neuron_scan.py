@@ -29,7 +29,7 @@ from tests.neuron_twin import log_probability, look, slow_head, slow_neuron, spr
 from tests.tiny import save_tiny, tiny_model
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "olmo2", "granite", "falcon-new"])
 @pytest.mark.parametrize("target", ["predicted", "gold"])
 def test_rows_are_the_direct_form_under_both_conditions(name: str, target: str) -> None:
     model = scan_of(name)

@@ -19,6 +19,9 @@ def selftest(
 ) -> None:  # fmt: skip
     """Check on your model that packed = plain, replay = full forward, hooks = zeroed weights, no-op = clean.
 
+    Attention, coefficients, norms, the residual stream and the lens are also recomputed by hand from the parts that the
+    model's family entry names, so that a wrong entry shows.
+
     Takes 8 prompts unless --limit says otherwise. Exit code 1 if an identity does not hold.
 
     \b

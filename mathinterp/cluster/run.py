@@ -146,6 +146,8 @@ def bound_work(
     """Bind the experiment, tokenize the prompts and cut the work into shards."""
     given = prompts if isinstance(prompts, Prompts) else Prompts(tuple(prompts))
     label = given.label if prompts_label is None else prompts_label
+    if scan.reads_neurons:
+        model.shape.check_neurons()
     context = Context(model, prompts, store)
     scan = scan.bind(context)
     tokenized = context.read(scan)

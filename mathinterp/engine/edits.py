@@ -56,8 +56,10 @@ class Replacement:
     def zero(anatomy: Anatomy, site: str, layer: int) -> "Replacement":
         """Zero ablation at every token; the output projection's bias stays (method.md section 2)."""
         zeros = torch.zeros(site_width(anatomy, site), dtype=anatomy.dtype, device=anatomy.device)
+        if site != "mlp" or anatomy.shape.n_experts:
+            return Replacement(zeros)
         bias = getattr(anatomy.down_projection(layer), "bias", None)  # zeroed neurons leave down_proj's bias
-        return Replacement(zeros if site != "mlp" or bias is None else bias.detach())
+        return Replacement(zeros if bias is None else bias.detach())
 
     @property
     def everywhere(self) -> bool:

@@ -56,8 +56,8 @@ def caught_input(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]
 
 
 def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
-    """Collects ``module``'s outputs within the block."""
-    return _caught(module, edited_output)
+    """Collects ``module``'s outputs within the block; the model goes on with a copy: Falcon adds into it."""
+    return _caught(module, edited_output, go_on_with=torch.clone)
 
 
 def edited_site(anatomy: Anatomy, site: str, layer: int, edit: Edit) -> AbstractContextManager[None]:
@@ -76,13 +76,15 @@ def caught_site(anatomy: Anatomy, site: str, layer: int) -> AbstractContextManag
 
 @contextmanager
 def _caught(
-    module: nn.Module, edited: Callable[[nn.Module, Edit], AbstractContextManager[None]]
+    module: nn.Module,
+    edited: Callable[[nn.Module, Edit], AbstractContextManager[None]],
+    go_on_with: Edit = lambda value: value,
 ) -> Iterator[list[torch.Tensor]]:
     caught: list[torch.Tensor] = []
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         caught.append(value)
-        return value
+        return go_on_with(value)
 
     with edited(module, keep):
         yield caught

@@ -24,9 +24,11 @@ class Known(nn.Module):
         self.as_tuple = as_tuple  # attention modules return (output, weights)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loaded output, once."""
+        """The loaded output, once; a copy of an MLP's, into which Falcon's layers add in place."""
         output, self.loaded = self.loaded, None
-        return (output, None) if self.as_tuple else output
+        if self.as_tuple:
+            return output, None
+        return None if output is None else output.clone()
 
 
 class Idle(nn.Module):
@@ -115,7 +117,7 @@ def known_twin(anatomy: Anatomy, layer: int, *also_known: str) -> Twin:
     """
     family = anatomy.family
     children: dict[str, nn.Module] = {family.attention: Known(as_tuple=True), **{name: Known() for name in also_known}}
-    if family.attention_norm != family.mlp_norm:
+    if family.attention_norm is not None and family.attention_norm != family.mlp_norm:
         children[family.attention_norm] = nn.Identity()
     return Twin(anatomy.layers[layer], children)
 

@@ -85,7 +85,8 @@ class PlainEngine:
             return edited
 
         if edit.site == "mlp":
-            return edited_output(anatomy.mlp(layer), lambda output: cut(output, slice(None)))
+            # a copy: Falcon's layers add attention's output into the MLP's in place
+            return edited_output(anatomy.mlp(layer), lambda output: cut(output, slice(None)).clone())
         return edited_input(anatomy.output_projection(layer), edit_heads)
 
     @torch.inference_mode()

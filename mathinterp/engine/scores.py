@@ -112,8 +112,7 @@ def unembedded(anatomy: Anatomy, normed: torch.Tensor) -> torch.Tensor:
         logits = unembedding(normed)
     else:
         logits = _matmul_float32(normed, unembedding)
-    cap = anatomy.shape.logit_softcap
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return anatomy.finished(logits)
 
 
 def _matmul_float32(normed: torch.Tensor, unembedding: nn.Module) -> torch.Tensor:

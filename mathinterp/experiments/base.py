@@ -103,6 +103,7 @@ class Experiment(ABC):
     prompts_needed: ClassVar[int | None] = None  # read as many of a set, whatever the limit of what follows; None: all
     show_options: ClassVar[type] = NothingToShow  # dataclass of options of what is shown or follows; they change no row
     follow_up_key: ClassVar[str | None] = None  # of the follow-up in the JSON, null if there is none; None: its name
+    reads_neurons: ClassVar[bool] = False  # True: it names single neurons, which mixtures of experts have not
     on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
     own_command: ClassVar[bool] = False  # True: `mathinterp NAME` does the same as `mathinterp scan NAME`
     retired: ClassVar[Mapping[str, str]] = {}  # former flags -> the command that is there instead

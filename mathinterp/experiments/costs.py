@@ -45,14 +45,25 @@ class Cost:
 
 
 def layer_parameters(shape: ModelShape) -> int:
-    """Weights of one layer's matrices: q, k, v, o and the MLP's two or three; norms and biases are left out."""
-    attention = shape.d_model * shape.d_head * (2 * shape.n_heads + 2 * shape.n_groups)
-    return attention + mlp_parameters(shape)
+    """Weights of one layer's matrices: q, k, v, o and the MLP's; norms and biases are left out."""
+    return attention_parameters(shape) + mlp_parameters(shape)
 
 
-def mlp_parameters(shape: ModelShape) -> int:
-    """Weights of one MLP's two or three matrices."""
-    return (3 if shape.gated_mlp else 2) * shape.d_model * shape.n_neurons
+def attention_parameters(shape: ModelShape) -> int:
+    """Weights of q, k, v and o."""
+    return shape.d_model * shape.d_head * (2 * shape.n_heads + 2 * shape.n_groups)
+
+
+def mlp_parameters(shape: ModelShape, *, used: bool = False) -> int:
+    """Weights of one MLP's two or three matrices; of a mixture of experts, the router's and those of all experts.
+
+    Args:
+        used: count of the experts those alone that one token goes through.
+    """
+    one = (3 if shape.gated_mlp else 2) * shape.d_model * shape.n_neurons
+    if not shape.n_experts:
+        return one
+    return shape.d_model * shape.n_experts + one * (shape.experts_per_token if used else shape.n_experts)
 
 
 def parameters(shape: ModelShape) -> int:
@@ -63,7 +74,10 @@ def parameters(shape: ModelShape) -> int:
 
 def layer_flops(shape: ModelShape, attended: int) -> float:
     """FLOPs of one layer for one token or tree node that attends to ``attended`` others (masked ones cost as much)."""
-    return 2.0 * layer_parameters(shape) + 4.0 * attended * shape.n_heads * shape.d_head
+    return (
+        2.0 * (attention_parameters(shape) + mlp_parameters(shape, used=True))
+        + 4.0 * attended * shape.n_heads * shape.d_head
+    )
 
 
 def scoring_flops(shape: ModelShape) -> float:

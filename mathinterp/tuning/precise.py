@@ -42,6 +42,8 @@ class Selection:
             raise UserError("no head is chosen: give `heads` (17.22,14.19), `heads_from` or `heads_sql`")
         for layer, head in self.heads:
             shape.check_head(layer, head)
+        if self.neurons or self.mlp_layers:
+            shape.check_neurons()
         for layer, neuron in self.neurons:
             shape.check_layer(layer)
             if not 0 <= neuron < shape.n_neurons:

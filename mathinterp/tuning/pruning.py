@@ -91,6 +91,7 @@ def plan_pruning(spec: ModelSpec, settings: PruneSettings, say: Say = lambda lin
         check_gpus(settings.gpu, settings.workers)
     base = resolve_base(spec, on_gpu=scans_on_gpu(settings.gpus_per_replica, settings.address))
     shape = base.shape
+    shape.check_neurons()
     deep = deep_layers(shape.n_layers) if settings.deep is None else settings.deep
     layer = lora_layer(shape.n_layers) if settings.layer is None else settings.layer
     for each in (*deep, layer):

@@ -71,6 +71,7 @@ def edit_gender(
     if out is not None:
         check_free(out)
     resolved = resolve(spec)
+    resolved.shape.check_neurons()
     _check_top(top, resolved)
     Store(store)  # refuses what is no store before Ray starts
     _check_words(resolved)

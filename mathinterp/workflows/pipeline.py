@@ -129,10 +129,8 @@ def check(asked: Pipeline, spec: ModelSpec, own: NamedPrompts, others: Sequence[
         ablation=asked.ablation, heads=every, key=(), ks=asked.ks, control_seeds=asked.control_seeds
     )  # fmt: skip
     for on in (own, *others):
-        prompts: Sequence[Prompt] = on.prompts
-        if on is own or knockout.needs_counterfactuals:
-            prompts = with_counterfactuals(prompts, model.tokenizer)
-        tokenized = read_prompts(prompts, model)
+        both = on is own or knockout.needs_counterfactuals
+        tokenized = read_prompts(with_counterfactuals(on.prompts, model.tokenizer) if both else on.prompts, model)
         for experiment in (knockout, paths, Attention(), MlpProbe()) if on is own else (knockout,):
             experiment.shards(model.shape, tokenized)
     if asked.top > len(every):

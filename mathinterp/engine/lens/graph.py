@@ -195,6 +195,8 @@ def _through_norm(norm: NormParts, vectors_ND: torch.Tensor, unit_D: torch.Tenso
 
     n = ``unit_D`` is the stream divided by its scale (centred under a LayerNorm); the scale moves with the stream.
     """
+    if not norm.scaled:
+        return vectors_ND
     along_N = vectors_ND @ unit_D / len(unit_D)
     return norm.centre(vectors_ND - along_N[:, None] * unit_D)
 

@@ -136,7 +136,7 @@ class _Seen:
             self.post_scale_BT.append(None if post is None else post.scale(mlp_BTD.detach()))
             return mlp_BTD
 
-        hooks.enter_context(edited_input(anatomy.attention_norm(layer), keep_scale))
+        hooks.enter_context(edited_input(anatomy.layers[layer], keep_scale))
         hooks.enter_context(edited_output(value.module, keep_values))
         hooks.enter_context(edited_input(anatomy.down_projection(layer), keep_coefficients))
         hooks.enter_context(edited_output(anatomy.down_projection(layer), keep_post_scale))

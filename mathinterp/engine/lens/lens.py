@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mathinterp.errors import UserError
-from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.anatomy import Anatomy, Multiplied
 
 NORM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of the norm's largest output; RMS norms sum in float32
 HALF_NORM_TOLERANCE = 2e-2
@@ -27,12 +27,16 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class NormParts:
-    """What a norm does: subtract the mean (LayerNorm alone), divide by the scale, times ``gain``, plus ``bias``."""
+    """What a norm does: subtract the mean (LayerNorm alone), divide by the scale, times ``gain``, plus ``bias``.
+
+    Where there is no norm, or a number in its place, the scale is 1.
+    """
 
     gain_D: torch.Tensor
     bias_D: torch.Tensor | None
     centred: bool
     eps: float
+    scaled: bool = True
 
     def centre(self, rows_ND: torch.Tensor) -> torch.Tensor:
         """Each row without its mean, for a LayerNorm; else the row itself."""
@@ -40,13 +44,19 @@ class NormParts:
 
     def scale(self, rows_ND: torch.Tensor) -> torch.Tensor:
         """What each row is divided by: N."""
+        if not self.scaled:
+            return rows_ND.new_ones(rows_ND.shape[:-1], dtype=self.gain_D.dtype)
         rows = self.centre(rows_ND.to(self.gain_D.dtype))
         return (rows.square().mean(dim=-1) + self.eps).sqrt()
 
 
 def norm_parts(anatomy: Anatomy, norm: nn.Module) -> NormParts:
-    """The parts of an RMSNorm or LayerNorm of the model, in the wide dtype."""
+    """The parts of an RMSNorm or LayerNorm of the model, or of what stands in its place, in the wide dtype."""
     wide = wide_dtype(anatomy.dtype)
+    if isinstance(norm, nn.Identity | Multiplied):
+        factor = norm.factor if isinstance(norm, Multiplied) else 1.0
+        gain_D = torch.full((anatomy.shape.d_model,), factor, dtype=wide, device=anatomy.device)
+        return NormParts(gain_D, bias_D=None, centred=False, eps=0.0, scaled=False)
     bias = getattr(norm, "bias", None)
     eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
     assert isinstance(eps, float), f"{type(norm).__name__} has no epsilon under a known name"
@@ -71,11 +81,15 @@ def written_values(anatomy: Anatomy, layer: int, neurons: Sequence[int] | None =
 
 
 class Lens:
-    """The lens of one model. Products of half-precision weights are summed in float32."""
+    """The lens of one model. Products of half-precision weights are summed in float32.
+
+    ``gain_D`` is the final norm's, divided by what logits are divided by (Granite).
+    """
 
     def __init__(self, anatomy: Anatomy):
         self.anatomy = anatomy
         self.norm = norm_parts(anatomy, anatomy.final_norm)
+        self.gain_D = self.norm.gain_D / anatomy.shape.logits_divisor
         self.wide = wide_dtype(anatomy.dtype)
         self.unembedding_VD = anatomy.unembedding.get_parameter("weight").detach()
 
@@ -86,12 +100,12 @@ class Lens:
         if self.norm.bias_D is not None:
             total += self.unembedding_VD.to(self.wide) @ self.norm.bias_D
         bias = getattr(self.anatomy.unembedding, "bias", None)
-        return total if bias is None else total + bias.detach().to(self.wide)
+        return (total if bias is None else total + bias.detach().to(self.wide)) / self.anatomy.shape.logits_divisor
 
     @torch.inference_mode()
     def directions(self, vectors_ND: torch.Tensor) -> torch.Tensor:
         """W_U (g * v) of each vector, before the scale: N V. v's mean is subtracted where the final norm does so."""
-        return self._unembed(self.norm.centre(vectors_ND.to(self.wide)) * self.norm.gain_D)
+        return self._unembed(self.norm.centre(vectors_ND.to(self.wide)) * self.gain_D)
 
     @torch.inference_mode()
     def logits(self, hidden_ND: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:

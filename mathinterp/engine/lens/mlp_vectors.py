@@ -71,22 +71,22 @@ def mlp_vectors(anatomy: Anatomy, batch: Batch) -> MlpVectors:
 
     parallel = anatomy.shape.parallel
     before_BLD = stacked("input") + stacked("attention") if parallel else stacked("before")
-    found = MlpVectors(before_BLD, stacked("read"), stacked("written"))
+    found = MlpVectors(before_BLD, stacked("read"), stacked("written") * anatomy.shape.residual_multiplier)
     _check_sum(anatomy, found, stacked("output"))
     return found
 
 
 def _sites(anatomy: Anatomy, layer: int) -> dict[str, tuple[nn.Module, bool]]:
     """Name -> module of a layer that is listened to, and whether to its input (else output)."""
-    mlp = anatomy.mlp(layer)
+    mlp, post_norm = anatomy.mlp(layer), anatomy.family.mlp_post_norm
     sites = {
         "read": (mlp, True),
-        "written": (anatomy.mlp_post_norm(layer) or mlp, False),
+        "written": (mlp if post_norm is None else getattr(anatomy.layers[layer], post_norm), False),
         "output": (anatomy.layers[layer], False),
     }
     if anatomy.shape.parallel:
         return sites | {"input": (anatomy.layers[layer], True), "attention": (anatomy.attention(layer), False)}
-    return sites | {"before": (anatomy.mlp_norm(layer), True)}
+    return sites | {"before": (anatomy.stream_reader(layer), True)}
 
 
 def _check_sum(anatomy: Anatomy, found: MlpVectors, output_BLD: torch.Tensor) -> None:

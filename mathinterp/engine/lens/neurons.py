@@ -103,13 +103,13 @@ def _sites(anatomy: Anatomy, layer: int) -> list[tuple[nn.Module, bool]]:
     Parallel blocks have no module that reads r: there it is x plus attention's output.
     """
     sites = [
-        (anatomy.attention_norm(layer), True),
+        (anatomy.layers[layer], True),
         (anatomy.output_projection(layer), True),
         (anatomy.output_projection(layer), False),
         (anatomy.down_projection(layer), True),
         (anatomy.down_projection(layer), False),
     ]
-    return sites if anatomy.shape.parallel else [*sites, (anatomy.mlp_norm(layer), True)]
+    return sites if anatomy.shape.parallel else [*sites, (anatomy.stream_reader(layer), True)]
 
 
 def _zero(columns: slice) -> Edit:
@@ -191,9 +191,7 @@ class NeuronLens:
 
     def logits(self, activations: EndActivations) -> torch.Tensor:
         """The run's own logits at END, soft-capped: P V."""
-        logits = self.lens.logits(activations.final_PD, self.lens.norm.scale(activations.final_PD))
-        cap = self.anatomy.shape.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return self.anatomy.capped(self.lens.logits(activations.final_PD, self.lens.norm.scale(activations.final_PD)))
 
     def targets(
         self, prompts: Sequence[TokenizedPrompt], target: str, original: EndActivations | None = None

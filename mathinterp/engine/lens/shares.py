@@ -22,7 +22,7 @@ import torch
 
 from mathinterp.engine.hooks import Edit, edited_input
 from mathinterp.engine.lens.head_reads import GOALS, HeadReader, HeadReads, end_adder, target_logodds
-from mathinterp.engine.lens.lens import written_values
+from mathinterp.engine.lens.lens import norm_parts, written_values
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.models.units import Head, Neuron
 
@@ -116,11 +116,7 @@ class NeuronShares:
         output_dD = self.anatomy.output_weight(head[0])[self.anatomy.head_slice(head[1])].detach().to(self.wide)
         written_ND = self._read(neurons, head) @ output_dD
         post = self.anatomy.attention_post_norm(head[0])
-        return (
-            written_ND
-            if post is None
-            else written_ND * (post.get_parameter("weight") + self.anatomy.family.norm_offset)
-        )
+        return written_ND if post is None else written_ND * norm_parts(self.anatomy, post).gain_D
 
     def _read(self, neurons: Sequence[Neuron], head: Head) -> torch.Tensor:
         """W_V (g v) of each neuron: N d."""

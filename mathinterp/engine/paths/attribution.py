@@ -127,11 +127,11 @@ def _through_mlps(
         if mlps_run:
             twin = known_twin(anatomy, layer)
             with edited_output(anatomy.mlp(layer), _adder(mlps[layer])):
-                hidden = call_layer(twin.load(**known), hidden, (), {})
+                hidden = call_layer(twin.load(**known), hidden, (), dict.fromkeys(family.layer_needs))
         else:
             twin = known_twin(anatomy, layer, family.mlp)
             known[family.mlp] = (own.mlp_LPD[layer, pair_R] + mlps[layer])[:, None]
-            hidden = call_layer(twin.load(**known), hidden, (), {})
+            hidden = call_layer(twin.load(**known), hidden, (), dict.fromkeys(family.layer_needs))
         twin.check_used()
     return hidden[:, 0]
 
@@ -146,9 +146,7 @@ def _gold_logits(anatomy: Anatomy, final_RD: torch.Tensor, gold_R: torch.Tensor)
     weight_RD = anatomy.unembedding.get_parameter("weight")[gold_R].to(wide)
     logits = (anatomy.final_norm(final_RD).to(wide) * weight_RD).sum(-1)
     bias = getattr(anatomy.unembedding, "bias", None)
-    logits = logits if bias is None else logits + bias[gold_R].to(wide)
-    cap = anatomy.shape.logit_softcap
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return anatomy.finished(logits if bias is None else logits + bias[gold_R].to(wide))
 
 
 # ---- direct shares ----
@@ -161,14 +159,15 @@ def direct_shares(anatomy: Anatomy, ends: Ends, gold_P: torch.Tensor) -> tuple[S
     Together they sum to the logit before a final soft-cap. down_proj's bias counts as the MLP's.
     """
     wide = wide_dtype(anatomy.dtype)
-    unembedding = anatomy.unembedding.get_parameter("weight")[gold_P].to(wide)
+    divisor = anatomy.shape.logits_divisor
+    unembedding = anatomy.unembedding.get_parameter("weight")[gold_P].to(wide) / divisor
     final = norm_parts(anatomy, anatomy.final_norm)
     read_PD = _behind(final, ends.final_PD, unembedding)
     rest = (read_PD * ends.embedded_PD.to(wide)).sum(-1)
     if final.bias_D is not None:
         rest += unembedding @ final.bias_D
     if (bias := getattr(anatomy.unembedding, "bias", None)) is not None:
-        rest += bias[gold_P].to(wide)
+        rest += bias[gold_P].to(wide) / divisor
     attention: list[torch.Tensor] = []
     mlps: list[torch.Tensor] = []
     for layer in range(anatomy.shape.n_layers):

@@ -285,7 +285,7 @@ class PathEngine:
         else:
             twin, call = self._all_known[layer], call_layer
             known = {family.attention: attention_RD[:, None], family.mlp: mlp_RD[:, None]}
-        output = call(twin.load(**known), hidden_RD[:, None], (), {})
+        output = call(twin.load(**known), hidden_RD[:, None], (), dict.fromkeys(family.layer_needs))
         twin.check_used()
         return output[:, 0]
 

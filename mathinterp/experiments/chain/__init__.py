@@ -77,6 +77,7 @@ class Chain(Experiment):
     target: str = option("predicted", "The token explained.", choices=TARGETS)
 
     name: ClassVar[str] = "chain"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     show_options: ClassVar[type] = ChainOptions
     command_examples: ClassVar[Sequence[str]] = (

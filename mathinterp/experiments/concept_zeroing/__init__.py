@@ -63,6 +63,7 @@ class ConceptZeroing(Experiment):
 
     name: ClassVar[str] = "concept_zeroing"
     on_command_line: ClassVar[bool] = False  # follows a concept scan
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:

@@ -102,6 +102,7 @@ class Concepts(Experiment):
     count: str = option("distinct", "Distinct concepts; or all tokens that spell one.", choices=COUNTS)
 
     name: ClassVar[str] = "concepts"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     show_options: ClassVar[type] = ConceptOptions
     prompts_needed: ClassVar[int] = 1  # the weights alone are read: another limit does not read them again

@@ -33,6 +33,7 @@ class GenderNeurons(Experiment):
     """Every neuron's change, summed over the professions of either stereotype; prompts: prompts/gender.py."""
 
     name: ClassVar[str] = "gender_neurons"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     on_command_line: ClassVar[bool] = False  # the first step of the gender edit
 

@@ -75,6 +75,7 @@ class MaskKeep(Experiment):
 
     name: ClassVar[str] = "maskkeep"
     own_command: ClassVar[bool] = True
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     show_options: ClassVar[type] = MaskKeepShown
     command_examples: ClassVar[Sequence[str]] = (

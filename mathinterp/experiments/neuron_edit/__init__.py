@@ -43,6 +43,7 @@ class NeuronEdit(Experiment):
     passages: tuple[tuple[int, ...], ...] = ()
 
     name: ClassVar[str] = "edit"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     on_command_line: ClassVar[bool] = False  # the second step of the gender edit
 

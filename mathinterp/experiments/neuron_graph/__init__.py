@@ -112,6 +112,7 @@ class NeuronGraph(Experiment):
     nodes: NeuronNodes | None = None  # of every graph, from the neuron scan; found by ``bind``
 
     name: ClassVar[str] = "graph"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     show_options: ClassVar[type] = GraphShown
     command_examples: ClassVar[Sequence[str]] = (

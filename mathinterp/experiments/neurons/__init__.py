@@ -65,6 +65,7 @@ class Neurons(Experiment):
     other: OtherModel | None = None  # the model that ``against`` names, found by ``bind``
 
     name: ClassVar[str] = "neurons"
+    reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     show_options: ClassVar[type] = NeuronsShown
     command_examples: ClassVar[Sequence[str]] = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def cost_of(scan: Paths, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """One END row for each (node, pair), through what is not frozen; all pairs are taken to be kept."""
     pairs, lengths = len(prompts), end_lengths(prompts)
-    mlp, scoring = 2.0 * mlp_parameters(shape), scoring_flops(shape)
+    mlp, scoring = 2.0 * mlp_parameters(shape, used=True), scoring_flops(shape)
     end_layer = sum(layer_flops(shape, length) for length in lengths) / pairs
     whole = pass_flops(shape, lengths) / pairs + scoring
 
