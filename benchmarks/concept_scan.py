@@ -29,7 +29,8 @@ import torch
 from mathinterp.engine.lens.concepts import ConceptReader, concept_hits, top_ids
 from mathinterp.engine.lens.lens import norm_parts, written_values
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.concepts import Concepts, Vocabulary, default_top, match_vocabulary
+from mathinterp.experiments.concepts import Concepts, default_top
+from mathinterp.experiments.concepts.rows import Vocabulary, match_vocabulary
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts

@@ -21,9 +21,10 @@ import torch
 from mathinterp.engine.lens.lens import Lens
 from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons import Against, Neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.models.units import Head
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -144,7 +145,7 @@ def main(
     measured = compare_direct(anatomy, prompts, device, direct_prompts, layers)
     Neurons().run(Neurons().prepare(Subject(anatomy, prompts[:64])), Neurons().shards(shape, prompts)[0])
     alone = time_ours(anatomy, prompts, device, Neurons())
-    both = time_ours(anatomy, prompts, device, Neurons("head", ((0, 0),)))
+    both = time_ours(anatomy, prompts, device, Neurons(Against("head", heads=(Head(0, 0),))))
     direct_s = measured["seconds"] * shape.n_layers * len(prompts)
     figures = {
         "original_s": round(alone["seconds"], 2),

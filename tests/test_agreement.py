@@ -97,7 +97,7 @@ def test_no_scan_leaves_the_models_own_cells_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Experiment, "cells", own)
     anatomy = Anatomy(tiny_model("llama"))
     subject = Subject(anatomy, PROMPTS)
-    for scan in (Heads(), Mlps(), Knockout(ablation="zero", ranking=((0, 1), (2, 3)), ks=(1, 2))):
+    for scan in (Heads(), Mlps(), Knockout(ablation="zero", heads=((0, 1), (2, 3)), ks=(1, 2))):
         cells = scan.cells(scan.prepare(subject), subject)
         assert asked.pop() is subject
         assert len(cells.values_n) > len(CELLS.values_n), "the engine's are joined to them"

@@ -18,15 +18,16 @@ from mathinterp.engine.lens.shares import NeuronShares
 from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.chain import Chain
-from mathinterp.experiments.chain.summary import STAGES, chain_figure, summarize_chain
-from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.chain import Chain, ChainOptions
+from mathinterp.experiments.chain.figure import STAGES
+from mathinterp.experiments.figures import save
+from mathinterp.experiments.neurons import Against, Neurons
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.sentence import sentence_prompt
-from mathinterp.report.figures import save
 from mathinterp.report.page import write_report
 from mathinterp.store import Store
 from tests.neuron_rows import grid
@@ -245,7 +246,7 @@ def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, tar
 def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None:
     model = Anatomy(tiny_model(name))
     rows = rows_of(Chain(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
-    neurons = Neurons("head", HEADS_GIVEN[:1], target=target, keep_all=True)
+    neurons = Neurons(Against("head", heads=HEADS_GIVEN[:1]), target, keep="all")
     state = neurons.prepare(Subject(model, MADE))
     tables = [neurons.run(state, shard) for shard in neurons.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     whole = pa.concat_tables(tables)
@@ -323,15 +324,16 @@ def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
             assert mine.loc[f"{layer}.{unit}"]["strength"] == pytest.approx(value, rel=1e-4, abs=1e-7)
             leads = ((heads["layer"] == layer) & (heads["unit"] == unit) & (heads["place"] == 1)).sum() / count
             assert mine.loc[f"{layer}.{unit}"]["leads"] == pytest.approx(leads)
-    summary = summarize_chain(store, run.run_id, "add")
-    assert {row["stage"] for row in summary.table} == {*STAGES} - (
+    results = Results(store, run.run_id)
+    table = Chain.summarize(results, ChainOptions("add")).data["chain"]
+    assert {row["stage"] for row in table} == {*STAGES} - (
         set() if (rows["stage"] == "shallow_neuron").any() else {"shallow_neuron"}
     )
-    png, svg = save(chain_figure(store, run.run_id, "add"), tmp_path / "chain")
+    png, svg = save(Chain.figure(results, ChainOptions("add")), tmp_path / "chain")
     assert png.read_bytes()[:4] == b"\x89PNG"
-    assert all(row["name"] in svg.read_text() for row in summary.table if row["stage"] == "head")
-    with pytest.raises(UserError, match="no prompts of operation 'pow'"):
-        summarize_chain(store, run.run_id, "pow")
+    assert all(row["name"] in svg.read_text() for row in table if row["stage"] == "head")
+    with pytest.raises(UserError, match="no prompts of `operation` 'pow'"):
+        Chain.summarize(results, ChainOptions("pow"))
 
 
 # ---- the sentence and the command ----
@@ -357,7 +359,7 @@ def test_a_sentence_shows_its_operation_and_answer(
 
 def test_a_sentence_that_does_not_show_its_answer_needs_one() -> None:
     for text in ("three plus five is", "3 + 5 - 2 =", "7 / 2 =", "1 2 3", ""):
-        with pytest.raises(UserError, match=r"--answer|is empty"):
+        with pytest.raises(UserError, match=r"`answer`|is empty"):
             sentence_prompt(text)
     given = sentence_prompt("three plus five is", "eight", separator="")
     assert (given.answer, given.operation, given.operand_a, given.separator) == ("eight", "add", None, "")

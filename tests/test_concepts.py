@@ -21,7 +21,9 @@ from mathinterp.engine.lens.lens import written_values
 from mathinterp.errors import UserError
 from mathinterp.experiments import concepts as scan_of_concepts
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.concepts import Concepts, default_top, match_vocabulary
+from mathinterp.experiments.concepts import Concepts, default_top
+from mathinterp.experiments.concepts import rows as rows_of_concepts
+from mathinterp.experiments.concepts.rows import match_vocabulary
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.models.anatomy import Anatomy
 from tests.test_forward import anatomy
@@ -278,8 +280,8 @@ def test_scan_rows_by_hand(family: str) -> None:
 
 def test_random_directions_are_drawn_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing them takes longer than reading them: half a second for Llama-2-7B, and every attention layer has some."""
-    drawn, draw = [], scan_of_concepts._random_directions
-    monkeypatch.setattr(scan_of_concepts, "_random_directions", lambda part: drawn.append(1) or draw(part))
+    drawn, draw = [], rows_of_concepts._random_directions
+    monkeypatch.setattr(rows_of_concepts, "_random_directions", lambda part: drawn.append(1) or draw(part))
     rows = scan_rows(Concepts(NUMBERS, 11, into="all"), Anatomy(tiny_model("llama")))
     assert len({row["attention_layer"] for row in rows if row["layer"] is None}) == 3
     assert len(drawn) == 1
@@ -336,11 +338,11 @@ def test_default_layers_and_shards() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"into": "earlier"}, "--into 'earlier' is not known; take one of later, all"),
-        ({"sign": "minus"}, "--sign 'minus' is not known"),
-        ({"count": "words"}, "--count 'words' is not known"),
-        ({"top": 0}, "first 0 tokens"),
-        ({"top": VOCABULARY}, "hold every concept: choose a smaller --top, for example 5"),
+        ({"into": "earlier"}, "`into` 'earlier' is not known; take one of later, all"),
+        ({"sign": "minus"}, "`sign` 'minus' is not known"),
+        ({"count": "words"}, "`count` 'words' is not known"),
+        ({"top": 0}, "`top` 0 is too small; give 1 or more"),
+        ({"top": VOCABULARY}, "hold every concept: choose a smaller `top`, for example 5"),
         ({"layers": (3,)}, "layer 3 does not exist"),
         ({"attention_layers": (7,)}, "layer 7 does not exist"),
         ({"layers": (1, 2), "attention_layers": (0, 1)}, "no attention layer up to 1 comes after neuron layer 1"),

@@ -18,7 +18,8 @@ from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.engine.neuron_sets import neuron_mask, zeroed_neurons
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.gender_neurons import GenderNeurons, terms_of
+from mathinterp.experiments.gender_neurons import GenderNeurons
+from mathinterp.experiments.gender_neurons.rows import terms_of
 from mathinterp.experiments.neuron_controls import layer_matched_neurons
 from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.neuron_edit.tables import EDIT_SCAN, EDIT_TEXT

@@ -12,7 +12,8 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.controls import Head
-from mathinterp.experiments.iterative import Iterative, operation_means
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.iterative.rows import operation_means
 from mathinterp.experiments.knockout import Knockout
 from mathinterp.models.anatomy import model_shape
 from mathinterp.store.statistics import Unit, effects_by_operation
@@ -82,7 +83,7 @@ def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
 @pytest.mark.parametrize("scoring", ["token", "first_token", "exact_match"])
 def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
-    scan = Knockout("zero", scoring=scoring, ranking=RANKING)
+    scan = Knockout("zero", scoring=scoring, heads=RANKING, key=())
     state = scan.prepare(on)
     scores = state.runner.run_sets([frozenset(RANKING[:1])], zeros(on.anatomy))
     lucky = np.random.default_rng(0).random(scores.correct_EA.shape) < 0.6  # a random model is never right
@@ -95,7 +96,7 @@ def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"steps": 13}, "cannot mask 13"), ({"steps": 0}, "at least 1"), ({"rank_by": "luck"}, "accuracy, logprob"),
+    [({"steps": 13}, "cannot mask 13"), ({"steps": 0}, "`steps` 0 is too small; give 1 or more"), ({"rank_by": "luck"}, "accuracy, logprob"),
      ({"layers": (1,), "steps": 5}, "there are 4"), ({"layers": (7,)}, "layer 7 does not exist")],
 )  # fmt: skip
 def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) -> None:

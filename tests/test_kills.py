@@ -27,6 +27,7 @@ from mathinterp.cluster.ray_cluster import connection
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts.summary import kept_neurons
+from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
@@ -119,7 +120,7 @@ def test_concepts_killed_while_reading_and_again_while_zeroing(local_ray, tmp_pa
     assert FINISHED <= kill_midway(local_ray, "concept_zeroing", words, store) < 4
     finish(words)
     read = assert_stored(Store(store), "concepts", undisturbed(what_would_run(words), folder, 1))
-    sets = tuple(NeuronSet(*item) for item in kept_neurons(Store(store), read, [0, 1, 2, 3]).items())
+    sets = tuple(NeuronSet(*item) for item in kept_neurons(Results(Store(store), read), [0, 1, 2, 3]).items())
     assert len(sets) == 4
     assert_stored(Store(store), "concept_zeroing", undisturbed(ConceptZeroing(sets, read, 1), folder, limit))
 

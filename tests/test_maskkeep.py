@@ -13,8 +13,10 @@ import torch
 from mathinterp.cluster.replica import check_rows
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.mask_keep import MaskKeep, RankedNeurons, first_deep_layer, random_neurons
+from mathinterp.experiments.mask_keep import MaskKeep
+from mathinterp.experiments.mask_keep.ranked import RankedNeurons, random_neurons
 from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.models.depth import deep_layers
 from mathinterp.prompts.prompt import TokenizedPrompt
 from tests.test_forward import anatomy, random_prompts
 from tests.test_scans import PROMPTS as MADE
@@ -63,7 +65,7 @@ def without(model: Anatomy, neurons: set[tuple[int, int]]):
 
 
 def test_rows_are_those_of_a_model_without_the_neurons(anatomy: Anatomy) -> None:
-    scan = MaskKeep(ranked(FEW, 12), ks=(12, 5), seeds=1, deep_layers=(1, 2))
+    scan = MaskKeep("source", neurons=ranked(FEW, 12), ks=(12, 5), control_seeds=1, deep_layers=(1, 2))
     found = rows_of(scan, anatomy, FEW)
     chosen: dict[tuple, list[tuple[int, int]]] = {}
     for row in found["maskkeep_neurons"].to_pylist():
@@ -95,7 +97,7 @@ def test_rows_are_those_of_a_model_without_the_neurons(anatomy: Anatomy) -> None
 
 
 def test_batches_and_replicas_change_no_number() -> None:
-    model, scan = Anatomy(tiny_model("llama")), MaskKeep(ranked(MADE, 9), ks=(4, 9), seeds=2)
+    model, scan = Anatomy(tiny_model("llama")), MaskKeep("source", neurons=ranked(MADE, 9), ks=(4, 9), control_seeds=2)
     found = rows_of(scan, model, MADE)
     state = scan.prepare(Subject(model, MADE, max_tokens=20))  # two or three prompts a batch
     shard = scan.shards(model.shape, MADE)[-1]
@@ -127,7 +129,7 @@ def test_random_neurons_keep_each_places_layer_and_are_never_the_prompts_own() -
 
 
 def test_deep_layers_are_those_of_the_paper_in_proportion() -> None:
-    assert {n: first_deep_layer(n) for n in (32, 30, 28, 16, 8, 3, 1)} == {
+    assert {n: deep_layers(n)[0] for n in (32, 30, 28, 16, 8, 3, 1)} == {
         32: 17,
         30: 16,
         28: 15,
@@ -136,17 +138,17 @@ def test_deep_layers_are_those_of_the_paper_in_proportion() -> None:
         3: 2,
         1: 0,
     }
-    scan = MaskKeep(ranked(MADE, 9), ks=(9,))
+    scan = MaskKeep("source", neurons=ranked(MADE, 9), ks=(9,))
     assert scan.deep(SHAPE) == [2]
     assert replace(scan, deep_layers=(2, 0)).deep(SHAPE) == [0, 2]
 
 
 def test_the_run_depends_on_the_neurons_and_only_on_those_used() -> None:
     neurons = ranked(MADE, 9)
-    scan = MaskKeep(neurons, ks=(9,))
+    scan = MaskKeep("source", neurons=neurons, ks=(9,))
     swapped = replace(neurons, neuron_PR=neurons.neuron_PR[:, ::-1], layer_PR=neurons.layer_PR[:, ::-1])
-    assert MaskKeep(swapped, ks=(9,)).parameters() != scan.parameters()
-    assert MaskKeep(ranked(MADE, 9), ks=(9,)).parameters() == scan.parameters()
+    assert MaskKeep("source", neurons=swapped, ks=(9,)).parameters() != scan.parameters()
+    assert MaskKeep("source", neurons=ranked(MADE, 9), ks=(9,)).parameters() == scan.parameters()
     assert len(json.dumps(scan.parameters())) < 300, "the neurons themselves are no parameter"
     layer_PR, neuron_PR = neurons.of([MADE[4], MADE[1]])
     np.testing.assert_array_equal(neuron_PR, neurons.neuron_PR[[4, 1]])
@@ -155,14 +157,14 @@ def test_the_run_depends_on_the_neurons_and_only_on_those_used() -> None:
 
 def test_mistakes_of_the_scan() -> None:
     with pytest.raises(UserError, match="ranks 9 neurons of each prompt, k = 10 asked"):
-        MaskKeep(ranked(MADE, 9), ks=(10,))
+        MaskKeep("source", neurons=ranked(MADE, 9), ks=(10,)).shards(SHAPE, MADE)
     with pytest.raises(UserError, match="must be 1 or more"):
-        MaskKeep(ranked(MADE, 9), ks=(0,))
+        MaskKeep("source", neurons=ranked(MADE, 9), ks=(0,))
     with pytest.raises(UserError, match="ranked no neurons for prompt 'p1'"):
-        MaskKeep(ranked(MADE[:1], 9), ks=(9,)).shards(SHAPE, MADE)
+        MaskKeep("source", neurons=ranked(MADE[:1], 9), ks=(9,)).shards(SHAPE, MADE)
     with pytest.raises(UserError, match="layer 3 does not exist"):
-        MaskKeep(ranked(MADE, 9), ks=(9,), deep_layers=(3,)).shards(SHAPE, MADE)
-    crowded = MaskKeep(ranked(MADE, 21, layers=(1,)), ks=(21,))
+        MaskKeep("source", neurons=ranked(MADE, 9), ks=(9,), deep_layers=(3,)).shards(SHAPE, MADE)
+    crowded = MaskKeep("source", neurons=ranked(MADE, 21, layers=(1,)), ks=(21,))
     with pytest.raises(UserError, match="has 21 of the 40 neurons of layer 1 among its first"):
         crowded.shards(SHAPE, MADE)
-    replace(crowded, seeds=0).shards(SHAPE, MADE)
+    replace(crowded, control_seeds=0).shards(SHAPE, MADE)

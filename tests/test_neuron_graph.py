@@ -1,6 +1,7 @@
 """The prediction-enhancing graph: edges against autograd through the real model in float64, rows, views, drawing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,18 @@ from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.figures import save
 from mathinterp.experiments.neuron_graph import NeuronGraph
-from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes
-from mathinterp.experiments.neuron_graph.summary import graph_figure, nodes_from, summarize_graph
+from mathinterp.experiments.neuron_graph.figure import draw
+from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes, nodes_from
+from mathinterp.experiments.neuron_graph.summary import summarize
 from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.stored import check_model, neuron_run
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
-from mathinterp.report.figures import save
 from mathinterp.store import Store
 from tests.neuron_twin import gain, look, spread
 from tests.small_store import open_run
@@ -178,7 +181,8 @@ def _of(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
 def of_prompts(ks: tuple[int, ...] = (4, 2), **changes: Any) -> NeuronGraph:
     """Every prompt's graph has the same neurons, in an order of its own."""
     graphs = [ranked(p.prompt.prompt_id, NEURONS[i % 3 :] + NEURONS[: i % 3]) for i, p in enumerate(MADE)]
-    return NeuronGraph(NeuronNodes("run", tuple(graphs)), top=len(NEURONS), ks=ks, **{"seeds": 1, **changes})
+    nodes = NeuronNodes("run", tuple(graphs))
+    return NeuronGraph("run", top=len(NEURONS), ks=ks, nodes=nodes, **{"control_seeds": 1, **changes})
 
 
 def test_root_is_of_the_lowest_layer_and_there_of_the_largest_importance() -> None:
@@ -190,7 +194,7 @@ def test_root_is_of_the_lowest_layer_and_there_of_the_largest_importance() -> No
 def test_edges_of_an_operation_are_means_over_its_prompts_and_the_strongest_stay() -> None:
     model = Anatomy(tiny_model("llama"))
     graphs = NeuronNodes("run", (ranked("add", NEURONS), ranked("all", NEURONS)))
-    everything = rows_of(NeuronGraph(graphs, by="operation", strongest=None, ks=()), model)
+    everything = rows_of(NeuronGraph("run", "operation", edges="all", ks=(), nodes=graphs), model)
     assert set(everything) == {"neuron_graph_nodes", "neuron_graph_edges"}, "ks=() makes no check"
     for graph_name, members in (("add", [p for p in MADE if p.prompt.operation == "add"]), ("all", list(MADE))):
         activations = end_activations(model, [p.input_ids[: p.end + 1] for p in members])
@@ -213,11 +217,13 @@ def test_edges_of_an_operation_are_means_over_its_prompts_and_the_strongest_stay
         expected = [float(activations.coefficients_PK[layer][:, k].mean()) for layer, k in NEURONS]
         np.testing.assert_allclose(nodes["coefficient"], expected, rtol=1e-5)
         assert nodes["root"].tolist() == [neuron == (0, 3) for neuron in NEURONS]
-    by_first_order = rows_of(NeuronGraph(graphs, by="operation", measure="first_order", strongest=3, ks=()), model)
+    by_first_order = rows_of(
+        NeuronGraph("run", "operation", measure="first_order", edges="top:3", ks=(), nodes=graphs), model
+    )
     edges = by_first_order["neuron_graph_edges"].query("graph == 'add'")
     whole = everything["neuron_graph_edges"].query("graph == 'add'")["first_order"].sort_values(ascending=False)
     np.testing.assert_allclose(edges["first_order"], whole[:3])
-    above = rows_of(NeuronGraph(graphs, by="operation", strongest=None, above=0.5, ks=()), model)
+    above = rows_of(NeuronGraph("run", "operation", edges="above:0.5", ks=(), nodes=graphs), model)
     kept = above["neuron_graph_edges"]["inner_product"]
     assert (kept.abs() > 0.5).all()
     assert len(kept) == (everything["neuron_graph_edges"]["inner_product"].abs() > 0.5).sum() > 0
@@ -256,10 +262,10 @@ def test_check_is_the_lowest_neurons_column_zeroed(name: str) -> None:
 
 
 def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
-    model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), seeds=2)
+    model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), control_seeds=2)
     store = Store(tmp_path)
     source = open_run(store, ["neuron_targets/00000"], scan="neurons", parameters={"against": None})
-    scan = NeuronGraph(NeuronNodes(source.run_id, scan.nodes.graphs), top=6, ks=scan.ks, seeds=2)
+    scan = replace(scan, neurons_from=source.run_id, nodes=NeuronNodes(source.run_id, scan.ranked.graphs))
     right = [i % 3 != 1 for i in range(len(MADE))]
     targets = {
         "prompt_id": [p.prompt.prompt_id for p in MADE], "condition": ["original"] * len(MADE),
@@ -317,13 +323,13 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     )
     for row in share:
         assert row["share"] == pytest.approx(row["first_order"] / row["size"])
-    written = save(graph_figure(store, run.run_id, MADE[2].prompt.prompt_id), tmp_path / "drawn")
+    written = save(draw(Results(store, run.run_id), MADE[2].prompt.prompt_id), tmp_path / "drawn")
     svg = written[1].read_text()
     assert written[0].read_bytes()[:4] == b"\x89PNG"
     for layer, neuron in NEURONS:
         assert f"{layer}.{neuron}" in svg
     with pytest.raises(UserError, match="has no graph 'zzz'"):
-        summarize_graph(store, run.run_id, "zzz")
+        summarize(Results(store, run.run_id), "zzz")
 
 
 # ---- the command ----
@@ -336,7 +342,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     spec, store = ModelSpec(), Store(folder)
     loaded = load(spec, "cpu")
     prompts = tokenize_prompts(load_prompts("two_digit", limit=8), loaded.tokenizer)
-    scan = Neurons("head", ((0, 6),), top=20)
+    scan = Neurons("head:0.6", keep="topk:20")
     state = scan.prepare(Subject(loaded.anatomy, prompts))
     shards = scan.shards(loaded.anatomy.shape, prompts)
     fingerprint = prompts_fingerprint(prompts)
@@ -375,19 +381,30 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
     assert {nodes.graph for nodes in good.graphs} == {prompt.prompt_id for prompt in prompts[:3]}
     others = load_prompts("two_digit", limit=8, seed=1)
     for arguments, message in (
-        (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with --keep topk:50 first"),
+        (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with `keep` topk:50 first"),
         (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons a prompt, not 21"),
         (("prompt", 10, None, weights, others), "without prompt"),
-        (("layer", 10, None, weights, prompts), "--by 'layer' is not known"),
     ):
         with pytest.raises(UserError, match=message):
             nodes_from(store, neuron_run(store, run), *arguments)
     with pytest.raises(UserError, match=f"run {run} ranked the neurons of bundled, not of another"):
         check_model(neuron_run(store, run), "other", "another")
-    with pytest.raises(UserError, match="--measure 'best' is not known"):
-        NeuronGraph(good, measure="best")
-    with pytest.raises(UserError, match="has no edges"):
-        NeuronGraph(good, top=1)
+    for fields, message in (
+        ({"by": "layer"}, "`by` 'layer' is not known"),
+        ({"measure": "best"}, "`measure` 'best' is not known"),
+        ({"top": 1}, "`top` 1 is too small; give 2 or more"),
+        ({"ks": (1,)}, "fewer than 2 first neurons"),
+        ({"edges": "top:0"}, "keep 1 edge or more"),
+        ({"edges": "above:-1"}, "those above 0 or more"),
+    ):
+        with pytest.raises(UserError, match=message):
+            NeuronGraph(run, **fields)
+
+
+def test_edges_are_written_as_they_are_read() -> None:
+    for text, strongest, above in (("top:60", 60, 0.0), ("above:0.5", None, 0.5), ("all", None, 0.0)):
+        edges = NeuronGraph("run", edges=text).edges
+        assert (edges.strongest, edges.above, str(edges)) == (strongest, above, text)
 
 
 @pytest.mark.ray

@@ -9,8 +9,8 @@ import torch
 
 from mathinterp.engine.hooks import edited_output
 from mathinterp.engine.pairs import ends_of
-from mathinterp.engine.paths.frozen import MLP
-from mathinterp.engine.paths.receivers import Receiver, ReceiverEngine, receiving_features
+from mathinterp.engine.paths.nodes import MLP, Receiver
+from mathinterp.engine.paths.receivers import ReceiverEngine, receiving_features
 from mathinterp.models.anatomy import Anatomy
 from tests.path_twin import EXACT, PAIRS, activations, anatomy, expected, forward, three
 

@@ -14,15 +14,16 @@ from scipy.stats import norm
 
 from mathinterp.cli.main import main
 from mathinterp.engine.pairs import pairs_of
-from mathinterp.engine.paths.frozen import MLP
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.paths import Paths
-from mathinterp.experiments.paths.summary import summarize_paths
+from mathinterp.experiments.paths.figure import draw
+from mathinterp.experiments.paths.summary import summarize
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.report.figures import draw
 from mathinterp.store import Store
 from mathinterp.store.statistics import benjamini_hochberg, spearman
 from tests.path_twin import PAIRS, anatomy_of, forward, patched_logits
@@ -51,7 +52,7 @@ def all_rows(scan: Paths, anatomy: Anatomy) -> dict[str, pa.Table]:
     prompts = tokenized_pairs(anatomy)
     state = scan.prepare(Subject(anatomy, prompts))
     shards = scan.shards(anatomy.shape, prompts)
-    tables = {name: [scan.run(state, s) for s in shards if s.table == name] for name in scan.schemas}
+    tables = {name: [scan.run(state, s) for s in shards if s.table == name] for name in scan.tables}
     return {name: pa.concat_tables(parts) for name, parts in tables.items() if parts}
 
 
@@ -92,7 +93,7 @@ def test_pairs_answered_wrongly_are_left_out(llama: Anatomy) -> None:
     for name in ("logit_original", "logit_patched", "effect"):
         np.testing.assert_allclose(found["path_scan"][name], kept[name], rtol=1e-6)
     wrong = tokenized_pairs(llama)[2:]
-    with pytest.raises(UserError, match=r"answers none of the 2 prompts right .* --keep-all"):
+    with pytest.raises(UserError, match=r"answers none of the 2 prompts right .* `keep_all`"):
         Paths().prepare(Subject(llama, wrong))
 
 
@@ -121,11 +122,11 @@ def test_effect_is_the_measure_asked_for(llama: Anatomy) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"freeze": "some"}, "--freeze 'some' is not known; take one of heads, all, none"),
-        ({"effect": "loss"}, "--effect 'loss' is not known"),
+        ({"freeze": "some"}, "`freeze` 'some' is not known; take one of heads, all, none"),
+        ({"effect": "loss"}, "`effect` 'loss' is not known"),
         ({"positions": "all"}, "no token but END reaches the logits"),
-        ({"receiver": "17"}, "receiver '17' cannot be read"),
-        ({"receiver": "1.2.q", "freeze": "none"}, "take --freeze heads or all"),
+        ({"receiver": "17"}, "`receiver` '17' cannot be read"),
+        ({"receiver": "1.2.q", "freeze": "none"}, "take `freeze` heads or all"),
         ({"layers": ()}, "no layers to patch"),
     ],
 )
@@ -238,12 +239,12 @@ def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[St
         }
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
     run_id = effects[0]["run_id"]
-    summary = summarize_paths(store, run_id, top=3)
-    assert len(summary.top) == 9
+    summary = summarize(Results(store, run_id), top=3)
+    assert len(summary.data["top"]) == 9
     low = [row for row in agreement.values() if row["logit_logprob"] < 0.5]
     assert len(summary.warnings) == len(low)
     heads = [r for r in effects if r["operation"] == "all" and r["node"] == "head"]
-    assert summary.verdict.startswith(f"{sum(r['key'] for r in heads)} of {len(heads)} heads")
+    assert summary.data["verdict"].startswith(f"{sum(r['key'] for r in heads)} of {len(heads)} heads")
 
 
 @pytest.mark.ray
@@ -260,7 +261,7 @@ def test_the_command_line_reports_key_heads(tmp_path: Path) -> None:
     assert (found["shards_done"], found["shards_reused"], len(found["pairs"])) == (0, found["shards"], 4)
     assert all(set(row) >= {"node", "effect", "low", "high", "q", "key"} for row in found["top"])
     store = Store(tmp_path / "store")
-    grid = np.asarray(draw(store, found["run_id"]).axes[0].images[0].get_array())
+    grid = np.asarray(draw(Results(store, found["run_id"])).axes[0].images[0].get_array())
     assert grid.shape == (5, 9), "layers 0 to 4; eight heads and the MLP"
     for row in store.rows("SELECT * FROM path_effects WHERE operation = 'all'"):
         column = -1 if row["node"] == "mlp" else row["head"]

@@ -8,7 +8,7 @@ import torch
 
 from mathinterp.engine.pairs import Ends, Pairs, ends_of
 from mathinterp.engine.paths.attribution import direct_shares, first_order
-from mathinterp.engine.paths.frozen import MLP
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.engine.paths.patching import EverywherePatching
 from mathinterp.models.anatomy import Anatomy
 from tests.path_twin import EXACT, NODES, PAIRS, anatomy, expected, forward, make_engine, patched_logits, three

@@ -99,7 +99,7 @@ COUNTED: list[tuple[Experiment, tuple[float, float]]] = [  # a scan, and torch's
     (Heads(ablation="mean"), TREES),
     (Heads(layers=(1,)), TREES),
     (Mlps(), TREES),
-    (Knockout(ranking=RANKING, seeds=2), TREES),
+    (Knockout(heads=RANKING, key=(), control_seeds=2), TREES),
     (Iterative(steps=2), (0.65, 1.6)),  # END rows are so few that the check weighs more
     (Iterative("zero", steps=2), TREES),
     (Paths(keep_all=True), ROWS),
@@ -111,8 +111,8 @@ COUNTED: list[tuple[Experiment, tuple[float, float]]] = [  # a scan, and torch's
     (Attention(keep_all=True), ROWS),
     (Attention(heads=((0, 1), (2, 3)), keep_all=True), ROWS),
     (MlpProbe(layers=(0, 2), keep_all=True), ROWS),
-    (Neurons(top=7), ROWS),
-    (Neurons(against="head", heads=((0, 1),), keep_all=True, layers=(1, 2)), ROWS),
+    (Neurons(keep="topk:7"), ROWS),
+    (Neurons("head:0.1", keep="all", layers=(1, 2)), ROWS),
 ]
 
 
@@ -159,9 +159,9 @@ def test_neurons_are_counted_in_terms_of_their_sums(seven_billion):
 def test_a_compared_model_is_held_beside_the_original(seven_billion):
     shape, prompts = seven_billion
     other = OtherModel(ModelSpec("random:llama-2-7b"), "fingerprint", "another")
-    scan = Neurons("model", other=other)
+    scan = Neurons("model:another", other=other)
     alone, heads, both = (
-        plan_scan(each, shape, prompts, "bfloat16") for each in (Neurons(), Neurons("head", heads=((0, 1),)), scan)
+        plan_scan(each, shape, prompts, "bfloat16") for each in (Neurons(), Neurons("head:0.1"), scan)
     )
     assert alone.models == heads.models == 1
     assert both.models == 2

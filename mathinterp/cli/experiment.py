@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,13 +22,18 @@ from mathinterp.cli.options import (
     out_folder,
     prompt_options,
     store_option,
+    with_flags,
 )
 from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
+from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
 from mathinterp.experiments.options import Option, options_of
 
-ASKED = ("model", "adapter", "dtype", "trust_remote_code", "prompt_name", "limit", "seed", "store")
+if TYPE_CHECKING:
+    from mathinterp.cluster.run import RunSummary
+
+MODEL = ("model", "adapter", "dtype", "trust_remote_code")  # options that make a ModelSpec
 
 
 def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
@@ -43,13 +48,25 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
-    return click.Command(
+    own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
+    return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
         callback=partial(run, experiment),
         params=[*own, *_parameters([*shared, json_option()])],
         help=_help(experiment, verb),
     )
+
+
+class ExperimentCommand(click.Command):
+    """A command whose mistakes name its options where the library names fields."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; raises UserError."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:  # the group above no longer knows the options
+            raise UserError(with_flags(str(error), self.params)) from error
 
 
 def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
@@ -68,6 +85,16 @@ def own_options(owner: type) -> list[click.Parameter]:
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
 
 
+def _retired_option(flag: str, instead: str) -> click.Option:
+    """An option that there was once: it says what to write instead."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            raise UserError(f"{flag} is no option any more: {instead}")
+
+    return click.Option([flag], hidden=True, expose_value=False, callback=refuse)
+
+
 def _type_of(owner: type, name: str) -> Any:
     """The annotation of a field, evaluated where the class that has it was written; other fields' may need torch."""
     declaring = next(each for each in owner.__mro__ if name in inspect.get_annotations(each))
@@ -79,6 +106,7 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
     flag = f"--{about.flag or each.name.replace('_', '-')}"
     text = about.help + (f" Default: {about.shown}." if about.shown else "")
     if hint is bool:
+        flag += f"/--no-{flag[2:]}" if each.default else ""
         return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
     default = None if each.default is dataclasses.MISSING else each.default
     return click.Option(
@@ -139,32 +167,50 @@ def _out_option() -> Callable[[click.Command], click.Command]:
 # ---- running ----
 
 
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A run of an experiment, what it found, and the figures drawn of it."""
+
+    experiment: Experiment
+    run: "RunSummary"
+    summary: Summary | None
+    drawn: list[Path]
+
+
 def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     """Run, or resume, an experiment and what follows from it; say what it found. Exit code 1 if it is incomplete."""
     chosen, shown, as_json, out = parse(experiment, options)
-    said: list[tuple[str, Any, Summary | None, list[Path]]] = []
+    said: list[Said] = []
     following: Experiment | None = chosen
     while following is not None:
-        run = run_chosen(following, **options)
-        results = Results(_store(run.store), run.run_id)
+        run = run_chosen(following, shown=shown, **options)
+        results = Results(_store(run.store), run.run_id, partial(_load, options))
         summary = type(following).summarize(results, shown) if run.rows or run.reused else None
         drawn = _draw(following, results, shown, out) if run.complete else []
-        said.append((following.name, run, summary, drawn))
-        following = following.follow_up(results) if run.complete else None
-    for _, _, summary, _ in said:
-        for warning in summary.warnings if summary else ():
+        said.append(Said(following, run, summary, drawn))
+        following = following.follow_up(results, shown) if run.complete else None
+    for each in said:
+        for warning in each.summary.warnings if each.summary else ():
             warn(warning)
     if as_json:
-        (_, run, summary, drawn), *others = said
-        more = {name: {**run_json(other), **(dict(found.data) if found else {})} for name, other, found, _ in others}
-        figures = {"figures": [str(path) for path in drawn]} if out else {}
-        print_json({**run_json(run), **(dict(summary.data) if summary else {}), **figures, **more})
+        print_json(_told(said))
     else:
-        for _, run, summary, drawn in said:
-            print_summary(run.store, summary, drawn)
-            print_run(run)
-    if any(run.failed or not run.complete for _, run, _, _ in said):
+        for each in said:
+            print_summary(each.run.store, each.summary, each.drawn)
+            print_run(each.run)
+    if any(each.run.failed or not each.run.complete for each in said):
         sys.exit(1)
+
+
+def _told(said: Sequence[Said]) -> dict[str, Any]:
+    """The first run as JSON, and within it what followed."""
+    first, *others = said
+    key = first.experiment.follow_up_key
+    told = {**run_json(first.run), **(dict(first.summary.data) if first.summary else {})}
+    told |= {"figures": [str(path) for path in first.drawn]} if _draws(type(first.experiment)) else {}
+    if others:
+        return {**told, key or others[0].experiment.name: _told(others)}
+    return told if key is None else {**told, key: None}
 
 
 def parse(experiment: type[Experiment], options: dict[str, Any]) -> tuple[Experiment, Any, bool, Path | None]:
@@ -184,7 +230,7 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
         if isinstance(part, Shown):
             print_table(part.rows, title=part.title)
         elif part:
-            console.print(part, highlight=False)
+            console.print(with_flags(part), highlight=False)
     for path in drawn:
         console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     print_sql_hint(store, summary.queries)
@@ -199,13 +245,21 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     if figure is None:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    return list(save(figure, out / file_name(f"{chosen.name}-{results.run_id}")))
+    parts = [chosen.name, results.run_id, *([str(figure.get_label())] if figure.get_label() else [])]
+    return list(save(figure, out / file_name("-".join(parts))))
 
 
 def _store(url: str) -> Any:
     from mathinterp.store import Store
 
     return Store(url)
+
+
+def _load(options: Mapping[str, Any]) -> Any:
+    """The model that the options name, on this machine."""
+    from mathinterp.models.catalog import ModelSpec, load
+
+    return load(ModelSpec(*(options[name] for name in MODEL)))
 
 
 class ExperimentGroup(click.Group):

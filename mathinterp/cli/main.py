@@ -6,7 +6,6 @@ inside the commands, so that ``--help`` is instant.
 """
 
 import logging
-import re
 
 import click
 
@@ -14,10 +13,9 @@ import mathinterp
 from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
-from mathinterp.cli.knockout import knockout
-from mathinterp.cli.maskkeep import maskkeep
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
+from mathinterp.cli.options import with_flags
 from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
@@ -43,12 +41,21 @@ class UserMistake(click.ClickException):
 class Commands(click.Group):
     """A command group whose commands may raise UserError."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, and of the experiments that have one of their own."""
+        return sorted({*super().list_commands(ctx), *_own_commands()})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name; None if there is none."""
+        found = super().get_command(ctx, name)
+        return scan.get_command(ctx, name) if found is None and name in _own_commands() else found
+
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; turn the user's mistake into one line."""
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise UserMistake(_with_flags(str(error))) from error
+            raise UserMistake(with_flags(str(error))) from error
         except Unfinished as error:
             raise click.ClickException(f"{error}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
@@ -58,14 +65,10 @@ class Commands(click.Group):
             raise UserMistake(f"{error.format_message().rstrip('.')}; see '{command} --help'") from error
 
 
-def _with_flags(message: str) -> str:
-    """Fields that the library names in backticks, as the flags of the command that was given."""
-    context = click.get_current_context(silent=True)
-    flags: dict[str, str] = {}
-    while context is not None:
-        flags = {str(each.name): each.opts[0] for each in context.command.params} | flags
-        context = context.parent
-    return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
+def _own_commands() -> list[str]:
+    from mathinterp.experiments import registry
+
+    return [name for name, experiment in registry.experiments().items() if experiment.own_command]
 
 
 class Warnings(logging.Handler):
@@ -93,7 +96,7 @@ def main() -> None:
 
 
 for command in (
-    models, prompts, plan, scan, pipeline, knockout, maskkeep, neuron,
+    models, prompts, plan, scan, pipeline, neuron,
     report, sql, selftest, submit, tune, edit, evaluate, chain,
 ):  # fmt: skip
     main.add_command(command)

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mathinterp.cli.options import with_flags
+
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
@@ -57,7 +59,9 @@ def format_value(value: Any) -> str:
 
 def warn(line: str) -> None:
     """One line on stderr about figures that are doubtful."""
-    click.echo(f"warning: {' '.join(line.split())}", err=True)
+    context = click.get_current_context(silent=True)
+    told = with_flags(line, context.command.params if context else ())
+    click.echo(f"warning: {' '.join(told.split())}", err=True)
 
 
 def file_name(text: str) -> str:

@@ -32,7 +32,8 @@ def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
     spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
     prompts = []
     if experiment.prompt_set is not None:
-        prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
+        limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed
+        prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=limit)
     work = prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"]))
     model = work.model
     on_cpu = plan_scan(work.scan, model.shape, work.prompts, model.dtype, cpu=measure_cpu(model.shape))
@@ -122,8 +123,13 @@ def _run_command(name: str) -> str:
         if given and isinstance(option, click.Option) and option.name != "as_json":
             value = context.params[str(option.name)]
             for one in value if option.multiple else [value]:
-                line += [option.opts[0]] if option.is_flag else [option.opts[0], str(one)]
+                line += [option.opts[0]] if option.is_flag else [option.opts[0], _written(one)]
     return shlex.join(line)
+
+
+def _written(value: object) -> str:
+    """An option's value as it is written on the command line."""
+    return ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
 
 
 def _size(count: int) -> str:

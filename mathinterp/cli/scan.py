@@ -1,17 +1,12 @@
 """``mathinterp scan ...``: run an experiment, or resume it, and say what it found."""
 
-from mathinterp.cli.attention import attention
-from mathinterp.cli.concepts import concepts
 from mathinterp.cli.experiment import ExperimentGroup, run_experiment
-from mathinterp.cli.graph import graph
-from mathinterp.cli.neurons import neurons
-from mathinterp.cli.paths import paths
 
 scan = ExperimentGroup(
     name="scan",
     run=run_experiment,
     verb="scan",
-    others={command.name or "": command for command in (attention, concepts, graph, neurons, paths)},
+    others={},
     help="""Run an experiment over a model; the same command again resumes or shows it.
 
     An experiment from outside the package is named by its class: mathinterp scan my_package.my_module:MyExperiment.

@@ -24,8 +24,6 @@ from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob, made_here
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
-from mathinterp.models.reading import read_prompts
-from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.store import Run, Store, prompts_fingerprint
 from mathinterp.versions import code_version
@@ -103,6 +101,8 @@ def run_scan(
         NoReplicaLeft: replicas died or failed to load until none was left.
     """
     started = time.monotonic()
+    if scan.one_replica and (replicas or 1) != 1:
+        raise UserError(f"{scan.name} runs on one replica, as each shard needs those before it; leave out `replicas`")
     store = Store(store_url)
     with ExitStack() as stack:
         if existing_cluster(address):
@@ -115,7 +115,7 @@ def run_scan(
         if missing:
             stack.enter_context(connection(address))
             weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
-            placement = place(replicas, gpus, len(missing), weights)
+            placement = place(1 if scan.one_replica else replicas, gpus, len(missing), weights)
             outcome = dispatch(work, run, store, missing, placement, max_attempts, progress)
         else:
             run.finish()
@@ -132,10 +132,9 @@ def prepare_work(
 ) -> Work:
     """Resolve the model (no weights), bind the experiment, tokenize the prompts and cut the work into shards."""
     model = resolve(spec, "cuda" if on_gpu else "cpu")
-    scan = scan.bind(Context(model, prompts, store))
-    if scan.needs_counterfactuals:
-        prompts = with_counterfactuals(prompts, model.tokenizer)
-    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read))
+    context = Context(model, prompts, store)
+    scan = scan.bind(context)
+    tokenized = context.read(scan)
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)

@@ -12,6 +12,7 @@ import torch
 
 from mathinterp.engine.choose import Engine, build_engine, packing_deviation, pays_to_compile
 from mathinterp.engine.edits import Replacement
+from mathinterp.engine.head_sets import HeadSets
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.scores import Scores
 from mathinterp.experiments.ablation import Ablation
@@ -146,3 +147,19 @@ def score_rows(state: AblationState, scores: Scores, schema: pa.Schema, ids: dic
 def baseline_rows(state: AblationState, schema: pa.Schema) -> pa.Table:
     """Rows of the unedited model, computed in the same batch shapes as the edited ones."""
     return score_rows(state, state.engine.baseline(), schema, {})
+
+
+@dataclass
+class HeadSetState:
+    """What a replica keeps between shards of an experiment that takes out several heads together."""
+
+    ablation: AblationState
+    runner: HeadSets
+    replacements: dict[int, Replacement]  # layer -> what its heads become; filled as layers are asked for
+
+
+def replacements_of(scan: Ablation, state: HeadSetState, layers: set[int]) -> dict[int, Replacement]:
+    """Layer -> what its heads become under ``scan``; computed once per replica."""
+    for layer in layers - state.replacements.keys():
+        state.replacements[layer] = replacement(scan, state.ablation, "head", layer)
+    return {layer: state.replacements[layer] for layer in sorted(layers)}

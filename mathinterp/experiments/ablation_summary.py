@@ -5,11 +5,10 @@ Knows the views of head and MLP scans; knows nothing about models or how rows we
 
 from collections.abc import Sequence
 
-from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary
 from mathinterp.experiments.thin_means import thin_mean_warnings
 
 COSTLY, NEGLIGIBLE = 10, 2  # points of accuracy: paper A counts heads that cost 10 or more, and under 2
-SIGNIFICANT = 0.05  # Benjamini-Hochberg q
 
 
 def summarize_ablation(

@@ -29,7 +29,7 @@ def kept_prompts(subject: Subject, keep_all: bool) -> tuple[list[TokenizedPrompt
     if not kept:
         raise UserError(
             f"the model answers none of the {len(right_P)} prompts right (first token), so no prompt is kept; take"
-            " prompts that it can answer, or --keep-all"
+            " prompts that it can answer, or `keep_all`"
         )
     return kept, {"prompts": len(right_P), "answered_rightly": int(right_P.sum()), "prompts_kept": len(kept)}
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mathinterp.engine.cells import Cells
     from mathinterp.experiments.costs import Cost
+    from mathinterp.experiments.finished_run import HeadRanking
     from mathinterp.models.anatomy import Anatomy, ModelShape
     from mathinterp.models.catalog import ResolvedModel
     from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
@@ -62,6 +63,23 @@ class Context:
     prompts: Sequence[Prompt]
     store: Store
 
+    def read(self, experiment: Experiment) -> tuple[TokenizedPrompt, ...]:
+        """The prompts as the experiment reads them; raises UserError for one that the model cannot read."""
+        from mathinterp.models.reading import read_prompts
+        from mathinterp.prompts.pairs import with_counterfactuals
+
+        prompts = self.prompts
+        if experiment.needs_counterfactuals:
+            prompts = with_counterfactuals(prompts, self.model.tokenizer)
+        return tuple(read_prompts(prompts, self.model, experiment.tokens_read))
+
+    def run_id(self, experiment: Experiment) -> str:
+        """The id that a run of the experiment has, on this model and these prompts."""
+        from mathinterp.prompts.alignment import prompts_fingerprint
+
+        prompts, model = prompts_fingerprint(self.read(experiment)), self.model
+        return self.store.run_id(experiment.name, experiment.parameters(), model.dtype, model.fingerprint, prompts)
+
 
 @dataclass(frozen=True)
 class NothingToShow:
@@ -80,8 +98,14 @@ class Experiment(ABC):
     packages: ClassVar[tuple[str, ...]] = ()  # installed ones that decide rows, beside those of every run
     command_examples: ClassVar[Sequence[str]] = ()  # command lines, without "mathinterp"
     prompt_set: ClassVar[str | None] = "two_digit"  # read where none are given; None: the experiment needs no prompts
-    show_options: ClassVar[type] = NothingToShow  # dataclass of options that change what a summary shows, and no row
+    prompts_needed: ClassVar[int | None] = None  # read as many of a set, whatever the limit of what follows; None: all
+    show_options: ClassVar[type] = NothingToShow  # dataclass of options of what is shown or follows; they change no row
+    follow_up_key: ClassVar[str | None] = None  # of the follow-up in the JSON, null if there is none; None: its name
     on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
+    own_command: ClassVar[bool] = False  # True: `mathinterp NAME` does the same as `mathinterp scan NAME`
+    retired: ClassVar[Mapping[str, str]] = {}  # former flags -> the command that is there instead
+    one_replica: ClassVar[bool] = False  # True: a shard needs those before it, so that one replica does all, in order
+    head_ranking: ClassVar[HeadRanking | None] = None  # how a finished run ranks heads; None: it ranks none
 
     @property
     def needs_counterfactuals(self) -> bool:
@@ -162,6 +186,10 @@ class Experiment(ABC):
         """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
         return {}
 
+    def check_shown(self, shown: Any, prompts: Sequence[Prompt]) -> None:
+        """Raise UserError, before anything runs, for a value of ``show_options`` that will find nothing to show."""
+        return
+
     @classmethod
     def summarize(cls, results: Results, shown: Any) -> Summary:
         """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``."""
@@ -173,6 +201,6 @@ class Experiment(ABC):
         """A picture of a finished run; None: there is none to draw."""
         return None
 
-    def follow_up(self, results: Results) -> Experiment | None:
+    def follow_up(self, results: Results, shown: Any) -> Experiment | None:
         """The experiment that the finished run asks for, on the same model and prompts; None: it stands alone."""
         return None

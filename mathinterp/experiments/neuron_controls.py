@@ -3,14 +3,19 @@
 Knows numbers of layers and neurons, and seeds; knows nothing about models.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.errors import UserError
-from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.units import Neuron
+
+if TYPE_CHECKING:
+    from mathinterp.models.anatomy import ModelShape
 
 
 def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -> list[Neuron]:
@@ -28,7 +33,7 @@ def layer_matched_neurons(shape: ModelShape, key: Sequence[Neuron], seed: int) -
                 f"layer {layer}: {len(own)} of {shape.n_neurons} neurons are chosen, which leaves {len(others)} for a"
                 " random control of the same size; choose fewer"
             )
-        drawn += [(layer, int(neuron)) for neuron in np.sort(rng.choice(others, len(own), replace=False))]
+        drawn += [Neuron(layer, int(neuron)) for neuron in np.sort(rng.choice(others, len(own), replace=False))]
     return drawn
 
 

@@ -3,24 +3,35 @@
 Knows a store's queries; knows nothing about how rows were computed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mathinterp.models.catalog import LoadedModel
     from mathinterp.store import Store
 
 Row = dict[str, Any]
+SIGNIFICANT = 0.05  # Benjamini-Hochberg q
 
 
 @dataclass(frozen=True)
 class Results:
-    """One run of a store, to ask about; in its queries ``$run`` is the run's id."""
+    """One run of a store, to ask about; in its queries ``$run`` is the run's id.
+
+    load_model: loads the run's model, for what its weights alone tell; None where only the store is at hand.
+    """
 
     store: "Store"
     run_id: str
+    load_model: "Callable[[], LoadedModel] | None" = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every shard is there; else a mean or ranking would be of what is there by chance."""
+        return self.rows("SELECT status FROM runs WHERE run_id = $run") == [{"status": "finished"}]
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         """The result of a query as plain JSON; ``$run`` and ``$name`` take their values from here."""

@@ -4,7 +4,12 @@ Knows the store's views; knows nothing about models or how rows were computed. T
 are in the run's notes too, as prompts_per_mean.
 """
 
-from mathinterp.store import Store
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mathinterp.store import Store
 
 THIN = 2  # a mean over so few prompts, or fewer, is told of
 
@@ -19,12 +24,13 @@ def thin_mean_warnings(store: Store, run_id: str) -> list[str]:
         f"""SELECT count(*) FILTER (n <= {THIN}) AS thin, count(*) AS prompts, any_value(positions) AS positions FROM (
                 SELECT count(*) OVER (PARTITION BY {group}) AS n, parameters ->> 'positions' AS positions
                 FROM runs JOIN prompts USING (prompts_fingerprint)
-                WHERE run_id = '{run_id}' AND parameters ->> 'ablation' = 'mean')"""
+                WHERE run_id = $run AND parameters ->> 'ablation' = 'mean')""",
+        {"run": run_id},
     )
     if not counts["thin"]:
         return []
     of = "of one operation and template " if counts["positions"] == "end" else ""
     return [
         f"mean ablation: {counts['thin']} of {counts['prompts']} prompts get a mean over only 1 or {THIN} prompts {of}"
-        "(prompts_per_mean in the run's notes), which is hardly a mean; give more prompts, for example a larger --limit"
+        "(prompts_per_mean in the run's notes), which is hardly a mean; give more prompts, for example a larger `limit`"
     ]

@@ -156,13 +156,13 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
     )
 
 
-def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> LoadedModel:
-    """Load a model onto ``device``.
+def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str | None = None) -> LoadedModel:
+    """Load a model onto ``device``; None: this machine's GPU if it has one, else its CPU.
 
     Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are
     missing, left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
     """
-    device = torch.device(device)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
     resolved = resolve(wanted, device.type, has_bfloat16) if isinstance(wanted, ModelSpec) else wanted
     if resolved.dtype == "bfloat16" and not has_bfloat16:

@@ -5,7 +5,6 @@
 - attention_bars: what the strongest heads look at from END (paper B's Figure 5);
 - probing_lines: cosine with the operands' and the answer's unembedding, layer by layer;
 - sweep_curves: accuracy against the layer that has the LoRA (paper A, section 5);
-- graph_figure, chain_figure: a prediction-enhancing graph and a chain (paper A, 4.3-4.4), in files of their own.
 
 Each returns a matplotlib figure; ``save`` writes PNG and SVG.
 """
@@ -19,8 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
-from mathinterp.experiments.chain.summary import chain_figure
-from mathinterp.experiments.neuron_graph.summary import graph_figure
 from mathinterp.store import Store
 
 PANEL = 3.2  # inches, width and height of one panel
@@ -178,8 +175,6 @@ FIGURES = {
     "attention": attention_bars,
     "probe": probing_lines,
     "lora_sweep": sweep_curves,
-    "graph": graph_figure,
-    "chain": chain_figure,
 }  # scan -> what is drawn of its runs
 
 

@@ -24,11 +24,6 @@ QUERIES = {
     "attention": "SELECT layer, head, token_type, mean, mass FROM attention_by_type"
     " WHERE run_id = '{run}' AND operation = 'all' AND token_type <> 'bos' ORDER BY mass DESC LIMIT 10",
     "probe": "SELECT * FROM mlp_probe_curve WHERE run_id = '{run}' AND operation = 'all' ORDER BY layer, target",
-    "graph": "SELECT operation, cases, k, n, root, root_low, root_high, random FROM paper_a_table6"
-    " WHERE run_id = '{run}' AND operation = 'all' ORDER BY cases, k DESC",
-    "chain": "SELECT stage, name, via, token_type, share, strength FROM chain_summary WHERE run_id = '{run}'"
-    " AND operation = 'all' QUALIFY row_number() OVER (PARTITION BY stage ORDER BY strength DESC, name) <= 5"
-    " ORDER BY stage_number, strength DESC, name",
     "lora_sweep": "SELECT layer, band, learning_rate, accuracy, low, high FROM paper_a_table9"
     " WHERE run_id = '{run}' ORDER BY layer",
 }

@@ -65,6 +65,13 @@ class Store:
         """Raise UserError unless a small file can be written here."""
         self.files.check_writable()
 
+    @staticmethod
+    def run_id(
+        scan: str, parameters: Mapping[str, Any], dtype: str, model_fingerprint: str, prompts_fingerprint: str
+    ) -> str:
+        """The id that ``open_run`` gives a run, whether there is one yet or not."""
+        return run_id(scan, {**parameters, "dtype": dtype}, model_fingerprint, prompts_fingerprint)
+
     def open_run(
         self,
         *,
@@ -89,8 +96,7 @@ class Store:
         Raises UserError if the store is not writable or the run was cut into other shards before.
         """
         self.check_writable()
-        parameters = {**parameters, "dtype": dtype}
-        run = run_id(scan, parameters, model_fingerprint, prompts_fingerprint)
+        run = self.run_id(scan, parameters, dtype, model_fingerprint, prompts_fingerprint)
         identity = {
             "run_id": run,
             "scan": scan,
@@ -99,7 +105,7 @@ class Store:
             "prompts": prompts,
             "prompts_fingerprint": prompts_fingerprint,
             "dtype": dtype,
-            "parameters": parameters,
+            "parameters": {**parameters, "dtype": dtype},
             "code_version": code_version,
             "versions": [dict(versions)] if versions else [],
         }

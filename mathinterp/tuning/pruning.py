@@ -15,7 +15,7 @@ from mathinterp.cluster.ray_cluster import connection, existing_cluster
 from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.neuron_controls import layer_matched_neurons
-from mathinterp.experiments.neurons import Neurons, OtherModel
+from mathinterp.experiments.neurons import Against, Keep, Neurons
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
@@ -178,9 +178,8 @@ def _train_lora(plan: PrunePlan, base: ResolvedModel, out: Path, name: str, say:
 
 def _compare(plan: PrunePlan, lora: TuningResult) -> RunSummary:
     """CNA original against tuned, in the deep layers."""
-    tuned = replace(plain_spec(plan.base), adapter=str(lora.out))
-    other = OtherModel(tuned, resolve(tuned).fingerprint, f"{plan.base.label}+lora")
-    scan = Neurons("adapter", other=other, target=plan.settings.target, top=plan.top, layers=plan.deep)
+    tuned = Against("adapter", str(lora.out))
+    scan = Neurons(tuned, plan.settings.target, keep=Keep(plan.top), layers=plan.deep)
     return run_prompts(scan, plan.base, plan.cases, plan.settings.cases, plan.settings)
 
 

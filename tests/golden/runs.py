@@ -26,16 +26,14 @@ from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout
 from mathinterp.experiments.mask_keep import MaskKeep
-from mathinterp.experiments.mask_keep.summary import neurons_from
 from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.neuron_graph import NeuronGraph
-from mathinterp.experiments.neuron_graph.summary import nodes_from
-from mathinterp.experiments.neurons import Neurons
-from mathinterp.experiments.neurons.stored import neuron_run
+from mathinterp.experiments.neurons import Keep, Neurons
 from mathinterp.experiments.paths import Paths
-from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.experiments.results import Results
+from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.store import Store
@@ -102,20 +100,17 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)
     ranking = ((0, 6), (0, 1), (0, 2), (0, 7))
-    run("knockout", Knockout(ranking=ranking, ks=(1, 2, 4), seeds=2), pairs)
-    run("knockout zero", Knockout("zero", ranking=ranking, ks=(2,), seeds=1), two_digit)
+    run("knockout", Knockout(heads=ranking, key=(), ks=(1, 2, 4), control_seeds=2), pairs)
+    run("knockout zero", Knockout("zero", heads=ranking, key=(), ks=(2,), control_seeds=1), two_digit)
     run("iterative", Iterative(steps=2, layers=(0, 1)), pairs)
-    neurons = run("neurons head", Neurons("head", ((0, 6),), top=10, layers=(4, 5)), two_digit)
-    run("neurons alone", Neurons(top=5, layers=(7,), target="gold", keep_all=True), two_digit[:2])
-    run("neurons input", Neurons("input", top=5, layers=(7,), rank="ratio"), pairs[:4])
-    ranked = neuron_run(golden.store, neurons)
-    run("maskkeep", MaskKeep(neurons_from(golden.store, ranked, two_digit, 10), (10, 3), 1), two_digit)
-    fingerprint = resolve(ARITHMETIC).fingerprint
+    neurons = run("neurons head", Neurons("head:0.6", keep="topk:10", layers=(4, 5)), two_digit)
+    run("neurons alone", Neurons(target="gold", keep=Keep(5, everything=True), layers=(7,)), two_digit[:2])
+    run("neurons input", Neurons("input", rank="ratio", keep="topk:5", layers=(7,)), pairs[:4])
+    run("maskkeep", MaskKeep(neurons, (10, 3), 1), two_digit)
     for by in ("prompt", "operation"):
-        nodes = nodes_from(golden.store, ranked, by, 6, (6, 3), fingerprint, two_digit[:4])
-        run(f"graph {by}", NeuronGraph(nodes, by, 6, ks=(6, 3), seeds=1), two_digit[:4])
+        run(f"graph {by}", NeuronGraph(neurons, by, 6, ks=(6, 3), control_seeds=1), two_digit[:4])
     concepts = run("concepts", Concepts(top=5, layers=(0,), attention_layers=(1, 2)), two_digit[:2])
-    kept = kept_neurons(golden.store, concepts, [1])
+    kept = kept_neurons(Results(golden.store, concepts), [1])
     run("concept zeroing", ConceptZeroing(tuple(NeuronSet(*item) for item in kept.items()), concepts, 1), two_digit)
     run("chain", Chain(layers=(0, 1), n_heads=2, top=4), two_digit[:4])
     run("gender neurons", GenderNeurons(), contrast_prompts(), gender_model)

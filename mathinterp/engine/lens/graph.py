@@ -29,10 +29,8 @@ from torch import nn
 
 from mathinterp.engine.lens.lens import NormParts, norm_parts, wide_dtype, written_values
 from mathinterp.engine.lens.neurons import EndActivations
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.models.anatomy import Anatomy, Projection
-
-MEASURES = ("sum", "signed", "first_order")
+from mathinterp.models.units import Neuron
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Edges:
     first_order_MN: torch.Tensor
 
     def of(self, measure: str) -> torch.Tensor:
-        """M N: the edges under one of MEASURES."""
+        """M N: the edges under one of lens.MEASURES."""
         return {"sum": self.sum_MN, "signed": self.signed_MN, "first_order": self.first_order_MN}[measure]
 
 

@@ -87,7 +87,9 @@ class NeuronShares:
             return []
         layer, number = head
         amounts = torch.tensor([self._amount(reads, row, head, share) for share in shares], device=self.anatomy.device)
-        share_Nd = self._read([(share.layer, share.neuron) for share in shares], head) * amounts.to(self.wide)[:, None]
+        share_Nd = (
+            self._read([Neuron(share.layer, share.neuron) for share in shares], head) * amounts.to(self.wide)[:, None]
+        )
         sentence = tuple(batch.token_ids[row, : int(batch.ends[row]) + 1].tolist())
         found: list[float] = []
         for part in batches_of([sentence] * len(shares), self.anatomy):

@@ -30,13 +30,12 @@ from mathinterp.engine.compiling import compiled as compiled_by_rule
 from mathinterp.engine.layers import call_layer
 from mathinterp.engine.pairs import Ends, Pairs
 from mathinterp.engine.parts import known_twin
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.engine.scores import LOGITS_AT_ONCE, score_logits, unembedded
 from mathinterp.models.anatomy import Anatomy
 
-FREEZES = ("heads", "all", "none")
 CPU_ROWS, GPU_ROWS = 2048, 32768  # most rows in one batch
 COMPILE_FROM_ROWS = 200_000  # rows times layers from which compiling pays on a GPU
-MLP = -1  # the number of a layer's MLP among its nodes; heads are 0, 1, ...
 
 
 FinalRows = tuple[torch.Tensor, torch.Tensor, int]  # hidden states R D, their pairs R, how many of them count

@@ -21,7 +21,8 @@ from transformers import DynamicCache
 from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output
 from mathinterp.engine.layers import Call, recorded
 from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, chosen
-from mathinterp.engine.paths.frozen import MLP, Measures, PathEngine, Scorer
+from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.positions import read_as
 

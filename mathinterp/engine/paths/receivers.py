@@ -7,52 +7,17 @@ under the same ``freeze``. A receiver is a head's query, key or value at END, or
 or value differs where END attends to itself alone.
 """
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from mathinterp.engine.hooks import caught_input, caught_output, edited_output
 from mathinterp.engine.pairs import Ends, Pairs
-from mathinterp.engine.paths.frozen import MLP, FinalRows, PathEngine
+from mathinterp.engine.paths.frozen import FinalRows, PathEngine
+from mathinterp.engine.paths.nodes import Receiver
 from mathinterp.engine.paths.patching import ByLength, Prefix, RowCache
-from mathinterp.errors import UserError
-from mathinterp.models.anatomy import Anatomy, ModelShape
-
-
-@dataclass(frozen=True)
-class Receiver:
-    """The query ("q"), key ("k") or value ("v") of a query head, or an MLP (head None)."""
-
-    layer: int
-    part: str
-    head: int | None = None
-
-    @staticmethod
-    def parse(text: str) -> "Receiver":
-        """ "17.22.q" or "17.mlp"; raises UserError for anything else."""
-        found = re.fullmatch(r"(\d+)\.(?:(\d+)\.([qkv])|mlp)", text.strip())
-        if found is None:
-            raise UserError(
-                f"receiver '{text}' cannot be read; write layer.head.q (or .k, .v) or layer.mlp, like 17.22.q"
-            )
-        layer, head, part = found.groups()
-        return Receiver(int(layer), part or "mlp", None if head is None else int(head))
-
-    def __str__(self) -> str:
-        return f"{self.layer}.mlp" if self.head is None else f"{self.layer}.{self.head}.{self.part}"
-
-    def check(self, shape: ModelShape) -> None:
-        """Raise UserError unless the model has it."""
-        shape.check_layer(self.layer)
-        if self.head is not None:
-            shape.check_head(self.layer, self.head)
-
-    def hears(self, layer: int, node: int, parallel: bool) -> bool:
-        """Whether a sender is before it: in an earlier layer, or a head of an MLP's own layer (no parallel block)."""
-        return layer < self.layer or (layer == self.layer and self.head is None and node != MLP and not parallel)
+from mathinterp.models.anatomy import Anatomy
 
 
 class ReceiverEngine(ByLength):

@@ -1,61 +1,68 @@
 """Attention scan: what END looks at, head by head (paper B section 4.1, Figure 5; method.md section 4).
 
-END's row of the attention matrix on X_r, summed over tokens of one type: six rows per (head, prompt), one a type. Only
-prompts that the model answers rightly are read, unless all are asked for.
+END's row of the attention matrix on X_r, summed over tokens of one type: six rows per (head, prompt), one per type.
+Only prompts that the model answers rightly are read, unless all are asked for.
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-import torch
 
-from mathinterp.engine.attention_rows import eager_deviation, end_attention
-from mathinterp.engine.pairs import Batch, batches_of
-from mathinterp.experiments.answered import kept_prompts
-from mathinterp.experiments.attention.tables import ATTENTION_SCAN, TABLES
+from mathinterp.experiments.attention.tables import TABLES
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.chosen_heads import check_choice, choice_parameters, chosen_heads, cut_heads
-from mathinterp.experiments.controls import Head
-from mathinterp.experiments.costs import Cost
+from mathinterp.experiments.options import Head, check_options, normalized, option, read_heads, read_layers
+from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
-from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, operand_spans, typed_tokens
 
-BOS = TOKEN_TYPES.index("bos")
-PADDING = -1  # in place of a type
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mathinterp.experiments.attention.rows import AttentionState
+    from mathinterp.experiments.costs import Cost
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
 
 
-@dataclass
-class AttentionState:
-    """What a replica keeps between shards: P kept prompts, L chosen layers, H heads, K token types."""
+@dataclass(frozen=True)
+class ShownHeads:
+    """How much of an attention scan is shown."""
 
-    layers: list[int]
-    names: pa.Array  # P prompt ids
-    mass_PLHK: np.ndarray  # total weight on each type
-    top_PLH: np.ndarray  # index of the type that holds the largest weight outside BOS
-    tokens_PK: np.ndarray  # tokens of each type
-    notes: dict[str, Any]
+    top: int = option(8, "Heads shown.", least=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)
 class Attention(Experiment):
-    """Attention of each of ``heads``, or of all heads of ``layers``, or of all of the model.
+    """What each head attends to from the last prompt token, by token type (paper B, section 4.1 and Figure 5).
 
-    keep_all: read prompts that the model answers wrongly, too.
+    Types: bos, operand_a, operand_b, operator, equals, other. The model runs eager attention for this.
+    Prompts that the model answers wrongly (first token) are left out.
     """
 
-    heads: tuple[tuple[int, int], ...] | None = None
-    layers: tuple[int, ...] | None = None
-    keep_all: bool = False
+    heads: tuple[Head, ...] | None = option(
+        None, "Heads, for example 13.11,14.2.", parse=read_heads, shown="all of the layers"
+    )
+    layers: tuple[int, ...] | None = option(None, "Layers, for example 0-3,17.", parse=read_layers, shown="all")
+    keep_all: bool = option(False, "Keep prompts that the model answers wrongly, too.")
 
     name: ClassVar[str] = "attention"
     tables: ClassVar[Mapping[str, Table]] = TABLES
+    prompt_set: ClassVar[str] = "pairs"
+    show_options: ClassVar[type] = ShownHeads
+    command_examples: ClassVar[Sequence[str]] = (
+        "scan attention",
+        "scan attention --heads 0.6,0.1 --prompts two_digit",
+    )
 
     def __post_init__(self) -> None:
+        normalized(self, heads=read_heads(self.heads), layers=read_layers(self.layers))
         check_choice(self.heads, self.layers)
 
     def chosen(self, shape: ModelShape) -> list[Head]:
@@ -68,6 +75,8 @@ class Attention(Experiment):
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Files of 16 heads and more; raises UserError for a prompt in whose text an operand is not to be found."""
+        from mathinterp.prompts.token_types import operand_spans
+
         for item in prompts:
             operand_spans(item.prompt)
         return [
@@ -86,75 +95,32 @@ class Attention(Experiment):
         return cost_of(self, shape, prompts, shards)
 
     def prepare(self, subject: Subject) -> AttentionState:
-        """The choice of prompts, and one eager pass over them; its rows are summed by type at once."""
-        anatomy = subject.anatomy
-        assert subject.tokenizer is not None, "token types need the tokenizer"
-        prompts, counts = kept_prompts(subject, self.keep_all)
-        typed = typed_tokens(prompts, subject.tokenizer)
-        layers = sorted({layer for layer, _ in self.chosen(anatomy.shape)})
-        shape = (len(prompts), len(layers), anatomy.shape.n_heads)
-        mass_PLHK = np.empty((*shape, len(TOKEN_TYPES)), np.float64)
-        top_PLH = np.empty(shape, np.int8)
-        tokens_PK = np.array([[item.types.count(kind) for kind in TOKEN_TYPES] for item in typed], np.int16)
-        deviation = None
-        for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy, subject.max_tokens):
-            if deviation is None:
-                deviation = eager_deviation(anatomy, batch)
-            rows = batch.rows.cpu().numpy()
-            mass, top = by_type(end_attention(anatomy, batch, layers), _type_numbers(typed, batch))
-            mass_PLHK[rows], top_PLH[rows] = mass.cpu().numpy(), top.cpu().numpy()
-        notes = {
-            **counts,
-            "eager_deviation": deviation,
-            "weight_sum_deviation": float(np.abs(mass_PLHK.sum(-1) - 1).max()),
-        }
-        names = pa.array([item.prompt.prompt_id for item in prompts])
-        return AttentionState(layers, names, mass_PLHK, top_PLH, tokens_PK, notes)
+        """The choice of prompts, and one eager pass over them."""
+        from mathinterp.experiments.attention.rows import prepare
+
+        layers = sorted({layer for layer, _ in self.chosen(subject.anatomy.shape)})
+        return prepare(subject, layers, self.keep_all)
 
     def run(self, state: AttentionState, shard: Shard) -> pa.Table:
         """Rows of the shard's heads."""
-        return pa.concat_tables([_head_rows(state, layer, head) for layer, head in shard.work["heads"]])
+        from mathinterp.experiments.attention.rows import head_rows
+
+        return pa.concat_tables([head_rows(state, layer, head) for layer, head in shard.work["heads"]])
 
     def notes(self, state: AttentionState) -> dict[str, Any]:
         """How far eager attention strays from the model's own (log-probabilities, nats), and weights' sums from 1."""
         return state.notes
 
+    @classmethod
+    def summarize(cls, results: Results, shown: ShownHeads) -> Summary:
+        """See summary.py."""
+        from mathinterp.experiments.attention.summary import summarize
 
-def _type_numbers(typed: Sequence[TypedTokens], batch: Batch) -> torch.Tensor:
-    """B T: index into TOKEN_TYPES of each token, PADDING after END."""
-    numbers = torch.full(batch.token_ids.shape, PADDING)
-    for row, index in enumerate(batch.rows.tolist()):
-        kinds = [TOKEN_TYPES.index(kind) for kind in typed[index].types]
-        numbers[row, : len(kinds)] = torch.tensor(kinds)
-    return numbers.to(batch.token_ids.device)
+        return summarize(results, shown.top)
 
+    @classmethod
+    def figure(cls, results: Results, shown: ShownHeads) -> Figure:
+        """See figure.py."""
+        from mathinterp.experiments.attention.figure import draw
 
-def by_type(weights_BLHT: torch.Tensor, types_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Total weight on each type, B L H K, and the type that holds the largest weight outside BOS, B L H."""
-    numbers_K = torch.arange(len(TOKEN_TYPES), device=types_BT.device)
-    is_type_BTK = (types_BT[..., None] == numbers_K).to(weights_BLHT.dtype)
-    mass_BLHK = torch.einsum("blht,btk->blhk", weights_BLHT, is_type_BTK)
-    counted_BT = (types_BT != BOS) & (types_BT != PADDING)
-    best_BLH = weights_BLHT.masked_fill(~counted_BT[:, None, None], -1).argmax(dim=-1)
-    top_BLH = types_BT[:, None, None].expand_as(weights_BLHT).gather(-1, best_BLH[..., None])[..., 0]
-    return mass_BLHK, top_BLH
-
-
-def _head_rows(state: AttentionState, layer: int, head: int) -> pa.Table:
-    place = state.layers.index(layer)
-    mass_PK, top_P = state.mass_PLHK[:, place, head], state.top_PLH[:, place, head]
-    prompts, kinds = mass_PK.shape
-    tokens = state.tokens_PK.ravel()
-    mean = mass_PK.ravel() / np.maximum(tokens, 1)
-    columns: dict[str, Any] = {
-        "layer": np.full(prompts * kinds, layer),
-        "head": np.full(prompts * kinds, head),
-        "prompt_id": state.names.take(pa.array(np.repeat(np.arange(prompts), kinds))),
-        "token_type": pa.array(TOKEN_TYPES).take(pa.array(np.tile(np.arange(kinds), prompts))),
-        "mean": pa.array(mean.astype(np.float32), mask=tokens == 0),
-        "mass": mass_PK.ravel().astype(np.float32),
-        "tokens": tokens,
-        "argmax": (top_P[:, None] == np.arange(kinds)).ravel(),
-    }
-    schema = ATTENTION_SCAN
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+        return draw(results, shown.top)

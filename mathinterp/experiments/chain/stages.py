@@ -1,6 +1,6 @@
 """The chain's stages as rows: heads, deep neurons and prediction by zeroing, reads and shallow neurons by gradients.
 
-Each function gives one list of rows a prompt; scans/chain.py says what the stages are.
+Each function gives one list of rows a prompt; chain/__init__.py says what the stages are.
 Shape legend: P prompt, E head, K neuron, B prompt of a batch, H query head, T token, V vocabulary.
 """
 
@@ -22,8 +22,8 @@ from mathinterp.engine.lens.shares import NeuronShare, NeuronShares
 from mathinterp.engine.lens.top_tokens import TopTokens
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.experiments.chosen_heads import most_at_once
-from mathinterp.experiments.controls import Head
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Neuron
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TypedTokens
 
@@ -77,7 +77,7 @@ def head_falls(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], target_P: t
             numbers = range(start, min(start + at_once, shape.n_heads))
             edits = [Edit.heads_of(layer, [head]) for head in numbers]
             parts.append(engine.run_edits(layer, edits, Replacement.zero(anatomy, "head", layer)).logprob_EA)
-    heads = [(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
+    heads = [Head(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
     return HeadFalls(heads, engine.baseline().logprob_EA[0][order], np.concatenate(parts)[:, order].T)
 
 
@@ -151,7 +151,7 @@ class Comparison:
 
     def _finished(self, rows: list[Row], row: int) -> list[Row]:
         signs_N1 = [[-1.0 if neuron["coefficient"] < 0 else 1.0] for neuron in rows]
-        values_ND = self.graph.values([(neuron["layer"], neuron["unit"]) for neuron in rows])
+        values_ND = self.graph.values([Neuron(neuron["layer"], neuron["unit"]) for neuron in rows])
         texts = self.tokens.of(values_ND * values_ND.new_tensor(signs_N1))
         layer, head = self.heads[row]
         via = {"via_layer": layer, "via_head": head}
@@ -218,7 +218,7 @@ class Reading:
         for batch in batches_of(sentences, anatomy, READ_TOKENS[anatomy.device.type]):
             members = batch.rows.tolist()
             target_B = self.target_P[batch.rows]
-            neurons = [[(row["layer"], row["unit"]) for row in deep[i]] for i in members]
+            neurons = [[Neuron(row["layer"], row["unit"]) for row in deep[i]] for i in members]
             reads = self.reader.read(batch, target_B, neurons)
             from_neurons: list[dict[Head, list[float]]] = [{} for _ in members]
             for number in range(len(self.arithmetic[0])):
@@ -237,7 +237,7 @@ class Reading:
     ) -> list[Row]:
         if not first:
             return []
-        moved_ND = shares.moved([(share.layer, share.neuron) for share in first], head)
+        moved_ND = shares.moved([Neuron(share.layer, share.neuron) for share in first], head)
         signs_N1 = [[-1.0 if share.coefficient < 0 else 1.0] for share in first]
         texts = self.tokens.of(moved_ND * moved_ND.new_tensor(signs_N1))
         return [
@@ -267,7 +267,7 @@ class Reading:
             rows = []
             for rank, flat in enumerate(order):
                 layer, head, token = (int(index) for index in np.unravel_index(flat, effect_LHT.shape))
-                moved = from_neurons[place].get((layer, head))
+                moved = from_neurons[place].get(Head(layer, head))
                 if rank >= self.top and moved is None:
                     continue
                 at = (place, layer, head, token)

@@ -5,24 +5,29 @@ none of them from the set itself. One row per (set, prompt, scored token); the u
 the same batches.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.engine.neuron_sets import Neuron, NeuronSets, neuron_mask
-from mathinterp.errors import UserError
-from mathinterp.experiments.ablated import AblationState, score_rows
 from mathinterp.experiments.ablation import SCORINGS
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.concept_zeroing.tables import CONCEPT_ZEROING, TABLES
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
+from mathinterp.experiments.options import check_options, normalized, option
+from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
-from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.models.units import Neuron
+
+if TYPE_CHECKING:
+    from mathinterp.experiments.ablated import AblationState
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
 
 KEPT, RANDOM = "concepts", "random"
 
@@ -34,18 +39,13 @@ class NeuronSet:
     level: int
     neurons: tuple[Neuron, ...]
 
+    def __post_init__(self) -> None:
+        normalized(self, neurons=tuple(Neuron(*neuron) for neuron in self.neurons))
+
     @property
     def fingerprint(self) -> str:
         """16 hex digits of the neurons."""
-        return hashlib.sha256(repr(sorted(self.neurons)).encode()).hexdigest()[:16]
-
-
-def check_zeroing(seeds: int, scoring: str) -> None:
-    """Raise UserError for a scoring that is not known or a number of draws that cannot be made."""
-    if scoring not in SCORINGS:
-        raise UserError(f"--scoring '{scoring}' is not known; take one of {', '.join(SCORINGS)}")
-    if seeds < 0:
-        raise UserError(f"{seeds} random draws cannot be made; give 0 or more")
+        return hashlib.sha256(repr(sorted(map(tuple, self.neurons))).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class ConceptZeroing(Experiment):
 
     source: run id of the concept scan that the sets are from.
     seeds: random sets of each, seeds 0, 1, ...; none where a set has more than half of a layer.
-    scoring: "token", "first_token" or "exact_match".
     """
 
     sets: tuple[NeuronSet, ...]
     source: str
-    seeds: int = 3
-    scoring: str = "token"
+    seeds: int = option(3, "Random sets with as many neurons in each layer, per level.", least=0)
+    scoring: str = option("token", "What counts as right.", choices=SCORINGS)
 
     name: ClassVar[str] = "concept_zeroing"
+    on_command_line: ClassVar[bool] = False  # follows a concept scan
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
 
     def __post_init__(self) -> None:
-        check_zeroing(self.seeds, self.scoring)
+        check_options(self)
         assert self.sets, "no sets to zero"
         assert all(group.neurons for group in self.sets), "a set has no neurons"
 
@@ -96,11 +96,17 @@ class ConceptZeroing(Experiment):
 
     def prepare(self, subject: Subject) -> AblationState:
         """The batches that all sets share."""
+        from mathinterp.engine.neuron_sets import NeuronSets
+        from mathinterp.experiments.ablated import AblationState
+
         engine = NeuronSets(subject.anatomy, subject.prompts)
         return AblationState(subject.anatomy, subject.prompts, engine, None, {"engine": engine.name})
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the unedited model, or of one set and its random draws."""
+        from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
+        from mathinterp.experiments.ablated import score_rows
+
         engine, shape = state.engine, state.anatomy.shape
         assert isinstance(engine, NeuronSets)
         if shard.table == "baseline":
@@ -116,3 +122,10 @@ class ConceptZeroing(Experiment):
             "zeroed": [len(neurons) for neurons in members],
         }
         return score_rows(state, scores, CONCEPT_ZEROING, ids)
+
+    @classmethod
+    def summarize(cls, results: Results, shown: Any) -> Summary:
+        """See summary.py."""
+        from mathinterp.experiments.concept_zeroing.summary import summarize
+
+        return summarize(results)

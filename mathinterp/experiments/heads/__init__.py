@@ -17,9 +17,10 @@ from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import NothingToShow, Shard, Subject
 from mathinterp.experiments.chosen_heads import check_choice, choice_parameters, chosen_heads, cut_heads, most_at_once
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.heads.tables import HEAD_SCAN, TABLES
 from mathinterp.experiments.options import Head, normalized, option, read_heads, read_layers
-from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ class Heads(Ablation):
         "scan heads --model smollm2 --adapter smollm2-arithmetic --limit 160",
         "scan heads --prompts pairs --ablation mean",
     )
+
+    head_ranking: ClassVar[HeadRanking] = HeadRanking(
+        ranked="""SELECT layer, head FROM head_effects WHERE run_id = $run AND operation = $operation
+                  ORDER BY round(drop, 12) DESC, logprob_change, layer, head""",
+        key=f"""SELECT layer, head FROM head_effects
+                WHERE run_id = $run AND drop > 0.05 AND (operation = $operation OR q_value < {SIGNIFICANT})""",
+    )  # ties of accuracy: by log-probability
 
     def __post_init__(self) -> None:
         super().__post_init__()

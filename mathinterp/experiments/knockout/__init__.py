@@ -7,43 +7,38 @@ point of a curve is one full pass over the prompts. Also here: the five likelies
 every k (paper B, Figure 4).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
-from mathinterp.engine.edits import Replacement
-from mathinterp.engine.head_sets import NO_HEADS, HeadSets, head_sets, next_token_probabilities
 from mathinterp.errors import UserError
-from mathinterp.experiments.ablated import AblationState, prepare, replacement, score_rows
-from mathinterp.experiments.ablation import Ablation
-from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.ablation import ABLATIONS, Ablation
+from mathinterp.experiments.base import Context, NothingToShow, Shard, Subject
 from mathinterp.experiments.chosen_heads import chosen_heads
-from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.controls import layer_matched_heads, random_heads
-from mathinterp.experiments.costs import Cost
-from mathinterp.experiments.knockout.tables import KNOCKOUT_EXAMPLES, KNOCKOUT_HEADS, KNOCKOUT_SCAN, TABLES
+from mathinterp.experiments.knockout.tables import TABLES
+from mathinterp.experiments.options import Head, normalized, option, read_counts, read_heads
+from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.models.anatomy import ModelShape
-from mathinterp.models.units import Head
-from mathinterp.prompts.prompt import TokenizedPrompt
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
+
+    from mathinterp.experiments.ablated import HeadSetState
+    from mathinterp.experiments.costs import Cost
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.models.catalog import ResolvedModel
+    from mathinterp.prompts.prompt import TokenizedPrompt
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
 CONTROLS = {"random": random_heads, "random_layer": layer_matched_heads}
-SHOWN_TOKENS = 5
-
-
-@dataclass
-class KnockoutState:
-    """What a replica keeps between shards."""
-
-    ablation: AblationState
-    runner: HeadSets
-    replacements: dict[int, Replacement]  # layer -> what its heads become; filled as layers are asked for
+ITERATIVE = "mathinterp scan iterative --steps N finds a ranking"
 
 
 @dataclass(frozen=True)
@@ -56,53 +51,109 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Knockout(Ablation):
-    """Knock out the first k heads of ``ranking``; see Ablation for the rest (here mean ablation is the default).
+    """Knock out the first k heads of a ranking together, and as many random heads: accuracy against k.
 
-    ranking: heads, most important first; at least as many as the largest k.
-    key: heads that no control may hold, beside those knocked out: the key heads of the run that ranked them.
-    ks: numbers of heads; None = 1, 2, 4, ... 64, as far as the ranking goes and as many heads are left for controls.
-    seeds: random draws of each kind, seeds 0, 1, ...
-    sentences: shown with their likeliest next tokens. Under mean ablation they take the mean over all prompts.
-    tokenizer: names those tokens; changes no number.
+    Random heads are never heads of the ranking that are knocked out, nor key heads (effect below -5 %) of the run that
+    ranks, nor any of those named; "random_layer" has as many in each layer as the first k. The ranking may come from
+    other prompts than those of this run: so it is seen whether the heads hold there too.
+    Sentences shown under mean ablation take the mean over all prompts.
     """
 
-    ablation: str = "mean"
-    ranking: tuple[Head, ...] = ()
-    key: tuple[Head, ...] = ()
-    ks: tuple[int, ...] | None = None
-    seeds: int = 5
-    sentences: tuple[Sentence, ...] = ()
-    tokenizer: "PreTrainedTokenizerBase | None" = field(default=None, compare=False, repr=False)
+    ablation: str = option(
+        "mean",
+        "mean over the counterfactual prompts; zero; or resample from the paired counterfactual.",
+        choices=ABLATIONS,
+    )
+    heads: tuple[Head, ...] | None = option(
+        None, "The ranking, most important head first: 17.22,14.19,...", parse=read_heads
+    )
+    rank_from: str | None = option(
+        None,
+        "Take the ranking from a finished run: a head scan, a path scan, or iterative masking.",
+        metavar="RUN_ID",
+    )
+    rank_operation: str = option("all", "Rank by this operation alone.")
+    ks: tuple[int, ...] | None = option(
+        None, "Numbers of heads.", parse=read_counts, shown="0,1,2,4,...,64 up to half of all heads"
+    )
+    control_seeds: int = option(5, "Draws of random heads, and as many layer-matched ones.", least=0)
+    show: tuple[str, ...] = option(
+        (),
+        "Also show this sentence's five likeliest next tokens for every k; may be given again.",
+        metavar="SENTENCE",
+    )
+    key: tuple[Head, ...] | None = None  # heads that no control may hold; None: all that are named
+    sentences: tuple[Sentence, ...] = ()  # those to show, tokenized
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, compare=False, repr=False)  # names their tokens
 
     name: ClassVar[str] = "knockout"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
+    own_command: ClassVar[bool] = True
+    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("--iterative", "--rank-by", "--layers"), ITERATIVE)
+    command_examples: ClassVar[Sequence[str]] = (
+        "scan knockout --heads 0.6,0.1,0.2,0.7 --ablation zero",
+        "scan knockout --limit 400 --rank-from RUN_ID",
+        'scan knockout --rank-from RUN_ID --prompts pairs --show "3 plus 5 is"',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ranking:
-            raise UserError("no heads to knock out: name them, most important first, or a run that ranks them")
-        if len(set(self.ranking)) < len(self.ranking):
-            twice = next(head for i, head in enumerate(self.ranking) if head in self.ranking[:i])
-            raise UserError(f"head {twice[0]}.{twice[1]} is twice in the ranking; name each head once")
+        normalized(self, heads=read_heads(self.heads), key=read_heads(self.key, "key"), ks=read_counts(self.ks))
+        self._check_ranking()
         if self.ks is not None and (not any(self.ks) or min(self.ks) < 0):
             raise UserError("the numbers of heads to knock out must be 0 or more, and one of them more than 0")
-        if self.ks is not None and max(self.ks) > len(self.ranking):
-            raise UserError(f"cannot knock out {max(self.ks)} heads: the ranking has {len(self.ranking)}")
-        if self.seeds < 0:
-            raise UserError(f"{self.seeds} random draws cannot be made; give 0 or more")
-        if self.sentences and self.ablation == "resample":
+        if self.heads is not None and self.ks is not None and max(self.ks) > len(self.heads):
+            raise UserError(f"cannot knock out {max(self.ks)} heads: the ranking has {len(self.heads)}")
+        if (self.show or self.sentences) and self.ablation == "resample":
             raise UserError("sentences to show have no counterfactual to resample from; use mean or zero ablation")
 
+    def _check_ranking(self) -> None:
+        if (self.heads is None) == (self.rank_from is None):
+            raise UserError(
+                "give the heads' ranking in one way: `heads` 5.1,3.2,... or `rank_from` RUN_ID (from 'scan heads');"
+                " or find one with 'scan iterative'"
+            )
+        if self.rank_from is None and self.rank_operation != "all":
+            raise UserError("`rank_operation` belongs to `rank_from`")
+        if self.heads is None:
+            return
+        if not self.heads:
+            raise UserError("no heads to knock out: name them, most important first, or a run that ranks them")
+        if len(set(self.heads)) < len(self.heads):
+            twice = next(head for i, head in enumerate(self.heads) if head in self.heads[:i])
+            raise UserError(f"head {twice} is twice in the ranking; name each head once")
+
+    def bind(self, context: Context) -> Self:
+        """With the ranking and key heads of the run that ranks, and the sentences tokenized."""
+        bound = self
+        if self.rank_from is not None:
+            from mathinterp.experiments.finished_run import key_heads_from, ranking_from
+
+            asked = (context.store, self.rank_from, self.rank_operation)
+            heads, key = ranking_from(*asked), key_heads_from(*asked)
+            bound = replace(bound, heads=heads, key=key, rank_from=None, rank_operation="all")
+        if self.show:
+            sentences = tuple(_tokenized(text, context.model) for text in dict.fromkeys(self.show))
+            bound = replace(bound, show=(), sentences=sentences, tokenizer=context.model.tokenizer)
+        return bound
+
     @property
-    def _longest(self) -> int:
-        return max(self.ks or DEFAULT_KS)
+    def ranking(self) -> tuple[Head, ...]:
+        """The heads, most important first."""
+        assert self.heads is not None, "the ranking of a run is known after bind"
+        return self.heads
+
+    @property
+    def key_heads(self) -> frozenset[Head]:
+        """Heads that no control may hold, beside those knocked out."""
+        return frozenset(self.ranking if self.key is None else self.key)
 
     def chosen_ks(self, shape: ModelShape) -> list[int]:
         """The numbers of heads above 0, ascending.
 
         Raises UserError for a head that does not exist, and where fewer than k heads are left for a control of k.
         """
-        for layer, head in (*self.ranking, *self.key):
+        for layer, head in (*self.ranking, *self.key_heads):
             shape.check_head(layer, head)
         if self.ks is None:
             fitting = [k for k in DEFAULT_KS if k <= min(len(self.ranking), self._left(shape, k))]
@@ -111,14 +162,14 @@ class Knockout(Ablation):
 
     def _left(self, shape: ModelShape, most: int) -> int:
         """How many heads controls can be drawn from: neither key heads nor among the first ``most``."""
-        return _count(shape) - len({*(self.key if self.seeds else ()), *self.ranking[:most]})
+        return _count(shape) - len({*(self.key_heads if self.control_seeds else ()), *self.ranking[:most]})
 
     def _checked(self, ks: list[int], shape: ModelShape) -> list[int]:
         left = self._left(shape, ks[-1])
-        if self.seeds and left < ks[-1]:
+        if self.control_seeds and left < ks[-1]:
             raise UserError(
                 f"{_count(shape) - left} of {_count(shape)} heads are knocked out or key heads, which leaves {left} for"
-                f" random controls of {ks[-1]}; give smaller --ks, name fewer heads, or --control-seeds 0 for none"
+                f" random controls of {ks[-1]}; give smaller `ks`, name fewer heads, or `control_seeds` 0 for none"
             )
         return ks
 
@@ -126,10 +177,10 @@ class Knockout(Ablation):
         """Everything that changes a stored row; of the ranking, the heads that are used."""
         return {
             **super().parameters(),
-            "ranking": [f"{layer}.{head}" for layer, head in self.ranking[: self._longest]],
-            "key_heads": [f"{layer}.{head}" for layer, head in sorted(set(self.key))],
+            "ranking": [str(head) for head in self.ranking[: max(self.ks or DEFAULT_KS)]],
+            "key_heads": [str(head) for head in sorted(self.key_heads)],
             "ks": None if self.ks is None else sorted(set(self.ks) - {0}),
-            "seeds": self.seeds,
+            "seeds": self.control_seeds,
             "sentences": [[sentence.text, list(sentence.token_ids)] for sentence in self.sentences],
         }
 
@@ -147,7 +198,7 @@ class Knockout(Ablation):
     def curves(self, shape: ModelShape) -> list[tuple[str, int, list[int]]]:
         """Ranking, seed and numbers of heads of each curve."""
         ks = self.chosen_ks(shape)
-        draws = [(kind, seed, ks) for kind in CONTROLS for seed in range(self.seeds)]
+        draws = [(kind, seed, ks) for kind in CONTROLS for seed in range(self.control_seeds)]
         return [("effect", 0, ks), *draws]
 
     def heads_of(self, shape: ModelShape, ranking: str, seed: int, k: int) -> list[Head]:
@@ -155,7 +206,7 @@ class Knockout(Ablation):
         out = self.ranking[:k]
         if ranking == "effect":
             return list(out)
-        never = {*self.key, *self.ranking[: self.chosen_ks(shape)[-1]]}
+        never = {*self.key_heads, *self.ranking[: self.chosen_ks(shape)[-1]]}
         return CONTROLS[ranking](chosen_heads(shape, None, None), out, seed, never)
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
@@ -168,70 +219,53 @@ class Knockout(Ablation):
 
         return cost_of(self, shape, prompts, shards)
 
-    def prepare(self, subject: Subject) -> KnockoutState:
+    def prepare(self, subject: Subject) -> HeadSetState:
         """Clean pass (and counterfactual pass) over all prompts."""
-        points = len(self.chosen_ks(subject.anatomy.shape))
-        ablation = prepare(self, subject, edits_per_batch=points, edits_in_all=0)
-        return KnockoutState(ablation, head_sets(ablation.engine), {})
+        from mathinterp.experiments.knockout.rows import prepare_sets
 
-    def notes(self, state: KnockoutState) -> dict[str, Any]:
+        return prepare_sets(self, subject)
+
+    def notes(self, state: HeadSetState) -> dict[str, Any]:
         """Engine, packing and noise floor; how far passes without a head out stray from the engine's baseline."""
-        unedited = state.runner.run_sets([NO_HEADS], {})
-        deviation = unedited.difference(state.ablation.engine.baseline())
-        return {**state.ablation.notes, "no_head_deviation": deviation}
+        from mathinterp.experiments.knockout.rows import notes
 
-    def run(self, state: KnockoutState, shard: Shard) -> pa.Table:
+        return notes(state)
+
+    def run(self, state: HeadSetState, shard: Shard) -> pa.Table:
         """Rows of one curve, or of one of the small tables."""
-        shape = state.ablation.anatomy.shape
+        from mathinterp.experiments.knockout.rows import curve_rows, example_rows, head_rows, unedited_rows
+
         if shard.table == "baseline":
-            unedited = state.runner.run_sets([NO_HEADS] * len(self.chosen_ks(shape)), {})  # the curves' batch shape
-            return score_rows(state.ablation, unedited.first(), BASELINE, {})
+            return unedited_rows(self, state)
         if shard.table == "knockout_heads":
-            return self._heads_table(shape)
+            return head_rows(self, state.ablation.anatomy.shape)
         if shard.table == "knockout_examples":
-            return self._examples(state)
-        ranking, seed, ks = shard.work["ranking"], shard.work["seed"], shard.work["ks"]
-        sets = [frozenset(self.heads_of(shape, ranking, seed, k)) for k in ks]
-        layers = {layer for heads in sets for layer, _ in heads}
-        scores = state.runner.run_sets(sets, replacements_of(self, state, layers))
-        ids: dict[str, Any] = {"ranking": [ranking] * len(ks), "seed": [seed] * len(ks), "k": ks}
-        return score_rows(state.ablation, scores, KNOCKOUT_SCAN, ids)
+            return example_rows(self, state)
+        return curve_rows(self, state, shard)
 
-    def _heads_table(self, shape: ModelShape) -> pa.Table:
-        rows = [
-            {"ranking": ranking, "seed": seed, "k": k, "place": place, "layer": layer, "head": head}
-            for ranking, seed, ks in self.curves(shape)
-            for k in ks
-            for place, (layer, head) in enumerate(self.heads_of(shape, ranking, seed, k), start=1)
-        ]
-        return pa.Table.from_pylist(rows, KNOCKOUT_HEADS)
+    @classmethod
+    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
+        """See summary.py."""
+        from mathinterp.experiments.knockout.summary import summarize
 
-    def _examples(self, state: KnockoutState) -> pa.Table:
-        """The likeliest next tokens of each sentence, for k = 0 and every other k."""
-        assert self.tokenizer is not None, "sentences need a tokenizer to name their next tokens"
-        anatomy, end_only = state.ablation.anatomy, self.edited_positions == "end"
-        ks = [0, *self.chosen_ks(anatomy.shape)]
-        layers = {layer for layer, _ in self.ranking[: ks[-1]]}
-        replaced = replacements_of(self, state, layers)
-        values = {layer: r.values if r.everywhere else r.values.mean(dim=0) for layer, r in replaced.items()}
-        rows = []
-        for sentence in self.sentences:
-            for k in ks:
-                heads = frozenset(self.ranking[:k])
-                found = next_token_probabilities(anatomy, sentence.token_ids, heads, values, end_only)
-                top = found.topk(min(SHOWN_TOKENS, len(found)))
-                for rank, (probability, token_id) in enumerate(zip(*map(list, top), strict=True), start=1):
-                    token = self.tokenizer.decode([int(token_id)])
-                    row = {"sentence": sentence.text, "k": k, "rank": rank, "token_id": int(token_id), "token": token}
-                    rows.append({**row, "probability": float(probability)})
-        return pa.Table.from_pylist(rows, KNOCKOUT_EXAMPLES)
+        return summarize(results)
+
+    @classmethod
+    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
+        """See figure.py."""
+        from mathinterp.experiments.knockout.figure import draw
+
+        return draw(results)
 
 
-def replacements_of(scan: Ablation, state: "KnockoutState", layers: set[int]) -> dict[int, Replacement]:
-    """Layer -> what its heads become under ``scan``; computed once a replica."""
-    for layer in layers - state.replacements.keys():
-        state.replacements[layer] = replacement(scan, state.ablation, "head", layer)
-    return {layer: state.replacements[layer] for layer in sorted(layers)}
+def _tokenized(text: str, model: ResolvedModel) -> Sentence:
+    from mathinterp.models.reading import check_readable
+
+    ids = tuple(model.tokenizer(text)["input_ids"])
+    if not text.strip() or model.tokenizer.unk_token_id in ids:
+        raise UserError(f"`show` {text!r} has no words, or some that the model's tokenizer does not know")
+    check_readable(f"`show` {text!r}", ids, model)
+    return Sentence(text, ids)
 
 
 def _count(shape: ModelShape) -> int:

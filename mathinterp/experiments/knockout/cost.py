@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mathinterp.experiments.costs import Cost, on_trees
-from mathinterp.experiments.knockout import SHOWN_TOKENS
+from mathinterp.experiments.knockout.tables import SHOWN_TOKENS
 
 if TYPE_CHECKING:
     from mathinterp.experiments.base import Shard

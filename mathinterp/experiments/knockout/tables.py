@@ -5,6 +5,7 @@ import pyarrow as pa
 from mathinterp.experiments.columns import HEAD, LAYER, TOKEN_SCORE
 from mathinterp.experiments.table import Table
 
+SHOWN_TOKENS = 5  # of each sentence and k, in knockout_examples
 CURVE = (
     pa.field("ranking", pa.string()),  # effect, random or random_layer
     pa.field("seed", pa.int16()),  # of the random draw; 0 for effect

@@ -1,88 +1,48 @@
-"""What a finished mask/keep run says, from the stored rows alone; and each prompt's first neurons from a neuron scan.
+"""What a finished mask/keep run says, from the stored rows alone; decreases are in % of the original accuracy.
 
 Knows the store's views; knows nothing about models or how rows were computed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from mathinterp.experiments.results import Results, Row, Shown, Summary
 
-from mathinterp.errors import UserError
-from mathinterp.experiments.mask_keep import RankedNeurons
-from mathinterp.experiments.neurons.stored import check_prompts
-from mathinterp.prompts import Prompt
-from mathinterp.store import Store
-from mathinterp.store.query import arrow
-
-CASES = ("correct", "flipped", "all")
-SCORINGS = ("token", "first_token", "exact_match")
+PER_OPERATION = ("operation", "k", "prompts", "mask", "mask_random", "keep", "keep_random", "coef")
 
 
-@dataclass(frozen=True)
-class MaskKeepSummary:
-    """The answer of a mask/keep run under one choice of cases and scoring; decreases in % of the original accuracy.
-
-    table: one row a k, over all operations: mask, keep (each with its interval, random neurons and the least and most
-        of the random draws) and coef.
-    operations: one row an operation and k: mask, keep, their random controls, coef (rows of paper_a_table5).
+def summarize(results: Results, cases: str, scoring: str) -> Summary:
+    """The table over all operations, one row a k: mask and keep, each with its interval, random neurons and the least
+    and most of the random draws, and coef; and the rows of paper_a_table5 by operation.
     """
-
-    table: list[dict[str, Any]]
-    operations: list[dict[str, Any]]
-    verdict: str
-    queries: list[str]
-
-
-def neurons_from(store: Store, run: dict[str, Any], prompts: Sequence[Prompt], count: int) -> RankedNeurons:
-    """Each prompt's first ``count`` neurons of a neuron scan, all layers together, ties by (layer, neuron).
-
-    Args:
-        run: from ``neuron_run``.
-    Raises UserError if the run ranks fewer neurons or did not see one of the prompts.
-    """
-    connection, run_id = store.connect("neuron_changes"), run["run_id"]
-    check_prompts(store, run, prompts)
-    rows = arrow(
-        connection,
-        f"SELECT prompt_id, layer, neuron FROM neuron_changes WHERE run_id = '{run_id}' AND rank <= {count}"
-        " ORDER BY prompt_id, rank",
+    (run,) = results.rows("SELECT parameters ->> 'neurons_from' AS neurons_from FROM runs WHERE run_id = $run")
+    asked = {**run, "cases": cases, "scoring": scoring}
+    if not results.finished:
+        return Summary(data=asked)
+    where = f"run_id = $run AND cases = '{cases}' AND scoring = '{scoring}'"
+    rows = results.rows(f"SELECT * FROM paper_a_table5 WHERE {where} ORDER BY operation, k DESC")
+    effects = results.rows(f"SELECT * FROM maskkeep_effects WHERE {where} AND operation = 'all'")
+    table = [_row(row, effects) for row in rows if row["operation"] == "all"]
+    operations = [{name: row[name] for name in PER_OPERATION} for row in rows if row["operation"] != "all"]
+    verdict = _verdict(effects, cases)
+    queries = (
+        f"SELECT * FROM paper_a_table5 WHERE {where} AND operation = 'all' ORDER BY k DESC",
+        f"SELECT mode, ranking, seed, k, accuracy, decrease, low, high FROM maskkeep_effects WHERE {where}"
+        " AND operation = 'all' ORDER BY mode, k, ranking, seed",
+        "SELECT * FROM maskkeep_neurons WHERE run_id = $run AND ranking = 'top' AND place <= 10 LIMIT 20",
     )
-    prompt_ids, counts = np.unique(rows["prompt_id"].to_numpy(), return_counts=True)
-    if not len(counts) or counts.min() < count:
-        raise UserError(
-            f"run {run_id} ranks {counts.min() if len(counts) else 0} neurons of a prompt, and {count} are asked for;"
-            f" give smaller --ks, or scan neurons with --keep topk:{count}"
-        )
-    layers, neurons = (rows[name].to_numpy().reshape(len(prompt_ids), count) for name in ("layer", "neuron"))
-    row_of = {str(prompt_id): row for row, prompt_id in enumerate(prompt_ids)}
-    wanted = [row_of[prompt.prompt_id] for prompt in prompts]
-    return RankedNeurons(run_id, tuple(prompt.prompt_id for prompt in prompts), layers[wanted], neurons[wanted])
-
-
-def summarize_maskkeep(store: Store, run_id: str, cases: str = "correct", scoring: str = "token") -> MaskKeepSummary:
-    """Summarize a finished mask/keep run."""
-    connection = store.connect("paper_a_table5", "maskkeep_effects")
-    chosen = f"run_id = '{run_id}' AND cases = '{cases}' AND scoring = '{scoring}'"
-    table = arrow(connection, f"SELECT * FROM paper_a_table5 WHERE {chosen} ORDER BY operation, k DESC").to_pylist()
-    effects = arrow(connection, f"SELECT * FROM maskkeep_effects WHERE {chosen} AND operation = 'all'").to_pylist()
-    shown = ("operation", "k", "prompts", "mask", "mask_random", "keep", "keep_random", "coef")
-    where = f"WHERE {chosen} AND operation = 'all'"
-    return MaskKeepSummary(
-        table=[_row(row, effects) for row in table if row["operation"] == "all"],
-        operations=[{name: row[name] for name in shown} for row in table if row["operation"] != "all"],
-        verdict=_verdict(effects, cases),
-        queries=[
-            f"SELECT * FROM paper_a_table5 {where} ORDER BY k DESC",
-            f"SELECT mode, ranking, seed, k, accuracy, decrease, low, high FROM maskkeep_effects {where}"
-            " ORDER BY mode, k, ranking, seed",
-            f"SELECT * FROM maskkeep_neurons WHERE run_id = '{run_id}' AND ranking = 'top' AND place <= 10 LIMIT 20",
+    return Summary(
+        parts=[
+            Shown(f"Relative accuracy decrease (%), over all operations ({cases}, {scoring})", table),
+            Shown("The same by operation; coef: how much smaller the coefficients (%)", operations),
+            verdict,
         ],
+        data={**asked, "table": table, "operations": operations, "verdict": verdict},
+        queries=[results.query(query) for query in queries],
     )
 
 
-def _row(found: dict[str, Any], effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row(found: Row, effects: Sequence[Row]) -> Row:
     row: dict[str, Any] = {"k": found["k"], "prompts": found["prompts"]}
     for mode in ("mask", "keep"):
         low, high = found[f"{mode}_low"], found[f"{mode}_high"]
@@ -100,7 +60,7 @@ def _row(found: dict[str, Any], effects: Sequence[dict[str, Any]]) -> dict[str, 
     return {**row, "coef": found["coef"]}
 
 
-def _verdict(effects: Sequence[dict[str, Any]], cases: str) -> str:
+def _verdict(effects: Sequence[Row], cases: str) -> str:
     """What the fewest neurons masked and the most neurons kept cost, beside random ones."""
     found = {
         (row["mode"], row["ranking"], row["k"]): row

@@ -5,6 +5,7 @@ import pyarrow as pa
 from mathinterp.experiments.columns import LAYER, TOKEN_SCORE
 from mathinterp.experiments.table import Table
 
+Condition = tuple[str, int]  # original, edited or random; and the seed
 EDIT = (
     pa.field("edit", pa.string()),  # original, edited or random
     pa.field("seed", pa.int16()),  # of the random draw; 0 for the others

@@ -1,6 +1,6 @@
-"""The neurons that make up a graph: ranked by an earlier scan, with their root and what is zeroed to check it.
+"""The neurons that make up a graph: ranked by a stored neuron scan, with their root and what is zeroed to check it.
 
-Knows numbers of layers and neurons, and which prompts a graph is about; knows nothing about models.
+Knows the store's views, numbers of layers and neurons, and which prompts a graph is about; knows nothing about models.
 """
 
 import hashlib
@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.neurons.stored import check_prompts
+from mathinterp.experiments.results import Row
 from mathinterp.models.units import Neuron
-from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
+from mathinterp.store import Store
 
-BY = ("prompt", "operation")
+MOST = 99  # neurons of the largest k that is checked where none is named
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class RankedNodes:
         if not len(others):
             raise UserError(f"layer {layer} has no neuron left for a control; rank fewer neurons")
         rng = np.random.default_rng([seed, k, zlib.crc32(self.graph.encode())])
-        return layer, int(rng.choice(others))
+        return Neuron(layer, int(rng.choice(others)))
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,63 @@ class NeuronNodes:
         """16 hex digits of the graphs' names and neurons in order."""
         named = [[nodes.graph, nodes.neurons] for nodes in self.graphs]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
+
+
+# ---- from a neuron scan ----
+
+
+def nodes_from(
+    store: Store,
+    run: Row,
+    by: str,
+    top: int,
+    ks: tuple[int, ...] | None,
+    fingerprint: str,
+    prompts: Sequence[Prompt],
+) -> NeuronNodes:
+    """The first neurons of each prompt, or of each operation and all, of a finished neuron scan.
+
+    Args:
+        run: from ``neuron_run``.
+        top, ks: as many neurons are needed as the largest of them; ks None: up to MOST of those that there are.
+        fingerprint: of the model that the graph is made of: the scan's own, or the one it was compared with.
+        prompts: those that the graph is made on. By prompt, each must be one of the scan's.
+    Raises:
+        UserError: a prompt that the run had not, or fewer neurons a prompt than asked for.
+    """
+    run_id = run["run_id"]
+    importance = "importance" if fingerprint == run["model_fingerprint"] else "intervened_importance AS importance"
+    needed = max(top, *(ks or (0,)))
+    most = max(needed, MOST) if ks is None else needed
+    if by == "operation":
+        source = f"""SELECT operation AS graph, layer, neuron, {importance}, change,
+                            row_number() OVER (PARTITION BY operation ORDER BY ranked_by DESC, layer, neuron) AS rank
+                     FROM neuron_summary WHERE run_id = $run AND operation IS NOT NULL"""
+        wanted = {"all", *(prompt.operation for prompt in prompts if prompt.operation is not None)}
+    else:
+        if needed > run["top"] and not run["keeps_all"]:
+            raise UserError(
+                f"run {run_id} keeps {run['top']} neurons a prompt, not {needed}; scan with `keep` topk:{needed}"
+                " first, or give smaller `top` and `ks`"
+            )
+        check_prompts(store, run, prompts)
+        source = f"""SELECT prompt_id AS graph, layer, neuron, {importance}, change, rank
+                     FROM neuron_changes WHERE run_id = $run"""
+        wanted = {prompt.prompt_id for prompt in prompts}
+    rows = store.dataframe(
+        f"SELECT * FROM ({source}) WHERE rank <= $most ORDER BY graph, rank", {"run": run_id, "most": most}
+    )
+    graphs = [_ranked(str(graph), part) for graph, part in rows.groupby("graph", sort=True) if graph in wanted]
+    missing = wanted - {nodes.graph for nodes in graphs}
+    if missing:
+        raise UserError(f"run {run_id} has no neurons for {', '.join(sorted(missing)[:5])}; take the prompts it has")
+    return NeuronNodes(run_id, tuple(graphs))
+
+
+def _ranked(graph: str, rows: pd.DataFrame) -> RankedNodes:
+    return RankedNodes(
+        graph,
+        tuple(Neuron(int(layer), int(neuron)) for layer, neuron in zip(rows["layer"], rows["neuron"], strict=True)),
+        tuple(rows["importance"].astype(float).tolist()),
+        tuple(None if pd.isna(value) else float(value) for value in rows["change"]),
+    )

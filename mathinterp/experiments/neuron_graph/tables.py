@@ -5,6 +5,7 @@ import pyarrow as pa
 from mathinterp.experiments.columns import LAYER
 from mathinterp.experiments.table import Table
 
+AT_ONCE = 200  # prompts whose activations are held together, and single prompts' graphs in a file
 _GRAPH = (
     pa.field("graph", pa.string()),  # its prompt_id, or its operation ("all": all of them)
     pa.field("operation", pa.string()),
@@ -29,6 +30,7 @@ _EDGE = (
     pa.field("signed_product", pa.float32()),  # positive: pushes the factors of the upper coefficient away from 0
     pa.field("first_order", pa.float32()),  # what the lower neuron adds to the upper one's |coefficient|
 )
+COLUMN_OF = {"sum": "inner_product", "signed": "signed_product", "first_order": "first_order"}  # measure -> column
 NEURON_GRAPH_EDGES = pa.schema(
     [
         *_GRAPH,

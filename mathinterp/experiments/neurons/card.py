@@ -8,128 +8,164 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.engine.lens.top_tokens import top_tokens, value_directions
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.errors import UserError
-from mathinterp.experiments.neurons.stored import neuron_run
-from mathinterp.models.anatomy import Anatomy
+from mathinterp.experiments.neurons.stored import check_model, neuron_run
+from mathinterp.experiments.options import read_neurons
+from mathinterp.experiments.results import Results, Row
+from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
+from mathinterp.models.units import Neuron
 from mathinterp.store import Store
-from mathinterp.store.query import arrow, json_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHOWN_PROMPTS = 5
-Tokens = list[tuple[str, float]]  # text, and coefficient times W_U (g v): a logit but for the final norm's scale
+Tokens = list[Row]  # token: its text; value: coefficient times W_U (g v), a logit but for the final norm's scale
 
 
 @dataclass(frozen=True)
 class NeuronCard:
     """What is known of one neuron.
 
+    run_id, against: the neuron scan, and what it compared the model with, for people; None if nothing.
     operations: one row an operation, 'all' first: mean and spread (standard deviation over prompts) of coefficient,
         importance and change; rank among all neurons of the run by what it ranks by, of the means; in_top: % of prompts
         that have it among their first.
     prompts: the prompts that rank it highest.
-    against: what the scan compared the model with, for people; None if nothing.
     tokens: "v" and "-v", and one entry "c v, OPERATION" for each operation's mean coefficient c.
     """
 
+    run_id: str
+    model: str
     neuron: str
     against: str | None
-    operations: list[dict[str, Any]]
-    prompts: list[dict[str, Any]]
+    operations: list[Row]
+    prompts: list[Row]
     tokens: dict[str, Tokens]
     verdict: str
     queries: list[str]
 
 
-def only_run(store: Store, fingerprint: str, label: str) -> dict[str, Any]:
+def neuron_card(
+    neuron: str | tuple[int, int], model: ModelSpec, store: Store, neurons_from: str | None = None, count: int = 10
+) -> NeuronCard:
+    """The card of one neuron; loads the model on this machine, without Ray.
+
+    Args:
+        neuron: "layer.neuron", or the two numbers.
+        neurons_from: the neuron scan's run; None: the model's only one in the store.
+        count: tokens of each list.
+    Raises:
+        UserError: a neuron that cannot be read or that the model has not, no such run or several, a run of another
+            model, or a layer that the run did not look at.
+    """
+    chosen, resolved = one_neuron(neuron), resolve(model)
+    if neurons_from is None:
+        run = only_run(store, resolved.fingerprint, resolved.label)
+    else:
+        run = neuron_run(store, neurons_from)
+        check_model(run, resolved.fingerprint, resolved.label)
+    check_neuron(resolved.shape, chosen)
+    return card_of(store, run, chosen, load(model), resolved.label, count)
+
+
+def one_neuron(given: str | tuple[int, int]) -> Neuron:
+    """The one neuron that is named; raises UserError."""
+    if not isinstance(given, str):
+        return Neuron(*given)
+    try:
+        neurons = read_neurons(given) or ()
+    except UserError:
+        raise UserError(f"neuron '{given}' cannot be read; write layer.neuron, like 28.3696") from None
+    if len(neurons) != 1:
+        raise UserError(f"neuron '{given}' names {len(neurons)}; a card is of one")
+    return neurons[0]
+
+
+def only_run(store: Store, fingerprint: str, label: str) -> Row:
     """The one finished neuron scan of a model; raises UserError if there is none, or more than one."""
     runs = store.rows(
         "SELECT run_id FROM runs WHERE scan = 'neurons' AND status = 'finished'"
-        f" AND model_fingerprint = '{fingerprint}' ORDER BY started_at"
+        " AND model_fingerprint = $fingerprint ORDER BY started_at",
+        {"fingerprint": fingerprint},
     )
     if len(runs) != 1:
         found = ", ".join(row["run_id"] for row in runs)
         raise UserError(
-            f"{store.url} has several neuron scans of {label}: {found}; choose one with --neurons-from"
+            f"{store.url} has several neuron scans of {label}: {found}; choose one with `neurons_from`"
             if runs
             else f"{store.url} has no finished neuron scan of {label}; run 'mathinterp scan neurons' first"
         )
     return neuron_run(store, runs[0]["run_id"])
 
 
-def neuron_card(
-    store: Store, run: dict[str, Any], neuron: Neuron, anatomy: Anatomy, tokenizer: "PreTrainedTokenizerBase",
-    count: int,
-) -> NeuronCard:  # fmt: skip
-    """The card of one neuron.
+def check_neuron(shape: ModelShape, neuron: tuple[int, int]) -> None:
+    """Raise UserError unless the model has the neuron."""
+    layer, number = neuron
+    shape.check_layer(layer)
+    if not 0 <= number < shape.n_neurons:
+        raise UserError(f"neuron {layer}.{number} does not exist: each layer has neurons 0 to {shape.n_neurons - 1}")
+
+
+def card_of(store: Store, run: Row, neuron: Neuron, loaded: LoadedModel, label: str, count: int) -> NeuronCard:
+    """The card of one neuron of a model in memory.
 
     Args:
         run: from ``neuron_run`` or ``only_run``.
+        label: the model's name, for people.
         count: tokens of each list.
-    Raises UserError for a neuron that the model has not, or a layer that the run did not look at.
+    Raises UserError for a layer that the run did not look at.
     """
-    layer, number = neuron
-    check_neuron(anatomy, neuron)
-    connection, run_id = store.connect("neuron_summary", "neuron_changes", "prompts"), run["run_id"]
-    where = f"run_id = '{run_id}' AND layer = {layer} AND neuron = {number}"
-
-    def rows(sql: str) -> list[dict[str, Any]]:
-        return json_rows(arrow(connection, sql))
-
-    operations = rows(
+    results = Results(store, run["run_id"])
+    where = f"run_id = $run AND layer = {neuron.layer:d} AND neuron = {neuron.neuron:d}"
+    operations = results.rows(
         f"""SELECT * EXCLUDE (run_id, layer, neuron) FROM (
                 SELECT run_id, layer, neuron, coalesce(operation, 'none') AS operation, n,
                        row_number() OVER (ranked ORDER BY ranked_by DESC, layer, neuron) AS rank,
                        count(*) OVER ranked AS neurons, 100 * in_top AS in_top,
                        coefficient, coefficient_std, intervened_coefficient, importance, importance_std,
                        intervened_importance, change, change_std
-                FROM neuron_summary WHERE run_id = '{run_id}' WINDOW ranked AS (PARTITION BY operation)
+                FROM neuron_summary WHERE run_id = $run WINDOW ranked AS (PARTITION BY operation)
             ) WHERE {where} ORDER BY operation = 'all' DESC, operation"""
     )
     if not operations:
-        raise UserError(f"run {run_id} did not look at layer {layer}; scan neurons with that layer among its --layers")
-    prompts = rows(
+        raise UserError(
+            f"run {run['run_id']} did not look at layer {neuron.layer}; scan neurons with that layer among its `layers`"
+        )
+    prompts = results.rows(
         f"""SELECT rank, prompt_id, text, answer, c.coefficient, c.intervened_coefficient, c.importance, c.change
             FROM neuron_changes AS c JOIN prompts AS p USING (prompt_id)
-            WHERE {where} AND in_top AND p.prompts_fingerprint = '{run["prompts_fingerprint"]}'
-            ORDER BY rank, prompt_id LIMIT {SHOWN_PROMPTS}"""
+            WHERE {where} AND in_top AND p.prompts_fingerprint = $prompts
+            ORDER BY rank, prompt_id LIMIT {SHOWN_PROMPTS}""",
+        prompts=run["prompts_fingerprint"],
     )
-    direction_V = value_directions(anatomy, [neuron])[0]
+    direction_V = value_directions(loaded.anatomy, [neuron])[0]
     signs = {"v": 1.0, "-v": -1.0, **{f"c v, {row['operation']}": row["coefficient"] for row in operations}}
-    tokens = {name: _named(top_tokens(direction_V, sign, count), tokenizer) for name, sign in signs.items()}
+    tokens = {name: _named(top_tokens(direction_V, sign, count), loaded.tokenizer) for name, sign in signs.items()}
     return NeuronCard(
-        f"{layer}.{number}",
-        run["against_label"],
-        operations,
-        prompts,
-        tokens,
-        _verdict(f"{layer}.{number}", operations, tokens),
-        [
-            f"SELECT * FROM neuron_summary WHERE {where}",
-            f"SELECT * FROM neuron_changes WHERE {where} ORDER BY rank LIMIT 20",
+        run_id=run["run_id"],
+        model=label,
+        neuron=str(neuron),
+        against=run["against_label"],
+        operations=operations,
+        prompts=prompts,
+        tokens=tokens,
+        verdict=_verdict(str(neuron), operations, tokens),
+        queries=[
+            results.query(f"SELECT * FROM neuron_summary WHERE {where}"),
+            results.query(f"SELECT * FROM neuron_changes WHERE {where} ORDER BY rank LIMIT 20"),
         ],
     )
 
 
-def check_neuron(anatomy: Anatomy, neuron: Neuron) -> None:
-    """Raise UserError unless the model has the neuron."""
-    layer, number = neuron
-    anatomy.shape.check_layer(layer)
-    if not 0 <= number < anatomy.shape.n_neurons:
-        raise UserError(
-            f"neuron {layer}.{number} does not exist: each layer has neurons 0 to {anatomy.shape.n_neurons - 1}"
-        )
-
-
 def written_tokens(
-    rows: Sequence[dict[str, Any]], anatomy: Anatomy, tokenizer: "PreTrainedTokenizerBase", count: int
-) -> list[dict[str, Any]]:
+    rows: Sequence[Row], anatomy: Anatomy, tokenizer: "PreTrainedTokenizerBase", count: int
+) -> list[Row]:
     """For rows with a neuron ("28.3696") and its coefficient c: the tokens that c v raises, and those it lowers."""
-    neurons = [(int(layer), int(number)) for layer, number in (row["neuron"].split(".") for row in rows)]
+    directions = value_directions(anatomy, [Neuron.read(row["neuron"]) for row in rows])
     found = []
-    for row, direction_V in zip(rows, value_directions(anatomy, neurons), strict=True):
+    for row, direction_V in zip(rows, directions, strict=True):
         raised, lowered = (
             _named(top_tokens(direction_V, sign * row["coefficient"], count), tokenizer) for sign in (1, -1)
         )
@@ -140,11 +176,11 @@ def written_tokens(
 
 def listed(tokens: Tokens) -> str:
     """Tokens on one line, quoted so that spaces show."""
-    return " ".join(repr(text) for text, _ in tokens)
+    return " ".join(repr(token["token"]) for token in tokens)
 
 
 def _named(tokens: Sequence[tuple[int, float]], tokenizer: "PreTrainedTokenizerBase") -> Tokens:
-    return [(str(tokenizer.decode([token_id])), value) for token_id, value in tokens]
+    return [{"token": str(tokenizer.decode([token_id])), "value": value} for token_id, value in tokens]
 
 
 def _verdict(neuron: str, operations: Sequence[dict[str, Any]], tokens: dict[str, Tokens]) -> str:

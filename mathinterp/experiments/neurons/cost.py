@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def cost_of(scan: Neurons, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
     """A pass a condition; then per layer W_U times all values, and a sum over the vocabulary a (neuron, prompt)."""
-    layers, count, conditions = scan.chosen(shape), len(prompts), 1 if scan.against is None else 2
+    layers, count, conditions = scan.chosen(shape), len(prompts), scan.conditions
     scoring, heads = scoring_flops(shape), shape.n_heads
     flops, nodes, working, _ = reading(shape, prompts, passes=conditions)
-    directions = scoring * shape.n_neurons * (2 if scan.other is not None else 1)
+    directions = scoring * shape.n_neurons * scan.models_held
     outputs = count * ((heads + 4) * scoring + 2.0 * heads * shape.d_head * shape.d_model)  # heads, wholes, two bases
     at_once = min(count, PROMPTS_A_SHARD)
     flops += len(layers) * (-(-count // at_once) * directions + conditions * outputs)
     kept = count * shape.n_layers * (shape.n_neurons + heads * shape.d_head + 4 * shape.d_model) * conditions
-    shown = shape.n_neurons if scan.keep_all else min(scan.top, shape.n_neurons)
+    shown = shape.n_neurons if scan.keep.everything else min(scan.keep.top, shape.n_neurons)
 
     def rows_of(shard: Shard) -> int:
         if shard.table == "neuron_targets":

@@ -19,8 +19,9 @@ def neuron_run(store: Store, run_id: str) -> dict[str, Any]:
     """
     run = finished_run(store, run_id, "neurons", ("neurons",))
     (more,) = store.rows(
-        f"""SELECT n.* EXCLUDE (run_id), notes ->> 'against' AS against_label
-            FROM neuron_runs AS n JOIN run_records USING (run_id) WHERE run_id = '{run_id}'"""
+        """SELECT n.* EXCLUDE (run_id), notes ->> 'against' AS against_label
+           FROM neuron_runs AS n JOIN run_records USING (run_id) WHERE run_id = $run""",
+        {"run": run_id},
     )
     return run | more
 
@@ -30,19 +31,20 @@ def check_model(run: dict[str, Any], fingerprint: str, label: str) -> None:
     other = (run["against"] or "").partition(":")[2]
     if fingerprint not in (run["model_fingerprint"], other):
         raise UserError(
-            f"run {run['run_id']} ranked the neurons of {run['model']}, not of {label}; give its --model and --adapter"
+            f"run {run['run_id']} ranked the neurons of {run['model']}, not of {label}; give its `model` and `adapter`"
         )
 
 
 def check_prompts(store: Store, run: dict[str, Any], prompts: Sequence[Prompt]) -> None:
     """Raise UserError for a prompt that the neuron scan had not, by id, text and answer."""
     stored = store.rows(
-        f"SELECT prompt_id, text, answer FROM prompts WHERE prompts_fingerprint = '{run['prompts_fingerprint']}'"
+        "SELECT prompt_id, text, answer FROM prompts WHERE prompts_fingerprint = $prompts",
+        {"prompts": run["prompts_fingerprint"]},
     )
     known = {row["prompt_id"]: (row["text"], row["answer"]) for row in stored}
     for prompt in prompts:
         if known.get(prompt.prompt_id) != (prompt.text, prompt.answer):
             raise UserError(
                 f"run {run['run_id']} ranked neurons on {run['prompts']}, without prompt '{prompt.prompt_id}'"
-                f" ({prompt.text!r}); give its --prompts, --limit and --seed, or a smaller --limit"
+                f" ({prompt.text!r}); give its `prompts`, `limit` and `seed`, or a smaller `limit`"
             )

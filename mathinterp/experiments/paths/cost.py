@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mathinterp.engine.paths.frozen import GPU_ROWS, MLP
+from mathinterp.engine.paths.frozen import GPU_ROWS
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.experiments.costs import (
     Cost,
     end_lengths,

@@ -5,16 +5,16 @@ Knows the store's views; knows nothing about models or how rows were computed.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mathinterp.experiments.heads.summary import summarize as summarize_heads
 from mathinterp.experiments.kept import kept_line
 from mathinterp.experiments.mlp_probe.summary import summarize as summarize_probe
-from mathinterp.experiments.paths.summary import summarize_paths
-from mathinterp.experiments.results import Results
+from mathinterp.experiments.paths.summary import summarize as summarize_paths
+from mathinterp.experiments.results import Results, Row
 from mathinterp.experiments.thin_means import thin_mean_warnings
 from mathinterp.models.units import Head
 from mathinterp.store import Store
+from mathinterp.store.query import arrow
 
 VIEWS = (
     *("path_effects", "head_effects", "head_operations", "ranking_agreement", "attention_by_type", "paper_b_figure5"),
@@ -22,8 +22,7 @@ VIEWS = (
 )  # that the answer reads
 CONTROLS = ("random", "random_layer")  # rankings of a knock-out that are drawn
 
-Row = dict[str, Any]
-Query = Callable[[str], list[Row]]
+Query = Callable[..., list[Row]]  # SQL, and values beside the ids of the runs: $heads, $paths, $attention, $probe
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,9 @@ def described_heads(store: Store, run_id: str, top: int) -> tuple[Head, ...]:
     At least ``top`` of them where there are as many heads; a key head of one operation is never left out.
     """
     rows = store.rows(
-        f"""SELECT layer, head, bool_or(key) AS key, min(rank) FILTER (operation = 'all') AS rank FROM path_effects
-            WHERE run_id = '{run_id}' AND node = 'head' GROUP BY layer, head ORDER BY key DESC, rank"""
+        """SELECT layer, head, bool_or(key) AS key, min(rank) FILTER (operation = 'all') AS rank FROM path_effects
+           WHERE run_id = $run AND node = 'head' GROUP BY layer, head ORDER BY key DESC, rank""",
+        {"run": run_id},
     )
     keys = sum(row["key"] for row in rows)
     return tuple(Head(row["layer"], row["head"]) for row in rows[: max(top, keys)])
@@ -86,76 +86,75 @@ def described_heads(store: Store, run_id: str, top: int) -> tuple[Head, ...]:
 def answer_pipeline(store: Store, runs: PipelineRuns) -> PipelineAnswer:
     """The answer of finished runs."""
     connection = store.connect(*VIEWS)
+    ids = {"heads": runs.heads, "paths": runs.paths, "attention": runs.attention, "probe": runs.probe}
 
-    def query(sql: str) -> list[Row]:
-        return connection.sql(sql).to_arrow_table().to_pylist()
+    def query(sql: str, **values: str) -> list[Row]:
+        return arrow(connection, sql, {**ids, **values}).to_pylist()
 
-    paths = summarize_paths(store, runs.paths)
+    heads, paths, probe = (Results(store, run) for run in (runs.heads, runs.paths, runs.probe))
+    patched = summarize_paths(paths)
     sections = [
-        _which(store, query, runs, paths.verdict),
-        _rankings(query, runs),
-        _look_at(store, query, runs),
+        _which(query, runs, patched.data["verdict"], summarize_heads(heads).data["verdict"]),
+        _rankings(query),
+        _look_at(query, runs, kept_line(Results(store, runs.attention))),
         _holds(query, runs),
-        _mlps(store, query, runs),
+        _mlps(query, summarize_probe(probe).data["verdict"]),
     ]
+    curve = "SELECT * FROM knockout_curve WHERE run_id = $run AND operation = 'all' ORDER BY ranking, seed, k"
     queries = [
-        f"SELECT * FROM path_effects WHERE run_id = '{runs.paths}' AND operation <> 'all' AND key ORDER BY mean",
-        f"SELECT * FROM head_operations WHERE run_id = '{runs.heads}' AND serves IS NOT NULL",
-        f"SELECT * FROM ranking_agreement WHERE run_id = '{runs.paths}' AND operation = 'all'",
-        *(
-            f"SELECT * FROM knockout_curve WHERE run_id = '{run}' AND operation = 'all' ORDER BY ranking, seed, k"
-            for run in runs.knockouts.values()
-        ),
+        paths.query("SELECT * FROM path_effects WHERE run_id = $run AND operation <> 'all' AND key ORDER BY mean"),
+        heads.query("SELECT * FROM head_operations WHERE run_id = $run AND serves IS NOT NULL"),
+        paths.query("SELECT * FROM ranking_agreement WHERE run_id = $run AND operation = 'all'"),
+        *(Results(store, run).query(curve) for run in runs.knockouts.values()),
     ]
     thin = [f"{name}: {line}" for name, run in runs.knockouts.items() for line in thin_mean_warnings(store, run)]
-    return PipelineAnswer(sections, [*paths.warnings, *thin], queries)
+    return PipelineAnswer(sections, [*patched.warnings, *thin], queries)
 
 
-def _which(store: Store, query: Query, runs: PipelineRuns, verdict: str) -> Section:
+def _which(query: Query, runs: PipelineRuns, patched: str, zeroed: str) -> Section:
     """Key heads, how few, and the operation that each serves."""
     operations = [
         row["operation"]
         for row in query(
-            f"""SELECT operation FROM path_effects WHERE run_id = '{runs.paths}'
+            """SELECT operation FROM path_effects WHERE run_id = $paths
                 GROUP BY operation ORDER BY operation = 'all' DESC, operation"""
         )
     ]
     found = query(
-        f"""SELECT p.layer, p.head, p.operation, p.mean, p.key, h.drop, o.serves
+        """SELECT p.layer, p.head, p.operation, p.mean, p.key, h.drop, o.serves
             FROM path_effects AS p
-            LEFT JOIN head_effects AS h ON h.run_id = '{runs.heads}' AND h.layer = p.layer AND h.head = p.head
+            LEFT JOIN head_effects AS h ON h.run_id = $heads AND h.layer = p.layer AND h.head = p.head
                 AND h.operation = p.operation
-            LEFT JOIN head_operations AS o ON o.run_id = '{runs.heads}' AND o.layer = p.layer AND o.head = p.head
-            WHERE p.run_id = '{runs.paths}' AND p.node = 'head'"""
+            LEFT JOIN head_operations AS o ON o.run_id = $heads AND o.layer = p.layer AND o.head = p.head
+            WHERE p.run_id = $paths AND p.node = 'head'"""
     )
     cells = {(Head(row["layer"], row["head"]), row["operation"]): row for row in found}
     table = []
     for head in runs.described:
         of_head = {operation: cells[head, operation] for operation in operations}
         keys = [operation for operation, row in of_head.items() if row["key"]]
-        row: Row = {"head": f"{head[0]}.{head[1]}", "key for": ", ".join(keys) or "-"}
+        row: Row = {"head": str(head), "key for": ", ".join(keys) or "-"}
         row |= {f"effect {operation}": 100 * cell["mean"] for operation, cell in of_head.items()}
         row |= {f"drop {op}": None if cell["drop"] is None else 100 * cell["drop"] for op, cell in of_head.items()}
         table.append(row | {"serves": of_head[operations[0]]["serves"] or "-"})
-    ablation = summarize_heads(Results(store, runs.heads)).data
     title = (
         "effect: of path patching, % of its measure; drop: points of accuracy with the head zeroed;"
         " serves: the one operation in which the drop is over 5"
     )
-    lines = [f"Path patching: {verdict}", f"Zeroed one at a time: {ablation['verdict']}"]
+    lines = [f"Path patching: {patched}", f"Zeroed one at a time: {zeroed}"]
     return Section("Key heads, and the operations they serve", lines, {title: table})
 
 
-def _rankings(query: Query, runs: PipelineRuns) -> Section:
+def _rankings(query: Query) -> Section:
     """Whether path patching, ablation and attribution name the same heads."""
     table = query(
-        f"""SELECT other_method AS "path patching against", heads, spearman, overlap_5 AS "top 5 shared",
+        """SELECT other_method AS "path patching against", heads, spearman, overlap_5 AS "top 5 shared",
                chance_5 AS "by chance", overlap_10 AS "top 10 shared", chance_10 AS "by chance (10)",
                overlap_20 AS "top 20 shared", chance_20 AS "by chance (20)"
             FROM ranking_agreement
-            WHERE run_id = '{runs.paths}' AND method = 'path patching' AND operation = 'all'
-              AND other_run_id IN ('{runs.heads}', '{runs.paths}')
-            ORDER BY other_run_id = '{runs.heads}' DESC, other_method"""
+            WHERE run_id = $paths AND method = 'path patching' AND operation = 'all'
+              AND other_run_id IN ($heads, $paths)
+            ORDER BY other_run_id = $heads DESC, other_method"""
     )
     lines = [
         f"Heads by path patching and by {row['path patching against']}: rank correlation"
@@ -171,14 +170,14 @@ def _two(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.2f}"
 
 
-def _look_at(store: Store, query: Query, runs: PipelineRuns) -> Section:
+def _look_at(query: Query, runs: PipelineRuns, kept: str) -> Section:
     """What the described heads attend to from END, over all operations."""
     found = query(
-        f"""SELECT layer || '.' || head AS head, token_type, 100 * mass AS mass FROM attention_by_type
-            WHERE run_id = '{runs.attention}' AND operation = 'all'"""
+        """SELECT layer || '.' || head AS head, token_type, 100 * mass AS mass FROM attention_by_type
+            WHERE run_id = $attention AND operation = 'all'"""
     )
     looks = query(
-        f"SELECT head, operation, looks_at, looks_at_share FROM paper_b_figure5 WHERE run_id = '{runs.attention}'"
+        "SELECT head, operation, looks_at, looks_at_share FROM paper_b_figure5 WHERE run_id = $attention"
         " ORDER BY operation = 'all' DESC, operation"
     )
     types = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
@@ -192,7 +191,7 @@ def _look_at(store: Store, query: Query, runs: PipelineRuns) -> Section:
         table.append(row | {op: cell["looks_at"] for op, cell in at.items() if op != "all"})
         lines.append(f"{name} {at['all']['looks_at']} ({at['all']['looks_at_share']:.0f} % of prompts)")
     title = "END's attention by token type (% of its weight), and the type that most often has the largest weight"
-    told = [kept_line(Results(store, runs.attention)), f"Outside BOS they look at: {', '.join(lines)}."]
+    told = [kept, f"Outside BOS they look at: {', '.join(lines)}."]
     return Section("What the heads look at", told, {title: table})
 
 
@@ -200,7 +199,7 @@ def _holds(query: Query, runs: PipelineRuns) -> Section:
     """The ranking's heads out against random ones, on its own prompts and on others."""
     lines, table = [], []
     for prompts, run in runs.knockouts.items():
-        bands = query(f"SELECT * FROM knockout_bands WHERE run_id = '{run}' AND operation = 'all' ORDER BY k")
+        bands = query("SELECT * FROM knockout_bands WHERE run_id = $run AND operation = 'all' ORDER BY k", run=run)
         curve = {(row["ranking"], row["k"]): row for row in bands}
         original = 100 * curve["effect", 0]["accuracy"]
         for k in [k for ranking, k in curve if ranking == "effect" and k]:
@@ -213,7 +212,7 @@ def _holds(query: Query, runs: PipelineRuns) -> Section:
             table.append(row)
         halved = {
             row["ranking"]: row["halved_at"]
-            for row in query(f"SELECT * FROM knockout_halved WHERE run_id = '{run}' AND operation = 'all'")
+            for row in query("SELECT * FROM knockout_halved WHERE run_id = $run AND operation = 'all'", run=run)
         }
         lines.append(f"{prompts}: {original:.1f} % right; {_told(curve, halved)}.")
     title = "Accuracy (%) with k heads out, over all operations; random: mean of the draws, least: the lowest of them"
@@ -236,21 +235,20 @@ def _told(curve: dict[tuple[str, int], Row], halved: dict[str, int | None]) -> s
     return f"halved by {', '.join(places)}{lost}"
 
 
-def _mlps(store: Store, query: Query, runs: PipelineRuns) -> Section:
+def _mlps(query: Query, probed: str) -> Section:
     """From which layer on the MLPs carry the answer: by probing, beside their path effects."""
     table = query(
-        f"""SELECT p.layer, 100 * e.mean AS "path effect", e.key AS key, p.out_a, p.out_b, p.out_c,
+        """SELECT p.layer, 100 * e.mean AS "path effect", e.key AS key, p.out_a, p.out_b, p.out_c,
                p.difference_c, p.leader
             FROM paper_b_mlp_probe AS p
-            LEFT JOIN path_effects AS e ON e.run_id = '{runs.paths}' AND e.node = 'mlp' AND e.layer = p.layer
+            LEFT JOIN path_effects AS e ON e.run_id = $paths AND e.node = 'mlp' AND e.layer = p.layer
                 AND e.operation = p.operation
-            WHERE p.run_id = '{runs.probe}' AND p.operation = 'all' ORDER BY p.layer"""
+            WHERE p.run_id = $probe AND p.operation = 'all' ORDER BY p.layer"""
     )
-    probe = summarize_probe(Results(store, runs.probe)).data
     moved = ", ".join(str(row["layer"]) for row in sorted(table, key=lambda r: r["path effect"] or 0) if row["key"])
     lines = [
         f"MLPs whose path effect is below -5 % over all operations, strongest first: {moved or 'none'}.",
-        probe["verdict"],
+        probed,
     ]
     title = "MLPs: path effect (%), and cosine of their output at END with operands A, B and answer C"
     return Section("Which MLPs carry the answer", lines, {title: table})
