@@ -15,7 +15,7 @@ from mathinterp.tuning.settings import DEFAULT_TOP, Choice
 def ranking_of(choice: Choice, store: Store) -> tuple[Head, ...]:
     """The heads in the order given or found; empty if none are asked for."""
     if choice.heads_from is not None:
-        return tuple(Head(*head) for head in ranking_from(store, choice.heads_from))
+        return ranking_from(store, choice.heads_from)
     if choice.heads_sql is not None:
         return tuple(Head(*pair) for pair in _pairs_of("heads_sql", choice.heads_sql, "head", store))
     return choice.heads or ()
@@ -37,9 +37,7 @@ def precise_job(choice: Choice, base: ResolvedModel, store: Store, say: Callable
     top = DEFAULT_TOP if choice.top is None and choice.heads_from is not None else choice.top
     chosen: Sequence[Head] = first(ranking, top)
     if choice.control is not None:
-        never = (
-            () if choice.heads_from is None else tuple(Head(*head) for head in key_heads_from(store, choice.heads_from))
-        )
+        never = () if choice.heads_from is None else key_heads_from(store, choice.heads_from)
         chosen = control_heads(choice.control, chosen, ranking, base.shape, choice.control_seed, never)
     selection = Selection(tuple(chosen), neurons_of(choice, store), choice.mlps or (), choice.with_groups)
     drawn = (

@@ -94,7 +94,7 @@ def zero(
         raise UserError("give the heads in one way: `heads` or `heads_from`")
     chosen = tuple(sorted(set(read_heads(heads) or ())))
     if heads_from is not None:
-        chosen = first([Head(*head) for head in ranking_from(Store(store), heads_from)], top)
+        chosen = first(ranking_from(Store(store), heads_from), top)
     units = tuple(sorted(set(read_neurons(neurons) or ())))
     if not chosen and not units:
         raise UserError("nothing to zero: give `heads` (17.22,14.19), `heads_from` or `neurons` (12.345)")

@@ -17,7 +17,8 @@ from mathinterp.models.units import Neuron
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.prompts.passages import LONGEST, encode_passages, read_passages
 from mathinterp.store import Store
-from mathinterp.tuning.edit import check_free, export_edited
+from mathinterp.tuning.edit import export_edited
+from mathinterp.tuning.folders import check_free
 
 
 @dataclass(frozen=True)
