@@ -194,8 +194,8 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("mathinterp.cluster.run.dispatch", dispatch)
     monkeypatch.setattr("mathinterp.cluster.run.place", lambda *_: Placement(1, 0, 1, torch.get_num_threads()))
-    for module in ("cluster.run", "workflows.pipeline"):
-        monkeypatch.setattr(f"mathinterp.{module}.connection", lambda _: nullcontext())
+    for module in ("run", "ray_cluster"):
+        monkeypatch.setattr(f"mathinterp.cluster.{module}.connection", lambda _: nullcontext())
     return ran
 
 
@@ -295,8 +295,8 @@ SUM = {"text": "3 plus 5 is", "answer": "8", "operation": "add", "operand_a": "3
 def test_every_mistake_of_the_path_is_one_line_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], fields: dict[str, str], parts: list[str]
 ) -> None:
-    for module in ("cluster.run", "workflows.pipeline"):
-        monkeypatch.setattr(f"mathinterp.{module}.connection", lambda _: pytest.fail("Ray was started"))
+    for module in ("run", "ray_cluster"):
+        monkeypatch.setattr(f"mathinterp.cluster.{module}.connection", lambda _: pytest.fail("Ray was started"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps(SUM | fields) + "\n")
     result = CliRunner().invoke(main, [*words, "--prompts", str(prompts), "--store", str(tmp_path / "store")])

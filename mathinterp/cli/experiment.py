@@ -22,8 +22,9 @@ from mathinterp.cli.options import (
     out_folder,
     prompt_options,
     store_option,
+    with_flags,
 )
-from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn, with_flags
+from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
@@ -45,13 +46,24 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [_out_option()] if _draws(experiment) else []
     own = [*_own_options(experiment), *_own_options(experiment.show_options)]
     own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
-    return click.Command(
+    return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
         callback=partial(run, experiment),
         params=[*own, *_parameters([*shared, json_option()])],
         help=_help(experiment, verb),
     )
+
+
+class ExperimentCommand(click.Command):
+    """A command whose mistakes name its options where the library names fields."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; raises UserError."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:  # the group above no longer knows the options
+            raise UserError(with_flags(str(error), self.params)) from error
 
 
 def _parameters(decorators: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
@@ -165,7 +177,7 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
         following = following.follow_up(results) if run.complete else None
     for _, _, summary, _ in said:
         for warning in summary.warnings if summary else ():
-            warn(warning)
+            warn(with_flags(warning))
     if as_json:
         (_, run, summary, drawn), *others = said
         more = {name: {**run_json(other), **(dict(found.data) if found else {})} for name, other, found, _ in others}

@@ -16,7 +16,7 @@ from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.maskkeep import maskkeep
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
-from mathinterp.cli.output import with_flags
+from mathinterp.cli.options import with_flags
 from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts

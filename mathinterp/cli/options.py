@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,12 @@ def with_scratch(context: click.Context, parameter: click.Parameter, value: str 
 
     require_scratch()
     return value
+
+
+def with_flags(message: str, options: Sequence[click.Parameter] = ()) -> str:
+    """Fields that the library names in backticks, as flags: those of ``options``, else of the field's own name."""
+    flags = {str(each.name): each.opts[0] for each in options}
+    return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
 
 
 class FiniteRange(click.FloatRange):

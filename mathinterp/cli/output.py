@@ -1,7 +1,6 @@
 """How results look on a terminal: rich tables, and plain JSON for scripts."""
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,19 +55,9 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def with_flags(message: str) -> str:
-    """Fields that the library names in backticks, as the flags of the command that was given."""
-    context = click.get_current_context(silent=True)
-    flags: dict[str, str] = {}
-    while context is not None:
-        flags = {str(each.name): each.opts[0] for each in context.command.params} | flags
-        context = context.parent
-    return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
-
-
 def warn(line: str) -> None:
     """One line on stderr about figures that are doubtful."""
-    click.echo(f"warning: {' '.join(with_flags(line).split())}", err=True)
+    click.echo(f"warning: {' '.join(line.split())}", err=True)
 
 
 def file_name(text: str) -> str:

@@ -69,6 +69,8 @@ class Context:
         from mathinterp.prompts.pairs import with_counterfactuals
 
         prompts = self.prompts
+        if not prompts and experiment.prompt_set is None:
+            return ()
         if experiment.needs_counterfactuals:
             prompts = with_counterfactuals(prompts, self.model.tokenizer)
         return tuple(read_prompts(prompts, self.model, experiment.tokens_read))
