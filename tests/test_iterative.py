@@ -96,9 +96,14 @@ def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"steps": 13}, "cannot mask 13"), ({"steps": 0}, "`steps` 0 is too small; give 1 or more"), ({"rank_by": "luck"}, "accuracy, logprob"),
-     ({"layers": (1,), "steps": 5}, "there are 4"), ({"layers": (7,)}, "layer 7 does not exist")],
-)  # fmt: skip
+    [
+        ({"steps": 13}, "cannot mask 13"),
+        ({"steps": 0}, "`steps` 0 is too small; give 1 or more"),
+        ({"rank_by": "luck"}, "accuracy, logprob"),
+        ({"layers": (1,), "steps": 5}, "there are 4"),
+        ({"layers": (7,)}, "layer 7 does not exist"),
+    ],
+)
 def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Iterative(**changes).shards(model_shape(tiny_config("llama")), [])
