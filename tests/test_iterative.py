@@ -1,25 +1,34 @@
 """Iterative masking: greedy, one step after another, against plain passes over every set."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from mathinterp.cluster.run import open_run, prepare_work
 from mathinterp.engine.head_sets import PlainHeadSets
 from mathinterp.engine.scores import Scores, answers_of
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Subject
+from mathinterp.experiments.base import Context, Subject
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.controls import Head
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.iterative.rows import operation_means
+from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN
 from mathinterp.experiments.knockout import Knockout
 from mathinterp.models.anatomy import model_shape
+from mathinterp.models.catalog import ModelSpec
+from mathinterp.prompts import Prompt
+from mathinterp.store import Store
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests import test_scans
 from tests.head_sets import RANKING, zeros
-from tests.tiny import tiny_config
+from tests.tiny import save_tiny, tiny_config
+
+SUM = Prompt("p", "3 plus 5 is", "8", operation="add", operand_a="3", operand_b="5")
 
 
 def greedy(on: Subject, steps: int) -> list[tuple[Head, float, float]]:
@@ -96,10 +105,29 @@ def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"steps": 13}, "cannot mask 13"), ({"steps": 0}, "`steps` 0 is too small; give 1 or more"),
-     ({"rank_by": "luck"}, "accuracy, logprob"),
-     ({"layers": (1,), "steps": 5}, "there are 4"), ({"layers": (7,)}, "layer 7 does not exist")],
-)  # fmt: skip
+    [
+        ({"steps": 13}, "cannot mask 13"),
+        ({"steps": 0}, "`steps` 0 is too small; give 1 or more"),
+        ({"rank_by": "luck"}, "accuracy, logprob"),
+        ({"layers": (1,), "steps": 5}, "there are 4"),
+        ({"layers": (7,)}, "layer 7 does not exist"),
+    ],
+)
 def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Iterative(**changes).shards(model_shape(tiny_config("llama")), [])
+
+
+def test_steps_that_the_store_has_are_known_before_anything_loads(tmp_path: Path) -> None:
+    store, spec, prompts = Store(tmp_path / "s"), ModelSpec(str(save_tiny(tmp_path / "llama", "llama"))), [SUM]
+    asked = Iterative("zero", steps=2)
+    work = prepare_work(asked, spec, prompts, on_gpu=False, store=store)
+    assert work.scan.known == ()
+    run = open_run(store, work)
+    assert run.run_id == Context(work.model, prompts, store).run_id(asked)
+    rows = [{"step": 0, "layer": 1, "head": head, "masked": head == 3} for head in range(4)]
+    store.write_shard(run.run_id, "iterative_scan", 0, pa.Table.from_pylist(rows, ITERATIVE_SCAN), {})
+    resumed = prepare_work(asked, spec, prompts, on_gpu=False, store=store)
+    assert resumed.scan.known == ((1, 3),)
+    other = prepare_work(replace(asked, rank_by="logprob"), spec, prompts, on_gpu=False, store=store)
+    assert other.scan.known == (), "another run's steps"

@@ -27,7 +27,7 @@ ADDED = {"prompt_id": "new word", "text": "3 total_sum 5 =", "answer": "8", "ope
 SCANS = [
     ["scan", "heads"], ["scan", "heads", "--ablation", "mean"], ["scan", "mlps"], ["scan", "paths"],
     ["scan", "neurons"], ["scan", "attention"], ["scan", "probe"], ["knockout", "--heads", "0.1"],
-    ["knockout", "--iterative", "1"], ["chain"], ["pipeline"], ["plan", "heads"], ["selftest", "--device", "cpu"],
+    ["scan", "iterative", "--steps", "1"], ["chain"], ["pipeline"], ["plan", "heads"], ["selftest", "--device", "cpu"],
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mathinterp.cli.experiment import Parsed
-from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option
+from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option, with_flags
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, resumable
 from mathinterp.experiments.ablation import ABLATIONS
@@ -90,7 +90,7 @@ def pipeline(
         print_run(error.run)
         sys.exit(1)
     for warning in result.answer.warnings:
-        warn(warning)
+        warn(with_flags(warning))
     if as_json:
         print_json({"store": opened.url, "runs": result.runs.named, **result.answer.as_json()})
     else:

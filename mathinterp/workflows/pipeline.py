@@ -6,7 +6,7 @@ Each stage is a run of its own in the store, so that the same call again goes on
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mathinterp.cluster.ray_cluster import connection
+from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import UserError
 from mathinterp.experiments.attention import Attention
@@ -106,7 +106,7 @@ def run_pipeline(
             raise StageUnfinished(title, run)
         return run.run_id
 
-    with connection(workers.address):
+    with ray_cluster.connection(workers.address):
         heads = stage("head scan", Heads(), own)
         paths = stage("path patching", Paths(effect=asked.effect), own)
         knockout = Knockout(

@@ -65,7 +65,7 @@ def first_order(engine: PathEngine | EndPatching, freeze: str) -> Shares:
 
     Args:
         engine: a PathEngine for freeze "heads" and "all", an EndPatching for "none".
-        freeze: as in forward/paths.py.
+        freeze: as in frozen.py.
     """
     if isinstance(engine, EndPatching):
         parts = [first_order(part, freeze) for part in engine.engines]

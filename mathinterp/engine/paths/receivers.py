@@ -1,7 +1,7 @@
 """Path patching from a sender to one chosen receiver (method.md section 3): which earlier nodes feed a given node.
 
 Two passes over END rows. First the sender takes its X_c output and the change goes on to the receiver's input; what is
-frozen between them is as in forward/paths.py ("heads": MLPs between them run; "all": nothing does). Then the receiver
+frozen between them is as in frozen.py ("heads": MLPs between them run; "all": nothing does). Then the receiver
 alone takes the output that this input gives it, everything else reads X_r again, and the change goes on to the logits
 under the same ``freeze``. A receiver is a head's query, key or value at END, or an MLP. As only END is patched, a key
 or value differs where END attends to itself alone.
