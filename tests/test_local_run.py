@@ -55,7 +55,7 @@ class Widths(Experiment):
         row = {"layer": layer, "norm": float(state.value_vectors(layer).double().norm())}
         return pa.Table.from_pylist([row], schema=WIDTHS["widths"].schema)
 
-    def follow_up(self, results: Results) -> Experiment | None:
+    def follow_up(self, results: Results, shown: Any) -> Experiment | None:
         return Widths(again=True) if not self.again else None
 
 
