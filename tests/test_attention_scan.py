@@ -17,7 +17,7 @@ from transformers.models.gptj import modeling_gptj
 
 from mathinterp.cli.main import main
 from mathinterp.engine.attention_rows import eager_attention, eager_deviation, end_attention, end_logits
-from mathinterp.engine.hooks import caught_input, caught_output
+from mathinterp.engine.hooks import caught_input
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.answered import answered_rightly
