@@ -17,7 +17,7 @@ from transformers.models.gptj import modeling_gptj
 
 from mathinterp.cli.main import main
 from mathinterp.engine.attention_rows import eager_attention, eager_deviation, end_attention, end_logits
-from mathinterp.engine.hooks import caught_input, caught_output
+from mathinterp.engine.hooks import caught_input
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.answered import answered_rightly
@@ -201,11 +201,11 @@ def test_rows_times_values_are_what_the_heads_write_under_the_models_own_attenti
         for layer in range(shape.n_layers):
             with (
                 caught_input(anatomy.output_projection(layer)) as heads,
-                caught_output(anatomy.attention_norm(layer)) as normed,
+                caught_input(anatomy.layers[layer]) as stream,
             ):
                 batch.forward(anatomy)
             value, bias = anatomy.value(layer).weight, anatomy.value(layer).bias
-            values_BTX = normed[0] @ value.T + (0 if bias is None else bias)
+            values_BTX = anatomy.attention_norm(layer)(stream[0]) @ value.T + (0 if bias is None else bias)
             values_BTGE = values_BTX.unflatten(-1, (shape.n_groups, shape.d_head))
             values_BTHE = values_BTGE.repeat_interleave(shape.n_heads // shape.n_groups, dim=2)
             expected = torch.einsum("bht,bthe->bhe", weights_BLHT[:, layer], values_BTHE)

@@ -201,7 +201,8 @@ def test_the_stand_ins_layers_are_like_the_loaded_models(
     small = stand_in(resolved, "cpu")
     assert resolved.config.to_dict() == before
     whole = load(resolved, "cpu").anatomy
-    kinds = getattr(resolved.config, "layer_types", None) or [None] * whole.shape.n_layers
+    lists = [getattr(resolved.config, name, None) for name in ("layer_types", "no_rope_layers")]
+    kinds = list(zip(*filter(None, lists), strict=False)) or [()] * whole.shape.n_layers
     between = [kinds.index(kind, 1) for kind in dict.fromkeys(kinds[1:-1])]
     chosen = [0, *between, whole.shape.n_layers - 1]
     assert layers_of(small, range(small.shape.n_layers)) == layers_of(whole, chosen)

@@ -3,8 +3,9 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,10 +14,18 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from mathinterp.cluster.run import prepare_work
 from mathinterp.errors import UserError
+from mathinterp.experiments.registry import experiments
 from mathinterp.models.anatomy import Anatomy, input_major_weight, model_shape
+from mathinterp.models.catalog import ModelSpec
 from mathinterp.models.families import FAMILIES, family_of
-from tests.tiny import MISSING, MIXTURES, TINY_FAMILIES, VOCABULARY, WINDOW, tiny_config, tiny_model
+from mathinterp.models.units import Head, Neuron
+from mathinterp.prompts import prompt_set
+from mathinterp.store import Store
+from mathinterp.tuning.precise import Selection
+from tests.tiny import MISSING, MIXTURES, TINY_FAMILIES, VOCABULARY, WINDOW, save_tiny, tiny_config, tiny_model
+from tests.toy_scan import ToyScan
 
 LAYER = 1
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
@@ -321,6 +330,30 @@ def test_neurons_of_mixtures_are_refused_in_one_line() -> None:
         ", but single neurons are not supported"
     )
     model_shape(tiny_config("llama")).check_neurons()
+
+
+def test_experiments_about_neurons_refuse_mixtures_before_anything_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfNeurons(ToyScan):
+        reads_neurons: ClassVar[bool] = True
+
+    spec = ModelSpec(str(save_tiny(tmp_path / "mixtral", "mixtral")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    prompts, store = prompt_set("pairs", limit=2), Store(tmp_path / "store")
+    assert prepare_work(ToyScan(), spec, prompts, False, store).model.shape.n_experts == 4
+    with pytest.raises(UserError, match="single neurons are not supported"):
+        prepare_work(OfNeurons(), spec, prompts, False, store)
+    about = ("chain", "concepts", "concept_zeroing", "edit", "gender_neurons", "graph", "maskkeep", "neurons")
+    assert {name for name, experiment in experiments().items() if experiment.reads_neurons} == set(about)
+
+
+def test_precise_tuning_of_neurons_refuses_mixtures() -> None:
+    shape = model_shape(tiny_config("qwen3_moe"))
+    Selection(heads=(Head(0, 1),)).check(shape)
+    for selection in (Selection(neurons=(Neuron(0, 1),)), Selection(mlp_layers=(1,))):
+        with pytest.raises(UserError, match="single neurons are not supported"):
+            selection.check(shape)
 
 
 def test_an_entry_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

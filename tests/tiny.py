@@ -71,7 +71,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> model type and fi
          "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0},
                              "sliding_attention": {"rope_type": "default", "rope_theta": 10.0}}},
     ),
-    "smollm3": ("smollm3", {**_LLAMA_LIKE, "no_rope_layers": [1, 0, 1]}),
+    "smollm3": ("smollm3", {**_LLAMA_LIKE, "no_rope_layers": [1, 0, 1] * 2}),
     "stablelm": ("stablelm", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5, "use_qkv_bias": True}),
     "stablelm-parallel": (
         "stablelm",
