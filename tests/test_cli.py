@@ -209,9 +209,13 @@ def test_prompts_as_the_model_sees_them(tmp_path, tiny_folder):
 def test_selftest_holds_on_a_tiny_model(tiny_folder):
     result = run("selftest", "--model", tiny_folder, "--dtype", "float64", "--json")
     checks = json.loads(result.stdout)["checks"]
-    assert len(checks) == 6
+    assert len(checks) == 12
     assert_one_line(run("selftest", "--model", tiny_folder, "--limit", "0"), "limit")
-    assert all(check["holds"] and check["largest difference"] < 1e-9 for check in checks)
+    # by hand in float64, while Llama's norms compute in float32 whatever they are given
+    by_hand = {check["identity"] for check in checks[6:]}
+    for check in checks:
+        assert check["holds"]
+        assert check["largest difference"] < (1e-5 if check["identity"] in by_hand else 1e-9), check
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, click.Command]]:
@@ -309,7 +313,7 @@ def test_a_name_like_no_other_is_refused_without_a_guess():
 def test_help_lists_every_command_under_its_workflow_in_a_whole_sentence():
     shown = run("--help").stdout
     placed = [name for names in Commands.sections.values() for name in names]
-    assert sorted(placed) == sorted(main.commands)
+    assert sorted(placed) == sorted(main.list_commands(click.Context(main)))
     assert [line.rstrip(":") for line in shown.splitlines() if line.rstrip(":") in Commands.sections] == [
         *Commands.sections
     ]

@@ -7,11 +7,11 @@ import pkgutil
 from dataclasses import replace
 from typing import Any
 
-import mathinterp.scans
 import numpy as np
 import pytest
 
 import mathinterp.evaluation
+import mathinterp.experiments
 import mathinterp.tuning
 from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluation
 from mathinterp.evaluation.task_files import task_file
@@ -22,6 +22,7 @@ from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts import Concepts
 from mathinterp.experiments.concepts.words import ConceptList
 from mathinterp.experiments.gender_neurons import GenderNeurons
+from mathinterp.experiments.head_pairs import HeadPairs
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout, Sentence
@@ -60,6 +61,7 @@ PRUNED = Condition("pruned", kept=((1, 2),))
 CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,)}),
     (Mlps(), {**ABLATION, "layers": (0,)}),
+    (HeadPairs(), {**ABLATION, "heads": ((0, 1), (1, 1)), "layers": (0,), "given": ((0, 1),)}),
     (
         Knockout(heads=((0, 1), (1, 1))),
         {**MEAN, "heads": ((1, 1), (0, 1)), "ks": (1,), "control_seeds": 2, "key": ((2, 0),),
@@ -159,7 +161,7 @@ def canonical(scan: Experiment) -> str:
 
 def all_scans(base: type = Experiment) -> set[type]:
     """Every scan of the package that can be run."""
-    for package in (mathinterp.scans, mathinterp.evaluation, mathinterp.tuning):
+    for package in (mathinterp.experiments, mathinterp.evaluation, mathinterp.tuning):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
     below = {kind for child in base.__subclasses__() for kind in {child, *all_scans(child)}}

@@ -84,7 +84,7 @@ def _retired_option(flag: str, instead: str) -> click.Option:
         if value is not None:
             raise UserError(f"{flag} is no option any more: {instead}")
 
-    return click.Option([flag], hidden=True, expose_value=False, callback=refuse)
+    return click.Option([flag], hidden=True, expose_value=False, callback=refuse, help=f"Gone: {instead}")
 
 
 def _type_of(owner: type, name: str) -> Any:

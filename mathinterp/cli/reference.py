@@ -36,12 +36,13 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 def reference() -> str:
     """The whole page, in Markdown."""
-    shared = _shared([command for words, command in commands(main) if not words.startswith("plan ")])
+    every = dict(commands(main))
+    shared = _shared([command for words, command in every.items() if not words.startswith("plan ")])
     parts = [HEADER, "## Shared options\n", _table(list(shared.values()))]
     for heading, names in main.sections.items():
         parts.append(f"## {heading}\n")
         for name in names:
-            command = main.commands[name]
+            command = every[name]
             parts += _section(name, command, shared, level=3)
             if command is plan:
                 parts.append("`mathinterp plan NAME` takes the options of `mathinterp scan NAME`.\n")
