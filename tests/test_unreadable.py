@@ -158,7 +158,7 @@ def test_samples_that_would_change_the_shorter_ones_of_their_batch(kind: str) ->
     ("llama", {"hidden_size": 34, "head_dim": None}, r"hidden size \(34\) is not a multiple"),
     ("llama", {"num_attention_heads": 0}, "modulo by zero|num_attention_heads"),
     ("llama", {"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
-    ("llama", {"hidden_act": "nosuch"}, "no model can be built from config.json: KeyError 'nosuch'"),
+    ("llama", {"hidden_act": "nosuch"}, "cannot be read: KeyError 'nosuch'"),
     ("llama", {"rope_parameters": {"rope_type": "nosuch", "rope_theta": 1e4}}, "nosuch"),
     ("llama", {"num_hidden_layers": -3}, "num_hidden_layers in config.json is -3"),
     ("llama", {"num_hidden_layers": "3"}, "num_hidden_layers"),

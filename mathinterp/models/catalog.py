@@ -283,7 +283,8 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     except UserError:  # which is a ValueError
         raise
     except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError, StrictDataclassError) as error:
-        raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+        what = "KeyError " if isinstance(error, KeyError) else ""  # whose text is the key alone
+        raise UserError(f"model '{spec.name}' cannot be read: {what}{' '.join(str(error).split())[:300]}") from error
     return config, tokenizer
 
 
