@@ -6,6 +6,7 @@ unknown type, a name with a letter missing. Knows config.json and the classes; k
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ _ROPE_KEYS: dict[str, set[str]] = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
 }  # fmt: skip
 _ALIKE = 0.85  # from which a field's name is taken for another with a letter missing or too many
+# Fields that decide nothing that is computed here: one that resembles them may say what it likes.
+_IDLE = re.compile(r"^_|dropout|pdrop|token_id$|^initializer_|^summary_|^pretraining_tp$|^use_cache$")
 
 
 def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig) -> None:
@@ -73,7 +76,7 @@ def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig)
                 f"{where} sets {name} to {json.dumps(value)[:60]}, which transformers' {config.model_type} has no "
                 "place for: take it out if the model was trained without it"
             )
-        meant = difflib.get_close_matches(name, sorted((known | _ROPE_FIELDS) - set(fields)), n=1, cutoff=_ALIKE)
+        meant = difflib.get_close_matches(name, sorted(_deciding(config) - set(fields)), n=1, cutoff=_ALIKE)
         if meant:
             raise UserError(
                 f"{where} sets {name}, which transformers' {config.model_type} does not know: if it means {meant[0]}, "
@@ -86,6 +89,13 @@ def _known(config: PreTrainedConfig) -> set[str]:
     """The fields of the config's class, under all their names."""
     cls = type(config)
     return set(cls().to_dict()) | set(cls.attribute_map) | set(cls.attribute_map.values()) | set(dir(cls))
+
+
+def _deciding(config: PreTrainedConfig) -> set[str]:
+    """The names of fields that a misspelt one may mean: neither what every kind of model has nor an idle one."""
+    cls = type(config)
+    own = (set(cls().to_dict()) - set(PreTrainedConfig().to_dict())) | set(cls.attribute_map)
+    return {name for name in own | _ROPE_FIELDS if not _IDLE.search(name)}
 
 
 def _is_neutral(value: Any) -> bool:
