@@ -102,7 +102,7 @@ def test_fields_that_say_nothing_about_results_are_no_hindrance(saved: Path, tmp
         "qwen2": {"use_mrope": False, "max_window_layers": 28},
         "gemma2": {"hidden_act": "gelu_pytorch_tanh", "sliding_window_size": 4, "cache_implementation": "hybrid"},
         "gpt2": {"n_ctx": 512, "_num_labels": 1, "task_specific_params": {"text-generation": {"do_sample": True}}},
-        "mistral": {"attn_implementation": "sdpa", "attention_dropout_prob": 0.1, "pad_token": "</s>"},
+        "mistral": {"attn_implementation": "flash_attention_2", "attention_dropout_prob": 0.1, "pad_token": "</s>"},
         "gptj": {"rotary": True, "gradient_checkpointing": False},
         "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 10000, "attention_probs_dropout_prob": 0},
         "phi3": {"attention_bias": False, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},

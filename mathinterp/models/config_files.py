@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mathinterp.errors import UserError
+from mathinterp.models.families import family_of
 from mathinterp.models.random_shapes import stand_in_config
 
 # Fields that change what some decoder computes; one that the class at hand does not have is not computed with. Those
@@ -159,7 +160,9 @@ def _check_rope_is_used(where: str, given: dict[str, Any], config: PreTrainedCon
     part = given.get("partial_rotary_factor", given.get("rotary_pct", first.get("partial_rotary_factor", 1.0)))
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(stand_in_config(config))
+        model = AutoModelForCausalLM.from_config(
+            stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
+        )
     rotated = [2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     wanted = 2 * ((int(width * part) + 1) // 2)
     if any(found != wanted for found in rotated):
