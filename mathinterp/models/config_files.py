@@ -86,6 +86,36 @@ def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig)
     _check_rope(where, fields, config)
 
 
+def check_rotation(folder: Path, fields: dict[str, Any], config: PreTrainedConfig) -> None:
+    """Raise UserError unless the base and the rotated part of a head are those of the file, wherever it says them.
+
+    For a config that passed ``check_config`` and of which a model can be built.
+    """
+    if not _has_rope(config):
+        return
+    where, given = f"model folder '{folder}': config.json", _given_rope(fields)
+    first = next(_each_rope(config.rope_parameters))
+    for name, parameter in (("rope_theta", "rope_theta"), ("rotary_emb_base", "rope_theta")):
+        if name in given and given[name] != first.get(parameter):
+            raise UserError(
+                f"{where} sets {name} to {given[name]}, but transformers' {config.model_type} computes with "
+                f"{first.get(parameter)}"
+            )
+    part = given.get("partial_rotary_factor", given.get("rotary_pct", first.get("partial_rotary_factor", 1.0)))
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
+        )
+    rotated = [2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    wanted = 2 * ((int(width * part) + 1) // 2)
+    if any(found != wanted for found in rotated):
+        raise UserError(
+            f"{where} rotates {part} of each head ({wanted} of {width} numbers), but transformers' {config.model_type} "
+            f"rotates {rotated[0]}"
+        )
+
+
 def _known(config: PreTrainedConfig) -> set[str]:
     """The fields of the config's class, under all their names."""
     cls = type(config)
@@ -104,9 +134,8 @@ def _is_neutral(value: Any) -> bool:
 
 
 def _check_rope(where: str, fields: dict[str, Any], config: PreTrainedConfig) -> None:
-    rope = getattr(config, "rope_parameters", None)
-    given = {name: fields[name] for name in sorted(_ROPE_FIELDS & set(fields)) if not _is_neutral(fields[name])}
-    if not rope or "rope_parameters" not in type(config)().to_dict():
+    given = _given_rope(fields)
+    if not _has_rope(config):
         if config.model_type == "gptj" and given.get("rope_theta") == 10000:
             given.pop("rope_theta")
         for name, value in given.items():
@@ -118,9 +147,16 @@ def _check_rope(where: str, fields: dict[str, Any], config: PreTrainedConfig) ->
     both = [given.get("rope_scaling"), given.get("rope_parameters")]
     if None not in both and both[0] != both[1]:
         raise UserError(f"{where} sets rope_scaling and rope_parameters to different values: keep the right one")
-    for parameters in _each_rope(rope):
+    for parameters in _each_rope(config.rope_parameters):
         _check_rope_parameters(where, parameters)
-    _check_rope_is_used(where, given, config)
+
+
+def _given_rope(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: fields[name] for name in sorted(_ROPE_FIELDS & set(fields)) if not _is_neutral(fields[name])}
+
+
+def _has_rope(config: PreTrainedConfig) -> bool:
+    return bool(getattr(config, "rope_parameters", None)) and "rope_parameters" in type(config)().to_dict()
 
 
 def _each_rope(rope: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -146,27 +182,3 @@ def _check_rope_parameters(where: str, parameters: dict[str, Any]) -> None:
     factor = parameters.get("factor", 1.0)
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
         raise UserError(f"{where} sets the factor of rotary positions to {json.dumps(factor)}, which is no number")
-
-
-def _check_rope_is_used(where: str, given: dict[str, Any], config: PreTrainedConfig) -> None:
-    """The base and the rotated part of a head are those of the file, wherever it says them."""
-    first = next(_each_rope(config.rope_parameters))
-    for name, parameter in (("rope_theta", "rope_theta"), ("rotary_emb_base", "rope_theta")):
-        if name in given and given[name] != first.get(parameter):
-            raise UserError(
-                f"{where} sets {name} to {given[name]}, but transformers' {config.model_type} computes with "
-                f"{first.get(parameter)}"
-            )
-    part = given.get("partial_rotary_factor", given.get("rotary_pct", first.get("partial_rotary_factor", 1.0)))
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
-        )
-    rotated = [2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    wanted = 2 * ((int(width * part) + 1) // 2)
-    if any(found != wanted for found in rotated):
-        raise UserError(
-            f"{where} rotates {part} of each head ({wanted} of {width} numbers), but transformers' {config.model_type} "
-            f"rotates {rotated[0]}"
-        )
