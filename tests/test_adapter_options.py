@@ -206,6 +206,15 @@ def test_options_that_peft_itself_refuses(
     assert refusal(bases["llama"], adapter).startswith(named)
 
 
+def test_no_way_of_initialising_at_all_leaves_the_base_as_it_is(bases: dict[str, Path], tmp_path: Path) -> None:
+    """null, which PEFT takes as false."""
+    adapter = save_adapter(tmp_path / "adapter", bases["llama"])
+    write_option(adapter, init_lora_weights=None)
+    expected = log_probabilities(PeftModel.from_pretrained(plain(bases["llama"]), str(adapter)).eval())
+    found = log_probabilities(load(ModelSpec(str(bases["llama"]), adapter=str(adapter)), "cpu").model)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_merge_that_is_not_pefts_forward_pass_is_refused_with_the_figure(
     bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -96,6 +97,24 @@ def test_loading_leaves_transformers_as_talkative_as_it_was(llama: Path, capfd: 
     load(ModelSpec(str(llama)), "cpu")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_chat_template_in_a_file_of_its_own_comes_from_the_hub_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer versions of transformers save it beside tokenizer_config.json."""
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        for file in folder.iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns):
+                shutil.copy(file, snapshot)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve(ModelSpec("some/model")).tokenizer.chat_template == "{{ messages[0].content }}"
 
 
 def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

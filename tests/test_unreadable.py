@@ -170,6 +170,10 @@ def test_samples_that_would_change_the_shorter_ones_of_their_batch(kind: str) ->
     ("gpt_neox", {"hidden_size": 30}, "not divisible"),
     ("qwen2", {"hidden_size": 30}, "hidden_size 30 is not a multiple of num_attention_heads 4"),
     ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("llama", {"dtype": "nosuch"}, "cannot be read: AttributeError .*nosuch"),
+    ("llama", {"dtype": []}, "cannot be read: IndexError"),
+    ("llama", {"head_dim": -1}, "head_dim in config.json is -1"),
+    ("llama", {"id2label": []}, "cannot be read: AttributeError"),
 ])  # fmt: skip
 def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, family: str, changes: dict, said: str) -> None:
     folder = save_tiny(tmp_path / family, family)

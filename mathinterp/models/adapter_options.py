@@ -106,7 +106,7 @@ def _refuse_unmergeable(folder: Path, options: LoraConfig) -> None:
 
 
 def _refuse_lost_base(folder: Path, init: Any) -> None:
-    if isinstance(init, bool) or init in _BASE_KEPT | _BASE_CHANGED_AGAIN:
+    if init is None or isinstance(init, bool) or init in _BASE_KEPT | _BASE_CHANGED_AGAIN:
         return
     for name, (why, advice) in _BASE_LOST.items():
         if str(init).startswith(name):

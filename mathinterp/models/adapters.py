@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapter_options import changes_base, first_line, read_options
+from mathinterp.models.families import family_of
 
 MERGED_TOLERANCE = 1e-3  # nats of a log-probability, times its size where that is above 1
 _CHECKED_TOKENS = 8
@@ -33,7 +34,9 @@ def check_adapter(folder: Path, config: PreTrainedConfig) -> None:
     """
     options = read_options(folder)
     with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(config)
+        base = AutoModelForCausalLM.from_config(
+            config, attn_implementation=family_of(config.model_type).attention_backend
+        )
         with _peft_at_work(folder, "cannot be put on this model"):
             tuned = get_peft_model(base, options)
             expected = get_peft_model_state_dict(tuned)

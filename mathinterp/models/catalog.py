@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
@@ -16,7 +15,7 @@ from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
 from mathinterp.models.checked_config import check_buildable
-from mathinterp.models.config_files import check_config
+from mathinterp.models.config_files import check_config, check_rotation
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
@@ -135,9 +134,6 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
     else:
         config, tokenizer = _config_and_tokenizer(source, spec)
         fingerprint = model_fingerprint(source, adapter, with_code=spec.trust_remote_code)
-    if source.kind != "random" and not spec.trust_remote_code:
-        with quiet_transformers():
-            check_buildable(config, spec.name)
     if adapter is not None:
         with quiet_transformers():
             check_adapter(adapter, config)
@@ -264,7 +260,8 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     if source.kind == "gguf":
         with quiet_transformers():
             config, tokenizer = gguf_header(source.location, file_digest(source.location))
-        family_of(config.model_type, config.to_dict())
+            family_of(config.model_type, config.to_dict())
+            check_buildable(config, spec.name)
         return config, tokenizer
     fields = read_json(source.location / "config.json")
     if not isinstance(fields.get("model_type"), str):
@@ -279,11 +276,16 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
             if not spec.trust_remote_code:
                 check_config(source.location, fields, config)
+                check_buildable(config, spec.name)
+                check_rotation(source.location, fields, config)
             tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
     except UserError:  # which is a ValueError
         raise
-    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError, StrictDataclassError) as error:
-        raise UserError(f"model '{spec.name}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+    except Exception as error:  # whatever the files make transformers raise, it is they that are wrong
+        said = " ".join(str(error).split())[:300]
+        if not isinstance(error, (OSError, ValueError)):  # errors of other classes often say no more than a name
+            said = f"{type(error).__name__} {said}"
+        raise UserError(f"model '{spec.name}' cannot be read: {said}") from error
     return config, tokenizer
 
 

@@ -6,6 +6,7 @@ unknown type, a name with a letter missing. Knows config.json and the classes; k
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mathinterp.errors import UserError
+from mathinterp.models.families import family_of
 from mathinterp.models.random_shapes import stand_in_config
 
 # Fields that change what some decoder computes; one that the class at hand does not have is not computed with. Those
@@ -53,6 +55,8 @@ _ROPE_KEYS: dict[str, set[str]] = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
 }  # fmt: skip
 _ALIKE = 0.85  # from which a field's name is taken for another with a letter missing or too many
+# Fields that decide nothing that is computed here: one that resembles them may say what it likes.
+_IDLE = re.compile(r"^_|dropout|pdrop|token_id$|^initializer_|^summary_|^pretraining_tp$|^use_cache$")
 
 
 def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig) -> None:
@@ -73,7 +77,7 @@ def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig)
                 f"{where} sets {name} to {json.dumps(value)[:60]}, which transformers' {config.model_type} has no "
                 "place for: take it out if the model was trained without it"
             )
-        meant = difflib.get_close_matches(name, sorted((known | _ROPE_FIELDS) - set(fields)), n=1, cutoff=_ALIKE)
+        meant = difflib.get_close_matches(name, sorted(_deciding(config) - set(fields)), n=1, cutoff=_ALIKE)
         if meant:
             raise UserError(
                 f"{where} sets {name}, which transformers' {config.model_type} does not know: if it means {meant[0]}, "
@@ -82,10 +86,47 @@ def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig)
     _check_rope(where, fields, config)
 
 
+def check_rotation(folder: Path, fields: dict[str, Any], config: PreTrainedConfig) -> None:
+    """Raise UserError unless the base and the rotated part of a head are those of the file, wherever it says them.
+
+    For a config that passed ``check_config`` and of which a model can be built.
+    """
+    if not _has_rope(config):
+        return
+    where, given = f"model folder '{folder}': config.json", _given_rope(fields)
+    first = next(_each_rope(config.rope_parameters))
+    for name, parameter in (("rope_theta", "rope_theta"), ("rotary_emb_base", "rope_theta")):
+        if name in given and given[name] != first.get(parameter):
+            raise UserError(
+                f"{where} sets {name} to {given[name]}, but transformers' {config.model_type} computes with "
+                f"{first.get(parameter)}"
+            )
+    part = given.get("partial_rotary_factor", given.get("rotary_pct", first.get("partial_rotary_factor", 1.0)))
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
+        )
+    rotated = [2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    wanted = 2 * ((int(width * part) + 1) // 2)
+    if any(found != wanted for found in rotated):
+        raise UserError(
+            f"{where} rotates {part} of each head ({wanted} of {width} numbers), but transformers' {config.model_type} "
+            f"rotates {rotated[0]}"
+        )
+
+
 def _known(config: PreTrainedConfig) -> set[str]:
     """The fields of the config's class, under all their names."""
     cls = type(config)
     return set(cls().to_dict()) | set(cls.attribute_map) | set(cls.attribute_map.values()) | set(dir(cls))
+
+
+def _deciding(config: PreTrainedConfig) -> set[str]:
+    """The names of fields that a misspelt one may mean: neither what every kind of model has nor an idle one."""
+    cls = type(config)
+    own = (set(cls().to_dict()) - set(PreTrainedConfig().to_dict())) | set(cls.attribute_map)
+    return {name for name in own | _ROPE_FIELDS if not _IDLE.search(name)}
 
 
 def _is_neutral(value: Any) -> bool:
@@ -93,9 +134,8 @@ def _is_neutral(value: Any) -> bool:
 
 
 def _check_rope(where: str, fields: dict[str, Any], config: PreTrainedConfig) -> None:
-    rope = getattr(config, "rope_parameters", None)
-    given = {name: fields[name] for name in sorted(_ROPE_FIELDS & set(fields)) if not _is_neutral(fields[name])}
-    if not rope or "rope_parameters" not in type(config)().to_dict():
+    given = _given_rope(fields)
+    if not _has_rope(config):
         if config.model_type == "gptj" and given.get("rope_theta") == 10000:
             given.pop("rope_theta")
         for name, value in given.items():
@@ -107,9 +147,16 @@ def _check_rope(where: str, fields: dict[str, Any], config: PreTrainedConfig) ->
     both = [given.get("rope_scaling"), given.get("rope_parameters")]
     if None not in both and both[0] != both[1]:
         raise UserError(f"{where} sets rope_scaling and rope_parameters to different values: keep the right one")
-    for parameters in _each_rope(rope):
+    for parameters in _each_rope(config.rope_parameters):
         _check_rope_parameters(where, parameters)
-    _check_rope_is_used(where, given, config)
+
+
+def _given_rope(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: fields[name] for name in sorted(_ROPE_FIELDS & set(fields)) if not _is_neutral(fields[name])}
+
+
+def _has_rope(config: PreTrainedConfig) -> bool:
+    return bool(getattr(config, "rope_parameters", None)) and "rope_parameters" in type(config)().to_dict()
 
 
 def _each_rope(rope: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -135,25 +182,3 @@ def _check_rope_parameters(where: str, parameters: dict[str, Any]) -> None:
     factor = parameters.get("factor", 1.0)
     if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
         raise UserError(f"{where} sets the factor of rotary positions to {json.dumps(factor)}, which is no number")
-
-
-def _check_rope_is_used(where: str, given: dict[str, Any], config: PreTrainedConfig) -> None:
-    """The base and the rotated part of a head are those of the file, wherever it says them."""
-    first = next(_each_rope(config.rope_parameters))
-    for name, parameter in (("rope_theta", "rope_theta"), ("rotary_emb_base", "rope_theta")):
-        if name in given and given[name] != first.get(parameter):
-            raise UserError(
-                f"{where} sets {name} to {given[name]}, but transformers' {config.model_type} computes with "
-                f"{first.get(parameter)}"
-            )
-    part = given.get("partial_rotary_factor", given.get("rotary_pct", first.get("partial_rotary_factor", 1.0)))
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(stand_in_config(config))
-    rotated = [2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    wanted = 2 * ((int(width * part) + 1) // 2)
-    if any(found != wanted for found in rotated):
-        raise UserError(
-            f"{where} rotates {part} of each head ({wanted} of {width} numbers), but transformers' {config.model_type} "
-            f"rotates {rotated[0]}"
-        )

@@ -26,7 +26,10 @@ TOKENIZER_FILES = (
     "vocab.json", "vocab.txt", "merges.txt",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
-_HUB_PATTERNS = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
+_HUB_PATTERNS = [
+    "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "chat_template.jinja",  # where newer versions of transformers keep it
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,15 @@ _RECURRENT_FIELD = re.compile(
     r"(n_)?mamba_|ssm_|lru_|rwkv_|time_step_|linear_(conv|num|key|value|head|attn)_|state_size$|conv_L_cache$|conv1d_"
 )
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+# Types of which neither a list of transformers nor a field of the config tells it.
+_OTHERWISE = {
+    "blt": "a model of byte patches, with layers inside and around it that read other lengths",
+    "hrm_text": "a recurrent model, which runs its layers several times",
+    "moshi": "a model of sound beside text",
+    "speech_to_text_2": "the decoder of an encoder-decoder",
+    "trocr": "the decoder of an encoder-decoder",
+    "xlnet": "a permutation model, which reads texts in other orders than from left to right",
+}
 _EXPERTS_NAME = re.compile(r"moe(_|$)|mixtral|dbrx")
 _EXPERTS_FIELD = re.compile(r"\w*experts$")
 
@@ -41,6 +50,10 @@ def unsupported_kind(model_type: str, fields: Mapping[str, Any] | None = None) -
         fields.get(name) for name in ("vision_config", "audio_config", "text_config")
     ):
         return "a model of images or sound beside text"
+    if model_type in _OTHERWISE:
+        return _OTHERWISE[model_type]
+    if fields.get("altup_num_inputs"):
+        return "a model of several residual streams (AltUp)"
     if _RECURRENT_NAME.search(model_type) or any(_RECURRENT_FIELD.match(name) for name in fields):
         return "a recurrent model (a state space, linear attention or convolutions in some or all layers)"
     if others := _layer_kinds(fields) - _ATTENTION_LAYERS:
