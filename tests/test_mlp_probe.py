@@ -21,8 +21,10 @@ from mathinterp.engine.lens.mlp_vectors import mlp_vectors
 from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.mlp_probe import MEASURES, TARGETS, MlpProbe, target_ids
+from mathinterp.experiments.mlp_probe import MlpProbe
+from mathinterp.experiments.mlp_probe.rows import target_ids
 from mathinterp.experiments.mlp_probe.summary import summarize_probe
+from mathinterp.experiments.mlp_probe.tables import MEASURES, TARGETS
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -109,7 +110,7 @@ class FreshBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return input_ids_BT, labels_BT
 
 
-def stream(batches: FreshBatches, first: int, last: int, processes: int, pin: bool) -> DataLoader:
+def stream(batches: FreshBatches, first: int, last: int, processes: int, pin: bool) -> DataLoader[Any]:
     """The batches of steps ``first`` to ``last`` - 1 in order, made ahead by ``processes`` background processes."""
     return DataLoader(
         batches,
