@@ -23,8 +23,9 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlp_probe.rows import target_ids
-from mathinterp.experiments.mlp_probe.summary import summarize_probe
+from mathinterp.experiments.mlp_probe.summary import summarize
 from mathinterp.experiments.mlp_probe.tables import MEASURES, TARGETS
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
@@ -303,9 +304,9 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
     assert [paper["sub", layer]["leader"] for layer in range(3)] == ["c", "b", "b"]
     assert paper["add", 2]["out_c"] == pytest.approx(0.75)
     assert paper["add", 2]["difference_c"] == pytest.approx(-0.75)
-    summary = summarize_probe(store, run.run_id)
-    assert summary.overtakes == {"all": 0, "add": 1, "sub": None}  # all: .2 .1 .5, .05 .2 .25, 0 .35 .675
-    assert "add from layer 1, sub never" in summary.verdict
+    found = summarize(Results(store, run.run_id)).data
+    assert found["overtakes"] == {"all": 0, "add": 1, "sub": None}  # all: .2 .1 .5, .05 .2 .25, 0 .35 .675
+    assert "add from layer 1, sub never" in found["verdict"]
 
 
 @pytest.mark.ray
