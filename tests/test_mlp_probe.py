@@ -252,7 +252,7 @@ def test_targets_in_context(build, fields, expected):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vectors": "both"}, "--vectors 'both' is not known; take one of residual, written"),
+        ({"vectors": "both"}, "`vectors` 'both' is not known; take one of residual, written"),
         ({"layers": ()}, "no MLPs to probe"),
         ({"layers": (3,)}, "layer 3 does not exist"),
     ],
@@ -326,4 +326,4 @@ def test_command_prints_the_curve(tmp_path: Path) -> None:
     np.testing.assert_allclose(lines["C"], [row["out_c"] for row in found["curve"]])
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--vectors", "none"])
     assert wrong.exit_code == 2
-    assert "--vectors 'none' is not known" in wrong.stderr
+    assert "Invalid value for '--vectors': 'none' is not one of" in wrong.stderr

@@ -14,6 +14,7 @@ import torch
 
 from mathinterp.engine.cells import Cells
 from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.experiments.table import Table
 from mathinterp.store.catalog import catalog
 
 
@@ -30,7 +31,7 @@ class ToyScan(Experiment):
     astray: float = 0.0  # so much higher are the cells of every replica but the first (needs the notebook)
 
     name: ClassVar[str] = "toy"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_scan": catalog().tables["mlp_scan"].schema}
+    tables: ClassVar[dict[str, Table]] = {"mlp_scan": catalog().tables["mlp_scan"]}
 
     def parameters(self) -> dict[str, Any]:
         return {"layers": self.layers}

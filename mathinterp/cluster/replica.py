@@ -27,6 +27,7 @@ from mathinterp.cluster.dispatch import Receipt
 from mathinterp.engine import batching
 from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
+from mathinterp.experiments import registry
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -63,6 +64,7 @@ class Replica:
     """
 
     def __init__(self, job: ReplicaJob):
+        registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
         self._store = Store(job.store_url)
         self._state: Any = None
