@@ -62,7 +62,9 @@ def main(
         compare(told)
 
 
-def run_round(work: dict[str, Any], folder: Path, replicas: int, gpus: float, shared_cache: bool) -> list[dict]:
+def run_round(
+    work: dict[str, Any], folder: Path, replicas: int, gpus: float, shared_cache: bool
+) -> list[dict[str, Any]]:
     """Start all replicas of a round together; what each tells."""
     processes = []
     for number in range(replicas):
@@ -135,7 +137,7 @@ def wait_for_all(folder: Path, number: int, replicas: int) -> None:
         time.sleep(0.02)
 
 
-def describe(told: dict) -> str:
+def describe(told: dict[str, Any]) -> str:
     """One replica's figures."""
     return (
         f"replica {told['number']} ({told['engine']}) cells {told['cells']['digest'][:8]},"
@@ -144,7 +146,7 @@ def describe(told: dict) -> str:
     )
 
 
-def compare(told: list[dict]) -> None:
+def compare(told: list[dict[str, Any]]) -> None:
     """Every replica of every round against the very first."""
     first = told[0]
     expected, cells = read(first["rows"]), Cells.from_json(first["cells"])

@@ -103,7 +103,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--heads", "0.7"], ["head 0.7 does not exist", "0 to 3"]),
         (["--heads", "0-7"], ["cannot be read", "layer.head"]),
         (["--layers", "3-1"], ["cannot be read"]),
-        (["--ablation", "half"], ["half", "zero, mean, resample"]),
+        (["--ablation", "half"], ["half", "'zero', 'mean', 'resample'"]),
         (["--scoring", "half"], ["half", "first_token"]),
         (["--engine", "warp"], ["warp", "packed"]),
         (["--prompts", "nonsense"], ["nonsense", "two_digit"]),
@@ -114,7 +114,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--limit", "few"], ["--limit", "few", "--help"]),
         (["--seed", "-1"], ["--seed", "-1"]),
         (["--bogus"], ["--bogus", "scan heads --help"]),
-        (["--heads", "0.1", "--layers", "0"], ["not both"]),
+        (["--heads", "0.1", "--layers", "0"], ["--heads and --layers", "give one of them"]),
     ],
 )
 def test_values_that_do_not_exist(tmp_path, tiny_folder, words, parts):

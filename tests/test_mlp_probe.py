@@ -253,7 +253,7 @@ def test_targets_in_context(build, fields, expected):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vectors": "both"}, "--vectors 'both' is not known; take one of residual, written"),
+        ({"vectors": "both"}, "`vectors` 'both' is not known; take one of residual, written"),
         ({"layers": ()}, "no MLPs to probe"),
         ({"layers": (3,)}, "layer 3 does not exist"),
     ],
@@ -305,9 +305,9 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
     assert [paper["sub", layer]["leader"] for layer in range(3)] == ["c", "b", "b"]
     assert paper["add", 2]["out_c"] == pytest.approx(0.75)
     assert paper["add", 2]["difference_c"] == pytest.approx(-0.75)
-    summary = summarize(Results(store, run.run_id))
-    assert summary.data["overtakes"] == {"all": 0, "add": 1, "sub": None}  # all: .2 .1 .5, .05 .2 .25, 0 .35 .675
-    assert "add from layer 1, sub never" in summary.data["verdict"]
+    found = summarize(Results(store, run.run_id)).data
+    assert found["overtakes"] == {"all": 0, "add": 1, "sub": None}  # all: .2 .1 .5, .05 .2 .25, 0 .35 .675
+    assert "add from layer 1, sub never" in found["verdict"]
 
 
 @pytest.mark.ray
@@ -327,4 +327,4 @@ def test_command_prints_the_curve(tmp_path: Path) -> None:
     np.testing.assert_allclose(lines["C"], [row["out_c"] for row in found["curve"]])
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--vectors", "none"])
     assert wrong.exit_code == 2
-    assert "--vectors 'none' is not known" in wrong.stderr
+    assert "Invalid value for '--vectors': 'none' is not one of" in wrong.stderr

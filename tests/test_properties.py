@@ -145,7 +145,8 @@ def test_cut_heads_are_all_there_once_in_order_and_files_are_of_a_size(n_layers,
     assert all(len(file) >= FEWEST_HEADS for file in files[:-1])
     assert all(len(file) < FEWEST_HEADS + MOST_HEADS for file in files)
     at_once = max(sum(head[0] == layer for head in file) for file in files for layer in {head[0] for head in file})
-    assert at_once <= most_at_once(n_heads) <= MOST_HEADS
+    whole_layers = len(chosen) == len(every)  # some heads of a wide layer may be more than a whole layer's even part
+    assert at_once <= (most_at_once(n_heads) if whole_layers else MOST_HEADS) <= MOST_HEADS
 
 
 # ---- run ids ----

@@ -113,7 +113,7 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
     )
 
 
-def _click_type(about: Option, hint: Any) -> click.ParamType | type:
+def _click_type(about: Option, hint: Any) -> click.ParamType | type:  # type: ignore[type-arg]  # generic since click 8.4 alone
     kinds = {kind for kind in (typing.get_args(hint) or (hint,)) if kind is not type(None)}
     if about.choices:
         return click.Choice([choice for choice in about.choices if choice is not None])
@@ -124,7 +124,7 @@ def _click_type(about: Option, hint: Any) -> click.ParamType | type:
     return FiniteRange(min=about.least) if kinds == {float} else str
 
 
-class Parsed(click.ParamType):
+class Parsed(click.ParamType):  # type: ignore[type-arg]
     """Text that an option's own function reads; a default is passed through."""
 
     name = "text"

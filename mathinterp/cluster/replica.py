@@ -27,8 +27,8 @@ from mathinterp.cluster.dispatch import Receipt
 from mathinterp.engine import batching
 from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
+from mathinterp.experiments import registry
 from mathinterp.experiments.base import Experiment, Shard, Subject
-from mathinterp.experiments.registry import add
 from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.models.handle import ModelSource
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -65,8 +65,8 @@ class Replica:
     """
 
     def __init__(self, job: ReplicaJob):
+        registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
-        add(type(job.scan))  # from outside the package, perhaps: the store must know its tables
         self._store = Store(job.store_url)
         self._state: Any = None
         self._versions: dict[str, str] = {}

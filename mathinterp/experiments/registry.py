@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import inspect
 import pkgutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -54,9 +55,8 @@ def stored() -> Stored:
         _add_new(tables, declared.TABLES, module)
         _add_new(views, sql_files(Path(declared.__file__ or "").parent / "views"), module)
     for experiment in _others():
-        _add_new(
-            tables, {n: t for n, t in experiment.tables.items() if SHARED_TABLES.get(n) != t}, experiment.__module__
-        )
+        own = {name: table for name, table in experiment.tables.items() if tables.get(name) != table}
+        _add_new(tables, own, experiment.__module__)
         _add_new(views, views_of(experiment), experiment.__module__)
     return Stored(tables, views)
 
@@ -106,7 +106,8 @@ def sql_files(folder: Path) -> dict[str, str]:
 
 def views_of(experiment: type[Experiment]) -> dict[str, str]:
     """The SQL of an experiment's own views: files in ``views`` beside its module, and its attribute ``views``."""
-    return sql_files(Path(inspect.getfile(experiment)).parent / "views") | dict(experiment.views)
+    file = getattr(sys.modules.get(experiment.__module__), "__file__", None)  # None: written in a notebook
+    return (sql_files(Path(file).parent / "views") if file else {}) | dict(experiment.views)
 
 
 def _others() -> list[type[Experiment]]:

@@ -217,7 +217,7 @@ class WrappedModel(Model):
         )  # fmt: skip
 
     @property
-    def described(self) -> ResolvedModel:  # type: ignore[override]
+    def described(self) -> ResolvedModel:
         """What the object was when it was wrapped."""
         return self._described
 

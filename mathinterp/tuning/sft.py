@@ -170,11 +170,13 @@ def train(
 class AnswerTrainer(Trainer):
     """transformers' Trainer on given batches: not shuffled, cut or shared out by it, since all that is in them."""
 
-    def __init__(self, model: AnswerLoss, arguments: TrainingArguments, *, loader: DataLoader, **rest: Any) -> None:
+    def __init__(
+        self, model: AnswerLoss, arguments: TrainingArguments, *, loader: DataLoader[Any], **rest: Any
+    ) -> None:
         self._loader = loader
         super().__init__(model, arguments, **rest)
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """This worker's micro-batches of all steps."""
         return self._loader
 

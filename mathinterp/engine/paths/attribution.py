@@ -12,7 +12,7 @@ Both are dot products of what a node adds with one vector per (layer, pair), her
 Shape legend: P pair, R pair of one batch, L layer, H query head, D model width, Z o_proj input width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -136,7 +136,7 @@ def _through_mlps(
     return hidden[:, 0]
 
 
-def _adder(added_RD: torch.Tensor):
+def _adder(added_RD: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda output_R1D: output_R1D + added_RD[:, None]
 
 
