@@ -1,10 +1,12 @@
 """Fixtures of several test files; helpers that are no fixtures are modules of their own (exact.py, tiny.py, ...)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from mathinterp.experiments import registry
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.neurons import Neurons
 from mathinterp.models.anatomy import Anatomy
@@ -14,6 +16,18 @@ from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.store import Store
 from tests.small_store import open_run
 from tests.tiny import TINY_FAMILIES, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def no_experiment_stays() -> Iterator[None]:
+    """Forget experiments that a test makes known to its process."""
+    before = dict(registry._added)
+    yield
+    if registry._added != before:
+        registry._added.clear()
+        registry._added.update(before)
+        registry.stored.cache_clear()
+        registry.experiments.cache_clear()
 
 
 @pytest.fixture(params=TINY_FAMILIES)

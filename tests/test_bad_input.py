@@ -61,8 +61,8 @@ CASES = [
     (["chain", "--limit", "8", "--operation", "pow"], "--operation 'pow': the prompts have all, add, div, mul, sub"),
     ([*SENTENCE, "--limit", "3"], "--limit belongs to --prompts"),
     ([*SENTENCE, "--operation", "add"], "--operation belongs to --prompts"),
-    (["tune", "sweep", "--target", "x", "--out", "new"], "--target 'x' is not known"),
-    (["tune", "prune", "--target", "x", "--out", "new"], "--target 'x' is not known"),
+    (["tune", "sweep", "--target", "x", "--out", "new"], "'--target': 'x' is not one of 'predicted', 'gold'"),
+    (["tune", "prune", "--target", "x", "--out", "new"], "'--target': 'x' is not one of 'predicted', 'gold'"),
     (["evaluate", "--tasks", "one_digit", "--fewshot", "3"], "--fewshot and --examples are for benchmarks"),
     # folders and stores that are a file, or hold something else
     ([*GRAPH, "--out", "file"], "--out 'file' cannot be made"),

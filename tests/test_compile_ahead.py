@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,16 +24,17 @@ from transformers import AutoModelForCausalLM
 from mathinterp.cluster import compile_ahead as ahead
 from mathinterp.cluster import replica
 from mathinterp.cluster.compile_ahead import compile_ahead, reading_ahead
+from mathinterp.engine import choose
 from mathinterp.engine import packed as replay
 from mathinterp.engine.choose import COMPILE_FROM_NODES
 from mathinterp.engine.edits import Edit
 from mathinterp.engine.packed import PackedEngine
-from mathinterp.experiments import ablated as ablation
+from mathinterp.experiments import ablated
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.mlps import Mlps
-from mathinterp.models import gguf_files
+from mathinterp.models import gguf_files, handle
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
 from mathinterp.models.families import FAMILIES as FAMILIES_TABLE
@@ -61,10 +62,16 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     """The counter of compiled graphs; head and MLP scans compile here as on a GPU."""
     counter = CompileCounter()
     monkeypatch.setattr(replay, "COMPILER", counter)
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: True)
+    set_pays(monkeypatch, lambda *_: True)
     torch._dynamo.reset()
     yield counter
     torch._dynamo.reset()
+
+
+def set_pays(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]) -> None:
+    """Put another rule where both the job that compiles ahead and the experiment that prepares read it."""
+    monkeypatch.setattr(choose, "pays_to_compile", rule)
+    monkeypatch.setattr(ablated, "pays_to_compile", rule)
 
 
 def save_deep(folder: Path, family: str) -> Path:
@@ -116,7 +123,7 @@ def test_the_loaded_model_compiles_nothing_and_answers_the_same(
     assert graphs.frame_count == 5  # attention and the rest of a layer, of the last one at answers alone; scores
     tables = run_all(scan, resolved, prompts)
     assert graphs.frame_count == 5
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: False)
+    set_pays(monkeypatch, lambda *_: False)
     assert tables == run_all(scan, resolved, prompts)  # bitwise
 
 
@@ -246,7 +253,7 @@ def test_it_is_done_where_the_scan_compiles() -> None:
 
 def test_the_rule_is_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *arguments: asked.append(arguments))
+    set_pays(monkeypatch, lambda *arguments: bool(asked.append(arguments)))
     resolved = resolve(ModelSpec("random:llama-tiny"))
     anatomy, prompts = load(resolved, "cpu").anatomy, some_prompts(resolved)
     for scan in (Heads(), Heads(heads=((0, 1), (2, 0))), Mlps(layers=(2,))):
@@ -291,9 +298,9 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
         counts.append(graphs.frame_count)
         return load(*arguments)
 
-    monkeypatch.setattr(replica, "load", counted)
+    monkeypatch.setattr(handle, "load", counted)
     job = replica.ReplicaJob(
-        Mlps(), resolved.spec, prompts, resolved.fingerprint, prompts_fingerprint(prompts), str(tmp_path), "run",
+        Mlps(), handle.NamedSource(resolved.spec), prompts, resolved.fingerprint, prompts_fingerprint(prompts), str(tmp_path), "run",
         "cpu", torch.get_num_threads(),
     )  # fmt: skip
     notes = replica.Replica(job).load()
@@ -302,7 +309,7 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
     assert notes["compile_ahead_seconds"] > 0
     assert notes["prepare_seconds"] > 0
     assert notes["engine"] == "packed"
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: False)
+    set_pays(monkeypatch, lambda *_: False)
     assert not any(name.startswith("compile") for name in replica.Replica(job).load())
 
 

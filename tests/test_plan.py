@@ -28,7 +28,6 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.store import Store
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
-from tests.toy_scan import ToyScan
 
 
 @pytest.fixture(scope="module")
@@ -235,9 +234,9 @@ def test_the_published_grid(seven_billion):
 
 def test_times_follow_the_dtype(small):
     anatomy, prompts = small
-    half, single = (plan_scan(ToyScan(2), anatomy.shape, prompts, dtype).seconds for dtype in ("float16", "float32"))
+    half, single = (plan_scan(Mlps(), anatomy.shape, prompts, dtype).seconds for dtype in ("float16", "float32"))
     assert half["H100"] < single["H100"]
-    assert plan_scan(ToyScan(2), anatomy.shape, prompts, "float64").seconds == {}
+    assert plan_scan(Mlps(), anatomy.shape, prompts, "float64").seconds == {}
 
 
 def test_result_bytes_are_about_those_of_a_file(small, tmp_path):

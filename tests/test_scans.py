@@ -286,7 +286,7 @@ def test_heads_that_do_not_exist_or_are_named_twice_over() -> None:
         Heads(heads=((1, 4),)).shards(shape, PROMPTS)
     with pytest.raises(UserError, match="layer 3 does not exist"):
         Mlps(layers=(3,)).shards(shape, PROMPTS)
-    with pytest.raises(UserError, match="--heads and --layers"):
+    with pytest.raises(UserError, match="`heads` and `layers`"):
         Heads(heads=((1, 1),), layers=(0,))
     for empty in (lambda: Heads(heads=()), lambda: Heads(layers=()), lambda: Mlps(layers=())):
         with pytest.raises(UserError, match=r"(heads|layers) are chosen|to ablate"):
@@ -317,7 +317,7 @@ def test_defaults(ablation: str, positions: str | None, scoring: str | None, exp
 
 @pytest.mark.parametrize("wrong", [{"ablation": "one"}, {"positions": "start"}, {"scoring": "bleu"}])
 def test_unknown_parameters(wrong: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=f"--{next(iter(wrong))} '.*' is not known"):
+    with pytest.raises(UserError, match=f"`{next(iter(wrong))}` '.*' is not known"):
         Heads(**wrong)
 
 

@@ -145,7 +145,7 @@ def test_samples_that_would_change_the_shorter_ones_of_their_batch(kind: str) ->
         encoding="utf-8",
     )
     model = resolve(ModelSpec(kind))
-    with pytest.raises(UserError, match=r"mixed.jsonl, line 2 has 21 tokens, and beyond 12 .* --max-tokens 12"):
+    with pytest.raises(UserError, match=r"mixed.jsonl, line 2 has 21 tokens, and beyond 12 .* `max_tokens` 12"):
         read_examples_for(model, "mixed.jsonl", 0, 512)
     samples, budget = read_examples_for(model, "mixed.jsonl", 0, 12)
     assert (len(samples), budget.left_out) == (1, 1)

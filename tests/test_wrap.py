@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 import mathinterp as mi
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
+from mathinterp.models.families import FAMILIES
 from mathinterp.models.handle import Model, WrappedModel, content_fingerprint
 from mathinterp.models.reading import read_prompts
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
@@ -72,7 +73,8 @@ def test_a_model_is_given_back_wholly(name: str) -> None:
     model = dynamic() if name == "dynamic" else disturbed(name)
     wrapped = mi.wrap(model, tiny_tokenizer(), name="mine")
     before = state_of(model)
-    mi.ablate(wrapped, PROMPTS, heads=["1.1"], mlps=[0], neurons=["2.3"])
+    named = {} if FAMILIES[model.config.model_type].experts else {"neurons": ["2.3"]}
+    mi.ablate(wrapped, PROMPTS, heads=["1.1"], mlps=[0], **named)
     same(before, state_of(model))
     with pytest.raises(RuntimeError, match="on purpose"):
         fail_while_lent(wrapped, model)

@@ -27,7 +27,7 @@ SHARED_VIEWS = Path(__file__).parent / "views"
 _added: dict[str, type[Experiment]] = {}  # by module:Class
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # told apart by identity: made anew when an experiment becomes known
 class Stored:
     """What experiments leave in a store: tables, and the SQL of the views over them, by name."""
 

@@ -43,12 +43,12 @@ class Catalog:
 
 def catalog() -> Catalog:
     """The catalog of all experiments that are known now."""
-    return _catalog_of(id(registry.stored()))
+    return _catalog_of(registry.stored())
 
 
 @lru_cache(maxsize=1)
-def _catalog_of(_: int) -> Catalog:
-    return Catalog(registry.stored())
+def _catalog_of(stored: registry.Stored) -> Catalog:
+    return Catalog(stored)
 
 
 def _passed_through(name: str, table: Table) -> str:
