@@ -300,8 +300,8 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
 
     monkeypatch.setattr(handle, "load", counted)
     job = replica.ReplicaJob(
-        Mlps(), handle.NamedSource(resolved.spec), prompts, resolved.fingerprint, prompts_fingerprint(prompts), str(tmp_path), "run",
-        "cpu", torch.get_num_threads(),
+        Mlps(), handle.NamedSource(resolved.spec), prompts, resolved.fingerprint, prompts_fingerprint(prompts),
+        str(tmp_path), "run", "cpu", torch.get_num_threads(),
     )  # fmt: skip
     notes = replica.Replica(job).load()
     assert counts == [graphs.frame_count]
