@@ -104,6 +104,7 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     at, k = neuron
     layer, h = head
     shape, norm = anatomy.shape, anatomy.attention_norm(head[0])
+    reader = anatomy.attention(layer) if isinstance(norm, torch.nn.Identity) else norm  # OLMo-2 has no norm there
     rows: dict[str, torch.Tensor] = {}
 
     def keep(name: str, values: torch.Tensor) -> None:
@@ -112,7 +113,7 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     handles = [
         anatomy.down_projection(at).register_forward_pre_hook(lambda _, args: keep("c", args[0])),
         anatomy.down_projection(at).register_forward_hook(lambda _, args, output: keep("f", output)),
-        anatomy.layers[layer].register_forward_pre_hook(
+        reader.register_forward_pre_hook(
             lambda _, args, kwargs: keep("x", args[0] if args else kwargs["hidden_states"]), with_kwargs=True
         ),
     ]
