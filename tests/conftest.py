@@ -32,7 +32,7 @@ def no_experiment_stays() -> Iterator[None]:
 
 @pytest.fixture(params=TINY_FAMILIES)
 def anatomy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Anatomy:
-    """A tiny random model in float64, of every family in turn."""
+    """A tiny random model in float64, of every family in turn (``of_neurons``: of every family with neurons)."""
     if (
         request.param == "gemma2"
     ):  # its eager attention sums the softmax in float32, whose error grows with the masked row

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.anatomy import Anatomy, Multiplied
 from tests.exact import PROMPTS
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS]
@@ -59,13 +59,19 @@ def times(anatomy: Anatomy, added: torch.Tensor) -> torch.Tensor:
 
 
 def spread(anatomy: Anatomy, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What a norm divides ``x`` by."""
+    """What a norm divides ``x`` by; 1 where there is none, or a number in its place."""
+    if isinstance(norm, nn.Identity | Multiplied):
+        return torch.ones((), dtype=x.dtype)
     if isinstance(norm, nn.LayerNorm):
         return (x.var(unbiased=False) + norm.eps).sqrt()
     return (x.square().mean() + getattr(norm, "eps", getattr(norm, "variance_epsilon", None))).sqrt()
 
 
 def gain(anatomy: Anatomy, norm: nn.Module) -> torch.Tensor:
+    """What a norm multiplies by."""
+    if isinstance(norm, nn.Identity | Multiplied):
+        factor = 1.0 if isinstance(norm, nn.Identity) else anatomy.model.config.residual_multiplier
+        return torch.full((anatomy.shape.d_model,), factor, dtype=torch.float64)
     return norm.weight + 1 if anatomy.shape.model_type.startswith("gemma") else norm.weight
 
 

@@ -35,7 +35,7 @@ from tests.neuron_rows import grid
 from tests.neuron_twin import gain, spread
 from tests.small_store import open_run
 from tests.test_neuron_graph import value_row
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
 TARGETS = torch.tensor([prompt.scored[0].token_id for prompt in PROMPTS[:6]])
@@ -80,6 +80,7 @@ def run(anatomy: Anatomy, ids: tuple[int, ...]) -> tuple[torch.Tensor, list[torc
     return p.log() - (1 - p).log(), coefficients, inputs
 
 
+@of_neurons
 def test_weights_times_values_are_what_the_heads_add(anatomy: Anatomy) -> None:
     batch, targets, sequences = one_batch(anatomy)
     reads = HeadReader(anatomy).read(batch, targets, DEEP)
@@ -103,6 +104,7 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     at, k = neuron
     layer, h = head
     shape, norm = anatomy.shape, anatomy.attention_norm(head[0])
+    reader = anatomy.attention(layer) if isinstance(norm, torch.nn.Identity) else norm  # OLMo-2 has no norm there
     rows: dict[str, torch.Tensor] = {}
 
     def keep(name: str, values: torch.Tensor) -> None:
@@ -111,7 +113,9 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     handles = [
         anatomy.down_projection(at).register_forward_pre_hook(lambda _, args: keep("c", args[0])),
         anatomy.down_projection(at).register_forward_hook(lambda _, args, output: keep("f", output)),
-        norm.register_forward_pre_hook(lambda _, args: keep("x", args[0])),
+        reader.register_forward_pre_hook(
+            lambda _, args, kwargs: keep("x", args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        ),
     ]
     implementation = anatomy.model.config._attn_implementation
     anatomy.model.set_attn_implementation("eager")
@@ -132,6 +136,7 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     return weight * read @ anatomy.output_weight(layer)[anatomy.head_slice(h)]
 
 
+@of_neurons
 def test_shares_are_derivatives_and_removals_in_the_real_model(anatomy: Anatomy) -> None:
     batch, targets, sequences = one_batch(anatomy)
     reader = HeadReader(anatomy)
@@ -174,6 +179,7 @@ def test_shares_are_derivatives_and_removals_in_the_real_model(anatomy: Anatomy)
             assert cosine == pytest.approx(1.0 if share.coefficient > 0 else -1.0, abs=1e-9)
 
 
+@of_neurons
 def test_effects_of_reads_sum_to_the_heads_whole_worth(anatomy: Anatomy) -> None:
     batch, targets, _ = one_batch(anatomy)
     reader = HeadReader(anatomy)

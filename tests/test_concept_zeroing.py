@@ -28,7 +28,7 @@ from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.exact import PROMPTS
 from tests.small_store import FINGERPRINT, open_run, prompt
-from tests.tiny import save_tiny, tiny_model
+from tests.tiny import of_neurons, save_tiny, tiny_model
 
 # ---- zeroing ----
 
@@ -46,6 +46,7 @@ def test_random_neurons_match_each_layer_and_leave_out_the_set() -> None:
     assert not has_control(shape, [(0, n) for n in range(21)])
 
 
+@of_neurons
 def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
     half, few = NeuronSet(0, tuple((0, n) for n in range(21))), NeuronSet(1, ((0, 3), (1, 7)))
     scan = ConceptZeroing((half, few), "source", seeds=2)

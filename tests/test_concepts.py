@@ -26,7 +26,8 @@ from mathinterp.experiments.concepts import rows as rows_of_concepts
 from mathinterp.experiments.concepts.rows import match_vocabulary
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.models.anatomy import Anatomy
-from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
+from tests.neuron_twin import gain
+from tests.tiny import VOCABULARY, of_neurons, tiny_model, tiny_tokenizer
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -38,7 +39,7 @@ def centred_gain(anatomy: Anatomy, norm: torch.nn.Module, vector_D: torch.Tensor
     """A norm's output times its scale, without its bias."""
     if isinstance(norm, torch.nn.LayerNorm):
         return (vector_D - vector_D.mean()) * norm.weight
-    return vector_D * (norm.weight + (1 if anatomy.shape.model_type == "gemma2" else 0))
+    return vector_D * gain(anatomy, norm)
 
 
 def moved_by_attention(anatomy: Anatomy, layer: int, attention_layer: int, neuron: int) -> torch.Tensor:
@@ -95,6 +96,7 @@ def test_the_twins_norms_are_the_models(anatomy: Anatomy) -> None:
         )  # fmt: skip
 
 
+@of_neurons
 def test_vectors_and_hits_against_one_neuron_at_a_time(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
     """With groups of 3 tokens, so that some vectors are put aside without a closer look, and a rest that fills none."""
     monkeypatch.setattr(concepts, "GROUP", 3)
@@ -126,6 +128,7 @@ def test_vectors_and_hits_against_one_neuron_at_a_time(anatomy: Anatomy, monkeyp
     assert 0 < seen <= sum(looked_at) < 4 * anatomy.shape.n_neurons, "all or none were found: the test shows nothing"
 
 
+@of_neurons
 def test_a_reader_of_an_attention_layer_multiplies_by_its_matrix(anatomy: Anatomy) -> None:
     concept_V = torch.full((VOCABULARY,), NO_CONCEPT)
     concept_V[::9] = 4

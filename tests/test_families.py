@@ -24,7 +24,17 @@ from mathinterp.models.units import Head, Neuron
 from mathinterp.prompts import prompt_set
 from mathinterp.store import Store
 from mathinterp.tuning.precise import Selection
-from tests.tiny import MISSING, MIXTURES, TINY_FAMILIES, VOCABULARY, WINDOW, save_tiny, tiny_config, tiny_model
+from tests.tiny import (
+    MISSING,
+    MIXTURES,
+    TINY_FAMILIES,
+    VOCABULARY,
+    WINDOW,
+    WITH_NEURONS,
+    save_tiny,
+    tiny_config,
+    tiny_model,
+)
 from tests.toy_scan import ToyScan
 
 LAYER = 1
@@ -332,7 +342,11 @@ def test_neurons_of_mixtures_are_refused_in_one_line() -> None:
         "model family 'mixtral' has mixtures of experts for MLPs: heads and whole MLPs can be studied and heads trained"
         ", but single neurons are not supported"
     )
-    model_shape(tiny_config("llama")).check_neurons()
+    for name in MIXTURES:
+        with pytest.raises(UserError, match="single neurons are not supported"):
+            model_shape(tiny_config(name)).check_neurons()
+    for name in WITH_NEURONS:
+        model_shape(tiny_config(name)).check_neurons()
 
 
 def test_experiments_about_neurons_refuse_mixtures_before_anything_loads(

@@ -31,7 +31,7 @@ from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store, query
 from mathinterp.store.manifest import Run
 from mathinterp.tuning.edit import export_edited, zero_columns
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 
 def test_prompts_are_those_of_the_paper() -> None:
@@ -60,6 +60,7 @@ def professions() -> list[TokenizedPrompt]:
     return made
 
 
+@of_neurons
 def test_changes_between_genders_are_the_direct_form_summed(anatomy: Anatomy) -> None:
     """Slow twin: one token at a time, log-softmax of the lens with and without c v, under X_r's scale."""
     state = GenderNeurons().prepare(Subject(anatomy, professions()))
@@ -128,6 +129,7 @@ def one_by_one(anatomy: Anatomy, ids: tuple[int, ...], first: int) -> float:
     return sum(float(logprobs[i - 1, ids[i]]) for i in range(first, len(ids)))
 
 
+@of_neurons
 def test_edited_answers_and_text_equal_zeroed_columns(anatomy: Anatomy) -> None:
     scan = NeuronEdit(NEURONS, 1, PASSAGES)
     prompts = professions()
@@ -156,6 +158,7 @@ def test_edited_answers_and_text_equal_zeroed_columns(anatomy: Anatomy) -> None:
     assert found["edit_scan/00001"]["logprob"].tolist() != found["edit_scan/00000"]["logprob"].tolist()
 
 
+@of_neurons
 def test_zeroed_heads_and_neurons_touch_nothing_else(anatomy: Anatomy) -> None:
     saved = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
     ids = torch.tensor([[1, 20, 30, 40]])

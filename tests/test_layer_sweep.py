@@ -29,7 +29,7 @@ from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep import claim_folder, split_samples
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
 from tests.exact import PROMPTS, one_at_a_time
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 CPU = torch.device("cpu")
 CONFIG = SftConfig(steps=3, batch_size=4, learning_rate=1.0, micro_batch=4)
@@ -129,6 +129,7 @@ def gold(prompt: TokenizedPrompt) -> int:
     return prompt.scored[0].token_id
 
 
+@of_neurons
 def test_enhanced_neurons_are_the_first_of_all_layers(anatomy: Anatomy, tmp_path: Path) -> None:
     """Against every neuron's change from two plain passes and the lens, sorted in numpy."""
     chosen = sweep(tmp_path)

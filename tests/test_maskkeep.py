@@ -20,7 +20,7 @@ from mathinterp.models.depth import deep_layers
 from mathinterp.prompts.prompt import TokenizedPrompt
 from tests.exact import random_prompts
 from tests.made_prompts import PROMPTS as MADE
-from tests.tiny import tiny_config, tiny_model
+from tests.tiny import of_neurons, tiny_config, tiny_model
 
 FEW = random_prompts(4)
 SHAPE = model_shape(tiny_config("llama"))  # 3 layers of 40 neurons
@@ -62,6 +62,7 @@ def without(model: Anatomy, neurons: set[tuple[int, int]]):
                 model.value_vectors(layer).copy_(saved[layer])
 
 
+@of_neurons
 def test_rows_are_those_of_a_model_without_the_neurons(anatomy: Anatomy) -> None:
     scan = MaskKeep("source", neurons=ranked(FEW, 12), ks=(12, 5), control_seeds=1, deep_layers=(1, 2))
     found = rows_of(scan, anatomy, FEW)

@@ -24,7 +24,8 @@ from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store, prompts_fingerprint
-from tests.tiny import save_tiny
+from tests.neuron_twin import gain
+from tests.tiny import of_neurons, save_tiny
 
 NEURONS = [Neuron(0, 3), Neuron(2, 39)]
 
@@ -32,6 +33,7 @@ NEURONS = [Neuron(0, 3), Neuron(2, 39)]
 # ---- tokens ----
 
 
+@of_neurons
 def test_directions_are_those_of_the_importances_and_what_the_lens_gains(anatomy: Anatomy) -> None:
     found_NV = value_directions(anatomy, NEURONS)
     lens, neurons = Lens(anatomy), NeuronLens(anatomy)
@@ -41,7 +43,7 @@ def test_directions_are_those_of_the_importances_and_what_the_lens_gains(anatomy
         torch.testing.assert_close(direction_V, neurons.directions(layer)[neuron], rtol=1e-11, atol=1e-12)
         value_D = anatomy.value_vectors(layer)[neuron]
         if (norm := anatomy.mlp_post_norm(layer)) is not None:
-            value_D = value_D * (1 + norm.weight)
+            value_D = value_D * gain(anatomy, norm)
         gained = lens.logits(stream_1D - 2 * value_D, scale) - lens.logits(stream_1D, scale)
         torch.testing.assert_close(-2 * direction_V / 1.75, gained[0], rtol=1e-9, atol=1e-10)
 

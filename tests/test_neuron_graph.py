@@ -33,10 +33,10 @@ from mathinterp.prompts import load_prompts
 from mathinterp.store import Store
 from tests.exact import PROMPTS
 from tests.made_prompts import PROMPTS as MADE
-from tests.neuron_twin import gain, look, spread
+from tests.neuron_twin import gain, look, spread, times
 from tests.small_store import open_run
 from tests.test_neuron_ablation import zero_columns
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 NEURONS = [(2, 7), (0, 3), (1, 39), (0, 17), (2, 20), (1, 0)]
 EXACTLY = {"rel": 1e-9, "abs": 1e-11}
@@ -45,8 +45,8 @@ EXACTLY = {"rel": 1e-9, "abs": 1e-11}
 # ---- the twin: one pair of neurons, formulas as the module states them, derivatives by autograd ----
 
 
-def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
-    """Gate and up rows (plain: fc1) times the norm's weight, read off the modules of each family."""
+def read_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
+    """Gate and up rows (plain: fc1), read off the modules of each family."""
     family, mlp = anatomy.family, anatomy.mlp(layer)
     if family.fused_gate_up:
         weight = getattr(mlp, family.fused_gate_up).weight
@@ -56,24 +56,29 @@ def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
     else:
         module = getattr(mlp, str(family.up))
         rows = [module.weight[:, neuron] if type(module).__name__ == "Conv1D" else module.weight[neuron]]
-    return [row * gain(anatomy, anatomy.mlp_norm(layer)) for row in rows]
+    return rows
+
+
+def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
+    """The same times the norm's weight."""
+    return [row * gain(anatomy, anatomy.mlp_norm(layer)) for row in read_rows(anatomy, layer, neuron)]
 
 
 def value_row(anatomy: Anatomy, layer: int, neuron: int) -> torch.Tensor:
     module = anatomy.down_projection(layer)
     row = module.weight[neuron] if type(module).__name__ == "Conv1D" else module.weight[:, neuron]
     post = anatomy.family.mlp_post_norm
-    return row if post is None else row * gain(anatomy, getattr(anatomy.layers[layer], post))
+    return times(anatomy, row) if post is None else row * gain(anatomy, getattr(anatomy.layers[layer], post))
 
 
 def gradient(anatomy: Anatomy, ids: tuple[int, ...], layer: int, neuron: int) -> torch.Tensor:
-    """Of the coefficient at END with respect to the stream that the MLP's norm reads, through the model itself."""
+    """Of the coefficient at END with respect to the stream that the MLP (its norm) reads, through the model itself."""
     added = torch.zeros(anatomy.shape.d_model, dtype=torch.float64, requires_grad=True)
 
     def add_at_end(stream_BTD: torch.Tensor) -> torch.Tensor:
         return torch.cat([stream_BTD[:, :-1], stream_BTD[:, -1:] + added], dim=1)
 
-    with edited_input(anatomy.mlp_norm(layer), add_at_end), caught_input(anatomy.down_projection(layer)) as caught:
+    with edited_input(anatomy.stream_reader(layer), add_at_end), caught_input(anatomy.down_projection(layer)) as caught:
         anatomy.model(torch.tensor([ids]))
     return torch.autograd.grad(caught[0][0, -1, neuron], added)[0]
 
@@ -86,10 +91,10 @@ def written_out_gradient(anatomy: Anatomy, stream: torch.Tensor, layer: int, neu
     normed = centred / spread(anatomy, norm, leaf)
     bias = getattr(norm, "bias", None)
     inputs = [float_key @ normed for float_key in key_rows(anatomy, layer, neuron)]
+    if bias is not None:
+        inputs = [read + row @ bias for read, row in zip(inputs, read_rows(anatomy, layer, neuron), strict=True)]
     if not anatomy.shape.gated_mlp:
-        up = getattr(mlp, str(family.up))
-        weight = up.weight[:, neuron] if type(up).__name__ == "Conv1D" else up.weight[neuron]
-        inputs = [inputs[0] + weight @ bias + up.bias[neuron]]
+        inputs = [inputs[0] + getattr(mlp, str(family.up)).bias[neuron]]
     coefficient = getattr(mlp, family.activation)(inputs[0])
     for factor in inputs[1:]:
         coefficient = coefficient * factor
@@ -116,6 +121,7 @@ def sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
+@of_neurons
 def test_edges_are_inner_products_and_autograds_derivatives(anatomy: Anatomy) -> None:
     sequences = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
     activations = end_activations(anatomy, sequences)

@@ -33,7 +33,7 @@ from mathinterp.tuning.sft import train
 from mathinterp.tuning.sft_ray import Tuning, TuningResult, earlier_result
 from tests.exact import PROMPTS, one_at_a_time
 from tests.small_store import FINGERPRINT, open_run, prompt, scores
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 DEEP = (1, 2)
 KEPT = ((1, 4), (1, 9), (2, 0), (2, 1), (2, 38))
@@ -80,6 +80,7 @@ def adapter(family: str, folder: Path) -> PeftModel:
     return tuned.eval()
 
 
+@of_neurons
 def test_conditions_are_the_pruned_models_with_their_adapters(
     anatomy: Anatomy, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -99,6 +100,7 @@ MISSING: list[str] = [name for name, (model_type, _) in _CONFIGS.items() if mode
 TINY_FAMILIES: list[str] = [name for name in _CONFIGS if name not in MISSING]
 MIXTURES: set[str] = {"mixtral", "qwen3_moe"}
 WITH_NEURONS: list[str] = [name for name in TINY_FAMILIES if name not in MIXTURES]
+of_neurons = pytest.mark.parametrize("anatomy", WITH_NEURONS, indirect=True)  # tests about single neurons
 
 
 def tiny_config(name: str) -> PreTrainedConfig:
