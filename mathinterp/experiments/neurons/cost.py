@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mathinterp.engine.lens.logsumexp import GPU_ELEMENTS
+from mathinterp.experiments import neurons
 from mathinterp.experiments.costs import Cost, reading, scoring_flops
-from mathinterp.experiments.neurons import PROMPTS_A_SHARD
 
 if TYPE_CHECKING:
     from mathinterp.experiments.base import Shard
@@ -23,7 +23,7 @@ def cost_of(scan: Neurons, shape: ModelShape, prompts: Sequence[TokenizedPrompt]
     flops, nodes, working, _ = reading(shape, prompts, passes=conditions)
     directions = scoring * shape.n_neurons * scan.models_held
     outputs = count * ((heads + 4) * scoring + 2.0 * heads * shape.d_head * shape.d_model)  # heads, wholes, two bases
-    at_once = min(count, PROMPTS_A_SHARD)
+    at_once = min(count, neurons.PROMPTS_A_SHARD)
     flops += len(layers) * (-(-count // at_once) * directions + conditions * outputs)
     kept = count * shape.n_layers * (shape.n_neurons + heads * shape.d_head + 4 * shape.d_model) * conditions
     shown = shape.n_neurons if scan.keep.everything else min(scan.keep.top, shape.n_neurons)
