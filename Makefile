@@ -25,10 +25,8 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/head_scan.py
-	$(BIN)/python benchmarks/sql.py
-	$(BIN)/python benchmarks/dispatch.py
+bench: $(STAMP)  # each result is a line of benchmarks/results/NAME.jsonl
+	$(BIN)/python benchmarks/run_all.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -26,15 +26,16 @@ import click
 import pyarrow.compute as pc
 import torch
 
-from mathinterp.forward.concepts import ConceptReader, concept_hits, top_ids
-from mathinterp.forward.lens import norm_parts, written_values
+from mathinterp.engine.lens.concepts import ConceptReader, concept_hits, top_ids
+from mathinterp.engine.lens.lens import norm_parts, written_values
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.concepts import Concepts, default_top
+from mathinterp.experiments.concepts.rows import Vocabulary, match_vocabulary
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.concepts import ConceptScan, Vocabulary, default_top, match_vocabulary
 from mathinterp.store import Store
 
 Pair = tuple[int, int]  # neuron layer, attention layer
@@ -47,7 +48,7 @@ def synchronize(device: str) -> float:
     return time.perf_counter()
 
 
-def time_ours(subject: Subject, prompts: Sequence[TokenizedPrompt], device: str, scan: ConceptScan) -> dict[str, float]:
+def time_ours(subject: Subject, prompts: Sequence[TokenizedPrompt], device: str, scan: Concepts) -> dict[str, float]:
     """The whole scan from the loaded model to files in a store: seconds, those of computing alone, rows and hits."""
     shards = scan.shards(subject.anatomy.shape, prompts)
     scan.run(scan.prepare(subject), shards[-1])  # imports and buffers
@@ -138,7 +139,7 @@ def time_reading(
 
 
 def time_published(
-    anatomy: Anatomy, scan: ConceptScan, tokenizer: object, pairs: Sequence[Pair], count: int, device: str
+    anatomy: Anatomy, scan: Concepts, tokenizer: object, pairs: Sequence[Pair], count: int, device: str
 ) -> float:
     """Seconds a neuron and attention layer."""
     layer, attention_layer = pairs[0]
@@ -193,7 +194,8 @@ def main(
     prompts = tokenize_prompts(load_prompts("two_digit", limit=1), resolved.tokenizer)
     anatomy = load(resolved, device).anatomy
     shape = anatomy.shape
-    scan = ConceptScan(top=top or default_top(shape.vocabulary), into=into)
+    first = top or default_top(shape.vocabulary)
+    scan = Concepts(top=first, into=into)
     layers, attention = scan.chosen(shape)
     every = [(layer, a) for a in attention for layer in layers if into == "all" or a > layer]
     print(
@@ -202,10 +204,10 @@ def main(
     )
     pairs = [every[index * len(every) // measured] for index in range(measured)]
     vocabulary = match_vocabulary(scan.looked_for, resolved.tokenizer, shape.vocabulary)
-    ordinary, hits = time_ordinary(anatomy, vocabulary, pairs, scan.top, device)
-    reading = time_reading(anatomy, vocabulary, pairs, len(every) // len(attention), scan.top, device)
+    ordinary, hits = time_ordinary(anatomy, vocabulary, pairs, first, device)
+    reading = time_reading(anatomy, vocabulary, pairs, len(every) // len(attention), first, device)
     published = time_published(anatomy, scan, resolved.tokenizer, pairs, published_neurons, device)
-    right = agreement(anatomy, vocabulary, pairs, scan.top, hits, exact_neurons)
+    right = agreement(anatomy, vocabulary, pairs, first, hits, exact_neurons)
     ours = time_ours(Subject(anatomy, prompts, tokenizer=resolved.tokenizer), prompts, device, scan)
     vectors = len(every) * shape.n_neurons
     figures = {

@@ -9,6 +9,7 @@ Knows the dispatcher and Ray's actors; knows nothing about models.
 import gc
 import heapq
 import itertools
+import json
 import os
 import socket
 import time
@@ -20,7 +21,7 @@ import click
 from mathinterp.cluster.dispatch import Dispatcher, Event, Finished, Ready, Receipt
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 
 def sleeping_shards(count: int) -> list[Shard]:
@@ -130,11 +131,16 @@ def actors_busy(replicas: int = 8, seconds: float = 0.200, shards_each: int = 20
 
 @click.command()
 @click.option("--replicas", default=8, show_default=True, help="Real actors.")
-def main(replicas: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
+def main(replicas: int, as_json: bool) -> None:
     """Print both figures."""
-    print(f"64 simulated replicas, 10 ms shards: {simulated_busy():.1%} busy")
+    simulated = simulated_busy()
+    print(f"64 simulated replicas, 10 ms shards: {simulated:.1%} busy")
     with connection(None):
-        print(f"{replicas} actors on CPU, 200 ms shards: {actors_busy(replicas):.1%} busy")
+        actors = actors_busy(replicas)
+    print(f"{replicas} actors on CPU, 200 ms shards: {actors:.1%} busy")
+    if as_json:
+        print(json.dumps({"simulated_busy": simulated, "actors": replicas, "actors_busy": actors}))
 
 
 if __name__ == "__main__":

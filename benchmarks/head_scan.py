@@ -26,16 +26,16 @@ import torch
 from torch._dynamo.utils import counters
 
 from mathinterp.cluster.compile_ahead import compile_ahead
-from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.heads import Heads
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.heads import HeadScan
 from mathinterp.store import Store
 
 
@@ -50,7 +50,7 @@ def time_ours(
     anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], device: str, max_tokens: int | None
 ) -> dict[str, float]:
     """The whole grid from the loaded model to files in a store: seconds, and what the engine chose."""
-    scan = HeadScan()
+    scan = Heads()
     shards = scan.shards(anatomy.shape, prompts)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
@@ -162,7 +162,7 @@ def main(
     resolved = resolve(ModelSpec(model, dtype=dtype), device)
     prompts = tokenize_prompts(load_prompts(prompt_name, limit=limit), resolved.tokenizer)
     started = time.perf_counter()
-    compiled = compile_ahead(HeadScan(), resolved, prompts, device, max_tokens)
+    compiled = compile_ahead(Heads(), resolved, prompts, device, max_tokens)
     ahead_ended = synchronize(device)
     anatomy = load(resolved, device).anatomy
     loaded = synchronize(device)

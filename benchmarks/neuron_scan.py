@@ -18,15 +18,16 @@ from collections.abc import Sequence
 import click
 import torch
 
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.neurons import EndActivations, NeuronLens, end_activations
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import Against, Neurons
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.models.units import Head
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
 
 
@@ -37,7 +38,7 @@ def synchronize(device: str) -> float:
     return time.perf_counter()
 
 
-def time_ours(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], device: str, scan: NeuronScan) -> dict[str, float]:
+def time_ours(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], device: str, scan: Neurons) -> dict[str, float]:
     """The whole scan from the loaded model to files in a store: seconds, those of the clean passes, rows."""
     shards = scan.shards(anatomy.shape, prompts)
     with tempfile.TemporaryDirectory() as folder:
@@ -142,9 +143,9 @@ def main(
 
     layers = [shape.n_layers * i // direct_layers for i in range(direct_layers)]
     measured = compare_direct(anatomy, prompts, device, direct_prompts, layers)
-    NeuronScan().run(NeuronScan().prepare(Subject(anatomy, prompts[:64])), NeuronScan().shards(shape, prompts)[0])
-    alone = time_ours(anatomy, prompts, device, NeuronScan())
-    both = time_ours(anatomy, prompts, device, NeuronScan("head", ((0, 0),)))
+    Neurons().run(Neurons().prepare(Subject(anatomy, prompts[:64])), Neurons().shards(shape, prompts)[0])
+    alone = time_ours(anatomy, prompts, device, Neurons())
+    both = time_ours(anatomy, prompts, device, Neurons(Against("head", heads=(Head(0, 0),))))
     direct_s = measured["seconds"] * shape.n_layers * len(prompts)
     figures = {
         "original_s": round(alone["seconds"], 2),

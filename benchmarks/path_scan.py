@@ -18,9 +18,9 @@ from contextlib import ExitStack
 import click
 import torch
 
-from mathinterp.forward.hooks import edited_input
-from mathinterp.forward.pairs import Batch, Ends, Pairs, batches_of, ends_of, pairs_of
-from mathinterp.forward.paths import MLP, PathEngine, measure_logits
+from mathinterp.engine.hooks import edited_input
+from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, ends_of, pairs_of
+from mathinterp.engine.paths.frozen import MLP, PathEngine, measure_logits
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts

@@ -22,7 +22,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from mathinterp.forward.cells import Cells
+from mathinterp.engine.cells import Cells
 
 HERE = Path(__file__).resolve()
 FLOATS = ("logprob", "logit")
@@ -62,7 +62,9 @@ def main(
         compare(told)
 
 
-def run_round(work: dict[str, Any], folder: Path, replicas: int, gpus: float, shared_cache: bool) -> list[dict]:
+def run_round(
+    work: dict[str, Any], folder: Path, replicas: int, gpus: float, shared_cache: bool
+) -> list[dict[str, Any]]:
     """Start all replicas of a round together; what each tells."""
     processes = []
     for number in range(replicas):
@@ -90,24 +92,23 @@ def replica(asked: dict[str, Any]) -> None:
     from mathinterp.cluster.ray_cluster import Placement
     from mathinterp.cluster.replica import Replica
     from mathinterp.cluster.run import open_run, prepare_work, replica_job
-    from mathinterp.forward import compiling, engine
+    from mathinterp.engine import choose, compiling
+    from mathinterp.experiments import ablated as ablation
+    from mathinterp.experiments.heads import Heads
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import load_prompts
-    from mathinterp.scans import ablation
-    from mathinterp.scans.heads import HeadScan
     from mathinterp.store import Store
 
     if asked["by_timing"]:
         compiling.by_rule = dict
     pays = bool(asked["compiled"])
-    engine.pays_to_compile = ablation.pays_to_compile = lambda *_: pays
+    choose.pays_to_compile = ablation.pays_to_compile = lambda *_: pays
     on_gpu = asked["device"] == "cuda"
-    scan = HeadScan(layers=tuple(asked["layers"]))
+    scan = Heads(layers=tuple(asked["layers"]))
     folder, number = Path(asked["folder"]), asked["number"]
-    work = prepare_work(
-        scan, ModelSpec(asked["model"]), load_prompts("two_digit", limit=asked["limit"]), on_gpu=on_gpu
-    )  # fmt: skip
     store = Store(folder / f"store-{number}")
+    prompts = load_prompts("two_digit", limit=asked["limit"])
+    work = prepare_work(scan, ModelSpec(asked["model"]), prompts, on_gpu=on_gpu, store=store)
     run = open_run(store, work)
     job = replica_job(work, run, store, Placement(asked["replicas"], 1.0 if on_gpu else 0.0, 1, 1))
     wait_for_all(folder, number, asked["replicas"])
@@ -117,7 +118,7 @@ def replica(asked: dict[str, Any]) -> None:
     loaded = time.perf_counter()
     receipts = [one.run(shard) for shard in work.shards]
     seconds = [round(receipt.seconds, 2) for receipt in receipts]
-    tables = [store.arrow(f"SELECT * EXCLUDE (run_id) FROM {table} ORDER BY ALL") for table in scan.schemas]
+    tables = [store.arrow(f"SELECT * EXCLUDE (run_id) FROM {table} ORDER BY ALL") for table in scan.tables]
     rows = pa.concat_tables(tables, promote_options="default")
     with pa.OSFile(str(folder / f"rows-{number}.arrow"), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
@@ -136,7 +137,7 @@ def wait_for_all(folder: Path, number: int, replicas: int) -> None:
         time.sleep(0.02)
 
 
-def describe(told: dict) -> str:
+def describe(told: dict[str, Any]) -> str:
     """One replica's figures."""
     return (
         f"replica {told['number']} ({told['engine']}) cells {told['cells']['digest'][:8]},"
@@ -145,7 +146,7 @@ def describe(told: dict) -> str:
     )
 
 
-def compare(told: list[dict]) -> None:
+def compare(told: list[dict[str, Any]]) -> None:
     """Every replica of every round against the very first."""
     first = told[0]
     expected, cells = read(first["rows"]), Cells.from_json(first["cells"])

@@ -61,7 +61,7 @@ def middle_heads(shape: ModelShape) -> tuple[Head, ...]:
     """One head in 32, spread over the layers from 3/8 to 9/16 of the depth: 32 heads at 12-17 of Llama-2-7B."""
     low, high = 3 * shape.n_layers // 8, max(3 * shape.n_layers // 8 + 1, 9 * shape.n_layers // 16)
     count = max(2, shape.n_layers * shape.n_heads // 32)
-    return tuple((low + i % (high - low), i // (high - low)) for i in range(count))
+    return tuple(Head(low + i % (high - low), i // (high - low)) for i in range(count))
 
 
 def random_samples(count: int, length: int, vocabulary: int) -> list[Sample]:
@@ -123,7 +123,7 @@ def time_through_ray(setting: Setting, workers: int) -> float:
         )  # fmt: skip
         result = fit(
             named(tuning, setting.resolved), workers=workers, gpu=setting.device.type == "cuda",
-            out=Path(folder) / "out", storage=None, address="local",
+            out=Path(folder) / "out", storage=None, address="local", say=print,
         )  # fmt: skip
         rows = Store(f"{folder}/store").rows(
             f"SELECT samples_per_second FROM tuning_runs WHERE run_id = '{result.run_id}' ORDER BY step"

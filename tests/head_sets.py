@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from mathinterp.forward.edits import Replacement
-from mathinterp.forward.knockout import NO_HEADS, HeadSet
-from mathinterp.forward.plain import PlainEngine
+from mathinterp.engine.edits import Replacement
+from mathinterp.engine.head_sets import NO_HEADS, HeadSet
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import PROMPTS, random_prompts
+from tests.exact import PROMPTS, random_prompts
 
 RANKING = ((1, 3), (0, 2), (2, 0), (1, 0))
 SETS: list[HeadSet] = [

@@ -5,7 +5,7 @@ import signal
 import threading
 
 from mathinterp.errors import UserError
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 
 class Unpicklable(RuntimeError):

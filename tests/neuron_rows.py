@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mathinterp.cluster.replica import check_rows
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import Neurons
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
+from tests.made_prompts import PROMPTS as MADE
 from tests.small_store import open_run
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_model
 
 
@@ -20,17 +20,17 @@ def scan_of(name: str) -> Anatomy:
     return Anatomy(tiny_model(name))
 
 
-def rows_of(scan: NeuronScan, model: Anatomy) -> dict[str, pa.Table]:
+def rows_of(scan: Neurons, model: Anatomy) -> dict[str, pa.Table]:
     """Every shard's rows, by table; no Ray, no store."""
     state = scan.prepare(Subject(model, MADE))
     found: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, MADE):
         found.setdefault(shard.table, []).append(scan.run(state, shard))
-        check_rows(found[shard.table][-1], scan.schemas[shard.table], shard.key)
+        check_rows(found[shard.table][-1], scan.tables[shard.table].schema, shard.key)
     return {table: pa.concat_tables(parts) for table, parts in found.items()}
 
 
-def stored(folder: Path, scan: NeuronScan, model: Anatomy) -> Store:
+def stored(folder: Path, scan: Neurons, model: Anatomy) -> Store:
     """The scan's rows in a store of their own."""
     store, rows = Store(folder), rows_of(scan, model)
     shards = [f"{table}/00000" for table in rows]

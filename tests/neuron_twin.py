@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import PROMPTS
+from mathinterp.models.anatomy import Anatomy, Multiplied
+from tests.exact import PROMPTS
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS]
 
@@ -17,7 +17,7 @@ class Seen:
     """What one prompt's forward pass had at END, by hooks of this file's own."""
 
     x: list[torch.Tensor]  # each layer's input
-    a: list[torch.Tensor]  # what attention added to the stream
+    a: list[torch.Tensor]  # what attention gave, behind the norm if there is one
     z: list[torch.Tensor]  # o_proj's input
     c: list[torch.Tensor]  # down_proj's input
     f: list[torch.Tensor]  # down_proj's output
@@ -32,7 +32,7 @@ def look(anatomy: Anatomy, ids: tuple[int, ...]) -> Seen:
     def keep(name: str, of_input: bool):
         def hook(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             value = (args[0] if args else kwargs["hidden_states"]) if of_input else output
-            seen[name].append((value[0] if isinstance(value, tuple) else value)[0, -1])
+            seen[name].append((value[0] if isinstance(value, tuple) else value)[0, -1].clone())
 
         return hook
 
@@ -49,18 +49,30 @@ def look(anatomy: Anatomy, ids: tuple[int, ...]) -> Seen:
         final: list[torch.Tensor] = []
         stack.enter_context(anatomy.final_norm.register_forward_pre_hook(lambda _, args: final.append(args[0][0, -1])))
         logits = anatomy.model(torch.tensor([ids])).logits[0, -1]
+    seen["a"] = [times(anatomy, added) for added in seen["a"]]
     return Seen(*(seen[name] for name in "xazcfo"), final[0], logits)
 
 
+def times(anatomy: Anatomy, added: torch.Tensor) -> torch.Tensor:
+    """What a block gives, as Granite adds it to the stream."""
+    return added * getattr(anatomy.model.config, "residual_multiplier", 1.0)
+
+
 def spread(anatomy: Anatomy, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What a norm divides ``x`` by."""
+    """What a norm divides ``x`` by; 1 where there is none, or a number in its place."""
+    if isinstance(norm, nn.Identity | Multiplied):
+        return torch.ones((), dtype=x.dtype)
     if isinstance(norm, nn.LayerNorm):
         return (x.var(unbiased=False) + norm.eps).sqrt()
     return (x.square().mean() + getattr(norm, "eps", getattr(norm, "variance_epsilon", None))).sqrt()
 
 
 def gain(anatomy: Anatomy, norm: nn.Module) -> torch.Tensor:
-    return norm.weight + 1 if anatomy.shape.model_type == "gemma2" else norm.weight
+    """What a norm multiplies by."""
+    if isinstance(norm, nn.Identity | Multiplied):
+        factor = 1.0 if isinstance(norm, nn.Identity) else anatomy.model.config.residual_multiplier
+        return torch.full((anatomy.shape.d_model,), factor, dtype=torch.float64)
+    return norm.weight + 1 if anatomy.shape.model_type.startswith("gemma") else norm.weight
 
 
 def log_probability(anatomy: Anatomy, z: torch.Tensor, s: torch.Tensor, token: int) -> torch.Tensor:
@@ -70,7 +82,7 @@ def log_probability(anatomy: Anatomy, z: torch.Tensor, s: torch.Tensor, token: i
         normed = (z - z.mean()) / s * norm.weight + norm.bias
     else:
         normed = z / s * gain(anatomy, norm)
-    logits = anatomy.unembedding(normed)
+    logits = anatomy.unembedding(normed) / getattr(anatomy.model.config, "logits_scaling", 1.0)
     cap = anatomy.shape.logit_softcap
     return (logits if cap is None else cap * torch.tanh(logits / cap)).log_softmax(0)[token]
 
@@ -78,7 +90,7 @@ def log_probability(anatomy: Anatomy, z: torch.Tensor, s: torch.Tensor, token: i
 def behind(anatomy: Anatomy, layer: int, name: str | None, written: torch.Tensor, original: torch.Tensor):
     """What a block's share becomes behind the norm (if any) whose scale is that of ``original``."""
     if name is None:
-        return written
+        return times(anatomy, written)
     norm = getattr(anatomy.layers[layer], name)
     return written * gain(anatomy, norm) / spread(anatomy, norm, original)
 

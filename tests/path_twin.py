@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.hooks import edited_input, edited_output
-from mathinterp.forward.pairs import Ends, Pairs, ends_of
-from mathinterp.forward.patching import EndPatching
-from mathinterp.forward.paths import MLP, Measures, PathEngine
+from mathinterp.engine.hooks import edited_input, edited_output
+from mathinterp.engine.pairs import Ends, Pairs, ends_of
+from mathinterp.engine.paths.frozen import Measures, PathEngine
+from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.patching import EndPatching
 from mathinterp.models.anatomy import Anatomy
 from tests.tiny import TINY_FAMILIES, VOCABULARY, tiny_model
 

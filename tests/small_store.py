@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Run, Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 
 FINGERPRINT = "feedbeef00000000"
 
@@ -28,7 +28,7 @@ def prompt(
 def scores(table: str, rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Rows of baseline, head_scan or mlp_scan; columns not given get a constant."""
     defaults = {"position": 0, "correct": True, "logprob": -0.5, "logit": 1.5, "predicted_id": 7}
-    return pa.Table.from_pylist([{**defaults, **row} for row in rows], TABLES[table].schema)
+    return pa.Table.from_pylist([{**defaults, **row} for row in rows], catalog().tables[table].schema)
 
 
 def open_run(store: Store, shards: Sequence[str] = ("baseline/00000", "head_scan/00000"), **changes: Any) -> Run:

@@ -120,7 +120,7 @@ def test_an_adapter_that_comes_with_the_package(base: Path, tmp_path: Path, monk
     resolved = resolve(ModelSpec(str(base), adapter="arith"))
     assert resolved.adapter == tmp_path / "arith"
     assert resolved.label == f"{base.name}+arith"
-    expected = "adapter folder 'nothing' does not exist (adapters that come along: ['arith'])"
+    expected = "adapter folder 'nothing' does not exist (adapters that come along: ['arith'])."
     assert refusal(base, "nothing") == expected
 
 

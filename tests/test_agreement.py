@@ -15,22 +15,22 @@ from mathinterp.cluster.agreement import DEVIATION, PROBE, Agreement, device_nam
 from mathinterp.cluster.dispatch import Dispatcher, Observer, Ready
 from mathinterp.cluster.ray_cluster import place
 from mathinterp.cluster.run import close_run
-from mathinterp.forward import batching
-from mathinterp.forward.cells import MOST_CELLS, Cells, Difference, evenly
-from mathinterp.forward.compiling import compiled
-from mathinterp.forward.model_cells import model_cells
+from mathinterp.engine import batching
+from mathinterp.engine.cells import MOST_CELLS, Cells, Difference, evenly
+from mathinterp.engine.compiling import compiled
+from mathinterp.engine.model_cells import model_cells
+from mathinterp.experiments.base import Experiment, Subject
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.knockout import Knockout
+from mathinterp.experiments.mask_keep import MaskKeep
+from mathinterp.experiments.mlps import Mlps
 from mathinterp.models.alignment import BOUNDARY, align
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load
-from mathinterp.scans.base import Scan, Subject
-from mathinterp.scans.heads import HeadScan
-from mathinterp.scans.knockout import KnockoutScan
-from mathinterp.scans.maskkeep import MaskKeepScan
-from mathinterp.scans.mlps import MlpScan
 from mathinterp.store import Run, Store
+from tests.exact import PROMPTS
 from tests.small_store import open_run
 from tests.test_dispatch import ScriptedWorkers, shards
-from tests.test_forward import PROMPTS
 from tests.tiny import save_tiny, tiny_model
 
 CELLS = Cells(np.array([-1.5, 2.25, 0.0]), np.array([3, 4]))
@@ -71,11 +71,11 @@ def test_few_cells_of_many_first_and_last_included() -> None:
 # ---- every scan ----
 
 
-def all_scans() -> list[type[Scan]]:
+def all_scans() -> list[type[Experiment]]:
     for module in pkgutil.walk_packages(mathinterp.__path__, "mathinterp."):
         if module.name.split(".")[1] in ("scans", "evaluation", "tuning"):
             importlib.import_module(module.name)
-    found, todo = [], [Scan]
+    found, todo = [], [Experiment]
     while todo:
         below = [kind for kind in todo.pop().__subclasses__() if kind.__module__.startswith("mathinterp.")]
         found += below
@@ -87,27 +87,27 @@ def test_no_scan_leaves_the_models_own_cells_out(monkeypatch: pytest.MonkeyPatch
     """Whatever a scan adds, what it inherits is asked for, with the model and prompts of the replica."""
     asked: list[Subject] = []
 
-    def own(scan: Scan, state: object, subject: Subject) -> Cells:
+    def own(scan: Experiment, state: object, subject: Subject) -> Cells:
         asked.append(subject)
         return CELLS
 
     overridden = [kind for kind in all_scans() if "cells" in vars(kind)]
     assert len(all_scans()) >= 18
-    assert {kind.__name__ for kind in overridden} == {"AblationScan", "PathScan"}
-    monkeypatch.setattr(Scan, "cells", own)
+    assert {kind.__name__ for kind in overridden} == {"Ablation", "Paths"}
+    monkeypatch.setattr(Experiment, "cells", own)
     anatomy = Anatomy(tiny_model("llama"))
     subject = Subject(anatomy, PROMPTS)
-    for scan in (HeadScan(), MlpScan(), KnockoutScan(ablation="zero", ranking=((0, 1), (2, 3)), ks=(1, 2))):
+    for scan in (Heads(), Mlps(), Knockout(ablation="zero", heads=((0, 1), (2, 3)), ks=(1, 2))):
         cells = scan.cells(scan.prepare(subject), subject)
         assert asked.pop() is subject
         assert len(cells.values_n) > len(CELLS.values_n), "the engine's are joined to them"
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
-@pytest.mark.parametrize("scan", [HeadScan(), MlpScan(engine="plain"), MaskKeepScan])
-def test_one_bit_of_one_weight_shows(family: str, scan: Scan | type) -> None:
+@pytest.mark.parametrize("scan", [Heads(), Mlps(engine="plain"), MaskKeep])
+def test_one_bit_of_one_weight_shows(family: str, scan: Experiment | type) -> None:
     """Of any scan: here of the packed engine, of the plain one, and of a scan that has no engine."""
-    chosen = HeadScan() if isinstance(scan, type) else scan
+    chosen = Heads() if isinstance(scan, type) else scan
 
     def cells(change: bool) -> Cells:
         anatomy = Anatomy(tiny_model(family, dtype=torch.float32))
@@ -117,7 +117,7 @@ def test_one_bit_of_one_weight_shows(family: str, scan: Scan | type) -> None:
                 weight[: len(weight) // 2] = torch.nextafter(weight[: len(weight) // 2], torch.tensor(torch.inf))
         subject = Subject(anatomy, PROMPTS)
         if isinstance(scan, type):
-            return Scan.cells(chosen, None, subject)
+            return Experiment.cells(chosen, None, subject)
         return chosen.cells(chosen.prepare(subject), subject)
 
     assert cells(False).difference(cells(False)) is None
@@ -278,8 +278,9 @@ def test_no_kernel_is_chosen_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_compiled_function_of_a_scan_is_compiled_by_rule() -> None:
-    rooms = [Path(mathinterp.__path__[0], room) for room in ("forward", "scans", "evaluation", "cluster", "models")]
-    code = [path for room in rooms for path in room.glob("*.py") if "torch.compile(" in path.read_text()]
+    names = ("engine", "experiments", "evaluation", "cluster", "models")
+    rooms = [Path(mathinterp.__path__[0], name) for name in names]
+    code = [path for room in rooms for path in room.rglob("*.py") if "torch.compile(" in path.read_text()]
     assert [path.name for path in code] == ["compiling.py"]
 
 

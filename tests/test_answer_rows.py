@@ -10,7 +10,6 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.answer_rows import OnRows, last_layer_on_rows
 from mathinterp.tuning.answers import AnswerLoss
 from mathinterp.tuning.sft import compiled_layers
-from tests.test_forward import anatomy  # noqa: F401  a model of every family
 from tests.tiny import tiny_model
 
 IDS_BT = torch.randint(4, 40, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -43,7 +42,7 @@ def trainable(model: nn.Module) -> nn.Module:
     return model.requires_grad_(True).train()
 
 
-def test_logits_and_all_gradients_are_those_of_the_whole_model(anatomy: Anatomy) -> None:  # noqa: F811
+def test_logits_and_all_gradients_are_those_of_the_whole_model(anatomy: Anatomy) -> None:
     model = trainable(anatomy.model)
     expected = loss_and_gradients(model, model(input_ids=IDS_BT).logits.flatten(0, 1)[BEFORE_N])
     assert_same(loss_and_gradients(model, AnswerLoss(model, anatomy).logits(IDS_BT, BEFORE_N)), expected)

@@ -16,21 +16,22 @@ from click.testing import CliRunner
 from transformers.models.gptj import modeling_gptj
 
 from mathinterp.cli.main import main
+from mathinterp.engine.attention_rows import eager_attention, eager_deviation, end_attention, end_logits
+from mathinterp.engine.hooks import caught_input
+from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.errors import UserError
-from mathinterp.forward.attention_rows import eager_attention, eager_deviation, end_attention, end_logits
-from mathinterp.forward.hooks import caught_input, caught_output
-from mathinterp.forward.pairs import Batch, batches_of
+from mathinterp.experiments.answered import answered_rightly
+from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.attention.figure import draw
+from mathinterp.experiments.attention.summary import summarize
+from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import TOKEN_TYPES, operand_spans, typed_tokens
-from mathinterp.report.attention import summarize_attention
-from mathinterp.report.figures import draw
-from mathinterp.scans.answered import answered_rightly
-from mathinterp.scans.attention import AttentionScan
-from mathinterp.scans.base import Shard, Subject
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
@@ -200,11 +201,11 @@ def test_rows_times_values_are_what_the_heads_write_under_the_models_own_attenti
         for layer in range(shape.n_layers):
             with (
                 caught_input(anatomy.output_projection(layer)) as heads,
-                caught_output(anatomy.attention_norm(layer)) as normed,
+                caught_input(anatomy.layers[layer]) as stream,
             ):
                 batch.forward(anatomy)
             value, bias = anatomy.value(layer).weight, anatomy.value(layer).bias
-            values_BTX = normed[0] @ value.T + (0 if bias is None else bias)
+            values_BTX = anatomy.attention_norm(layer)(stream[0]) @ value.T + (0 if bias is None else bias)
             values_BTGE = values_BTX.unflatten(-1, (shape.n_groups, shape.d_head))
             values_BTHE = values_BTGE.repeat_interleave(shape.n_heads // shape.n_groups, dim=2)
             expected = torch.einsum("bht,bthe->bhe", weights_BLHT[:, layer], values_BTHE)
@@ -246,7 +247,7 @@ def test_no_weights_and_no_switch_are_said(llama: Anatomy, monkeypatch: pytest.M
     monkeypatch.setattr(type(llama.model), "set_attn_implementation", lambda *_: None)
     with pytest.raises(UserError, match="cannot be switched to eager attention"):
         end_attention(llama, batch, [0])
-    monkeypatch.setattr("mathinterp.forward.attention_rows.eager_attention", lambda _: torch.no_grad())
+    monkeypatch.setattr("mathinterp.engine.attention_rows.eager_attention", lambda _: torch.no_grad())
     with pytest.raises(UserError, match="LlamaAttention gives no attention weights"):
         end_attention(llama, batch, [0])
 
@@ -254,13 +255,13 @@ def test_no_weights_and_no_switch_are_said(llama: Anatomy, monkeypatch: pytest.M
 # ---- the scan ----
 
 
-def scan_rows(scan: AttentionScan, anatomy: Anatomy, max_tokens: int = 70) -> tuple[list[dict], dict]:
+def scan_rows(scan: Attention, anatomy: Anatomy, max_tokens: int = 70) -> tuple[list[dict], dict]:
     prompts = tiny_prompts()
     state = scan.prepare(Subject(anatomy, prompts, max_tokens, tiny_tokenizer()))
     rows = []
     for shard in scan.shards(anatomy.shape, prompts):
         table = scan.run(state, shard)
-        assert table.schema == scan.schemas[shard.table]
+        assert table.schema == scan.tables[shard.table].schema
         rows += table.to_pylist()
     return rows, scan.notes(state)
 
@@ -269,7 +270,7 @@ def scan_rows(scan: AttentionScan, anatomy: Anatomy, max_tokens: int = 70) -> tu
 def test_scan_rows_by_hand(family: str) -> None:
     anatomy = Anatomy(tiny_model(family))
     model, prompts = anatomy.model, tiny_prompts()
-    rows, notes = scan_rows(AttentionScan(keep_all=True), anatomy)
+    rows, notes = scan_rows(Attention(keep_all=True), anatomy)
     assert len(rows) == 3 * 4 * len(prompts) * len(TOKEN_TYPES)
     found = {(r["layer"], r["head"], r["prompt_id"], r["token_type"]): r for r in rows}
     assert len(found) == len(rows)
@@ -313,7 +314,7 @@ def test_prompts_answered_wrongly_are_left_out(llama: Anatomy) -> None:
     prompts = told_answers(llama)
     rows = {}
     for keep_all in (False, True):
-        scan = AttentionScan(layers=(1,), keep_all=keep_all)
+        scan = Attention(layers=(1,), keep_all=keep_all)
         state = scan.prepare(Subject(llama, prompts, 70, tiny_tokenizer()))
         table = scan.run(state, scan.shards(llama.shape, prompts)[0])
         rows[keep_all] = {(r["head"], r["prompt_id"], r["token_type"]): r for r in table.to_pylist()}
@@ -325,11 +326,11 @@ def test_prompts_answered_wrongly_are_left_out(llama: Anatomy) -> None:
         assert row["mass"] == pytest.approx(rows[True][key]["mass"], abs=1e-6)
         assert row["argmax"] == rows[True][key]["argmax"]
     with pytest.raises(UserError, match="answers none of the 4 prompts right"):
-        AttentionScan().prepare(Subject(llama, prompts[::3], 70, tiny_tokenizer()))
+        Attention().prepare(Subject(llama, prompts[::3], 70, tiny_tokenizer()))
 
 
 def test_masses_sum_to_one_and_bos_is_never_the_argmax(anatomy: Anatomy) -> None:
-    rows, _ = scan_rows(AttentionScan(layers=(1,), keep_all=True), anatomy)
+    rows, _ = scan_rows(Attention(layers=(1,), keep_all=True), anatomy)
     sums: dict[tuple, float] = {}
     tops: dict[tuple, list[str]] = {}
     for row in rows:
@@ -345,8 +346,8 @@ def test_chosen_heads_have_the_rows_of_the_whole_scan(llama: Anatomy) -> None:
     def masses(rows: list[dict]) -> dict[tuple, float]:
         return {(r["layer"], r["head"], r["prompt_id"], r["token_type"]): r["mass"] for r in rows}
 
-    everything, _ = scan_rows(AttentionScan(keep_all=True), llama)
-    scan = AttentionScan(heads=((2, 3), (0, 1), (2, 3)), keep_all=True)
+    everything, _ = scan_rows(Attention(keep_all=True), llama)
+    scan = Attention(heads=((2, 3), (0, 1), (2, 3)), keep_all=True)
     some, _ = scan_rows(scan, llama, max_tokens=13)
     expected = [row for row in everything if (row["layer"], row["head"]) in ((0, 1), (2, 3))]
     assert masses(some) == pytest.approx(masses(expected), rel=1e-6)
@@ -365,15 +366,15 @@ def test_chosen_heads_have_the_rows_of_the_whole_scan(llama: Anatomy) -> None:
 )
 def test_mistakes_are_named(fields, message, llama: Anatomy) -> None:
     with pytest.raises(UserError, match=message):
-        AttentionScan(**fields).shards(llama.shape, tiny_prompts())
+        Attention(**fields).shards(llama.shape, tiny_prompts())
 
 
 def test_wide_layers_are_cut_and_an_operand_that_is_missing_is_found_before_any_model(llama: Anatomy) -> None:
-    assert [len(s.work["heads"]) for s in AttentionScan(keep_all=True).shards(llama.shape, tiny_prompts())] == [12]
+    assert [len(s.work["heads"]) for s in Attention(keep_all=True).shards(llama.shape, tiny_prompts())] == [12]
     odd = TokenizedPrompt(Prompt("odd", "3 + 5 =", "8", operand_a="4"), (1, 2), ())
     with pytest.raises(UserError, match="'odd': operand_a '4'"):
-        AttentionScan(keep_all=True).shards(llama.shape, [odd])
-    assert AttentionScan().evaluations(Shard("attention_scan", 0, {"heads": [[0, 0]] * 9}), tiny_prompts()) == 12
+        Attention(keep_all=True).shards(llama.shape, [odd])
+    assert Attention().evaluations(Shard("attention_scan", 0, {"heads": [[0, 0]] * 9}), tiny_prompts()) == 12
 
 
 # ---- views and the command ----
@@ -395,7 +396,7 @@ def test_views_by_hand(tmp_path: Path) -> None:
                 {"layer": 1, "head": 2, "prompt_id": name, "token_type": kind, "mass": mass, "tokens": tokens,
                  "mean": None if absent else mass / tokens, "argmax": kind == largest}
             )  # fmt: skip
-    table = TABLES["attention_scan"]
+    table = catalog().tables["attention_scan"]
     store.write_shard(run.run_id, "attention_scan", 0, pa.Table.from_pylist(rows, table.schema), {})
     run.finish()
     by_type = store.rows("SELECT * FROM attention_by_type")
@@ -421,11 +422,11 @@ def test_views_by_hand(tmp_path: Path) -> None:
     assert figure["add"]["operand_a"] == pytest.approx(12.5)
     assert (figure["sub"]["looks_at"], figure["sub"]["looks_at_share"]) == ("operand_a", 100)
     assert (figure["none"]["looks_at"], figure["none"]["operator"]) == ("equals", None)
-    assert summarize_attention(store, run.run_id).verdict.endswith("outside BOS: equals 1.")  # a tie
+    assert summarize(Results(store, run.run_id)).data["verdict"].endswith("outside BOS: equals 1.")  # a tie
     other = open_run(store, ["attention_scan/00000"], scan="attention", parameters={"layers": [1]})
     without = pa.Table.from_pylist([row for row in rows if row["token_type"] != "bos"], table.schema)
     store.write_shard(other.run_id, "attention_scan", 0, without, {})
-    assert "adds no BOS" in summarize_attention(store, other.run_id).verdict
+    assert "adds no BOS" in summarize(Results(store, other.run_id)).data["verdict"]
 
 
 @pytest.mark.ray
@@ -444,7 +445,7 @@ def test_command_prints_heads_by_type_and_resumes(tmp_path: Path) -> None:
     assert len(found["top"]) == 5 * 8
     counted = Store(store).rows("SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM attention_scan")
     assert counted == [{"n": 12 * 8 * 6, "heads": 12}]
-    bars = draw(Store(store), found["run_id"]).axes[0].patches
+    bars = draw(Results(Store(store), found["run_id"])).axes[0].patches
     assert len(bars) == 8 * 6, "eight heads, six token types"
     assert sum(bar.get_height() for bar in bars) == pytest.approx(8, abs=1e-4)
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--heads", "0.9"])

@@ -10,9 +10,6 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.store import Store
 from tests.small_store import fill, prompt
-from tests.test_neuron_graph import scanned
-
-assert scanned  # the fixture: a store with a neuron scan of the bundled model
 
 NEURONS = ["--neurons-from", "RUN", "--limit", "8"]
 GRAPH = ["scan", "graph", *NEURONS]
@@ -64,8 +61,8 @@ CASES = [
     (["chain", "--limit", "8", "--operation", "pow"], "--operation 'pow': the prompts have all, add, div, mul, sub"),
     ([*SENTENCE, "--limit", "3"], "--limit belongs to --prompts"),
     ([*SENTENCE, "--operation", "add"], "--operation belongs to --prompts"),
-    (["tune", "sweep", "--target", "x", "--out", "new"], "--target 'x' is not known"),
-    (["tune", "prune", "--target", "x", "--out", "new"], "--target 'x' is not known"),
+    (["tune", "sweep", "--target", "x", "--out", "new"], "'--target': 'x' is not one of 'predicted', 'gold'"),
+    (["tune", "prune", "--target", "x", "--out", "new"], "'--target': 'x' is not one of 'predicted', 'gold'"),
     (["evaluate", "--tasks", "one_digit", "--fewshot", "3"], "--fewshot and --examples are for benchmarks"),
     # folders and stores that are a file, or hold something else
     ([*GRAPH, "--out", "file"], "--out 'file' cannot be made"),
@@ -113,8 +110,7 @@ def place(scanned: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.parametrize(("words", "said"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_one_line_and_nothing_written(place, monkeypatch, words, said):
     folder, runs = place
-    for module in ("run", "ray_cluster"):
-        monkeypatch.setattr(f"mathinterp.cluster.{module}.connection", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: pytest.fail("Ray was started"))
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
     store = [] if "--store" in words or words[:2] == ["tune", "merge"] else ["--store", "store"]

@@ -120,9 +120,9 @@ def test_worked_examples_come_from_where_they_should(data: Path) -> None:
         "anatomy": ["dev bone"] * 5, "us_history": ["dev year"] * 5,
     }  # fmt: skip
     assert read_examples(mmlu, None, "train", 0, 0) == {}  # no file is needed for none
-    with pytest.raises(UserError, match="8 'own' examples: --fewshot 9 is too many"):
+    with pytest.raises(UserError, match="8 'own' examples: `fewshot` 9 is too many"):
         read_examples(svamp, None, "own", 9, 0)
-    with pytest.raises(UserError, match=r"train_rand_split\.jsonl', which is not there.*--examples own"):
+    with pytest.raises(UserError, match=r"train_rand_split\.jsonl', which is not there.*`examples` own"):
         read_examples(task_file("commonsense_qa"), str(data), "train", 7, 0)
 
 
@@ -218,7 +218,7 @@ def test_the_hub_gives_the_same_items(data: Path, monkeypatch: pytest.MonkeyPatc
         replace(task_file("multiarith"), metadata={"hub": {"path": "ChilleD/MultiArith", "splits": ["x"]}}), None
     )
     assert (problem["question"], problem["target"]) == ("What is left?", "2")
-    with pytest.raises(UserError, match="AddSub on the hub is known; give --data-dir"):
+    with pytest.raises(UserError, match="AddSub on the hub is known; give `data_dir`"):
         read_items(task_file("addsub"), None)
-    with pytest.raises(UserError, match=r"from the hub \(no route\); give --data-dir"):
+    with pytest.raises(UserError, match=r"from the hub \(no route\); give `data_dir`"):
         read_examples(task_file("commonsense_qa"), None, "train", 7, 0)

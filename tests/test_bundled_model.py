@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mathinterp.tuning.accuracy import accuracy_table
-from mathinterp.tuning.bundled import build_tokenizer, bundled_config
-from mathinterp.tuning.examples import CELLS
+from recipes.accuracy import accuracy_table
+from recipes.bundled import build_tokenizer, bundled_config
+from recipes.examples import CELLS
 
 FOLDER = Path(str(resources.files("mathinterp.models") / "bundled"))
 MOST_BYTES = 12_000_000

@@ -131,7 +131,8 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert message(str(file)) == expected
     assert message("random:llama-9") == (
         "model 'random:llama-9': no shape 'llama-9' is known (known: llama-tiny, smollm2-135m, llama-2-7b, "
-        "llama-2-13b, llama-3-8b, mistral-7b, qwen2.5-7b, gemma-2-9b, gpt-j-6b, pythia-6.9b)"
+        "llama-2-13b, llama-3-8b, mistral-7b, qwen2.5-7b, gemma-2-9b, gpt-j-6b, pythia-6.9b)."
+        " Did you mean 'llama-tiny'?"
     )
 
 
@@ -169,7 +170,7 @@ def test_configs_that_cannot_be_used(folder: Path) -> None:
     expected = f"model '{folder}' is quantised (gptq): give the unquantised weights or a .gguf file"
     assert message(str(folder)) == expected
     edit_json(config, model_type="mamba")
-    assert message(str(folder)).startswith("model family 'mamba' is not known (known: gemma2, gpt2, ")
+    assert message(str(folder)).startswith("model family 'mamba' is not known (known: falcon, gemma2, ")
     edit_json(config, model_type=None)
     assert message(str(folder)) == f"model '{folder}': config.json has no model_type"
     config.write_text('{"model_type": ')
@@ -253,4 +254,4 @@ def test_known_models_are_listed(monkeypatch: pytest.MonkeyPatch, llama: Path, t
     )
     monkeypatch.setattr(sources, "BUNDLED_FOLDER", tmp_path / "absent")
     bundled = known_models()[0]
-    assert (bundled.available, bundled.how_to_get) == (False, "train it: python ray_jobs/train_bundled.py")
+    assert (bundled.available, bundled.how_to_get) == (False, "train it: python -m recipes.train_bundled")

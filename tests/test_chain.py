@@ -12,31 +12,30 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.replica import check_rows
+from mathinterp.engine.hooks import caught_input, edited_output, zeroed_columns
+from mathinterp.engine.lens.head_reads import HeadReader, target_logodds
+from mathinterp.engine.lens.shares import NeuronShares
+from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
-from mathinterp.forward.head_reads import HeadReader, target_logodds
-from mathinterp.forward.hooks import caught_input, edited_output, zeroed_columns
-from mathinterp.forward.neuron_shares import NeuronShares
-from mathinterp.forward.pairs import batches_of
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.chain import Chain, ChainOptions
+from mathinterp.experiments.chain.figure import STAGES
+from mathinterp.experiments.figures import save
+from mathinterp.experiments.neurons import Against, Neurons
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.sentence import sentence_prompt
-from mathinterp.report.chain import STAGES, chain_figure, summarize_chain
-from mathinterp.report.figures import save
 from mathinterp.report.page import write_report
-from mathinterp.scans.base import Subject
-from mathinterp.scans.chain import ChainScan
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
+from tests.exact import PROMPTS
 from tests.neuron_rows import grid
 from tests.neuron_twin import gain, spread
 from tests.small_store import open_run
-from tests.test_forward import PROMPTS, anatomy
 from tests.test_neuron_graph import value_row
-from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
 TARGETS = torch.tensor([prompt.scored[0].token_id for prompt in PROMPTS[:6]])
@@ -81,6 +80,7 @@ def run(anatomy: Anatomy, ids: tuple[int, ...]) -> tuple[torch.Tensor, list[torc
     return p.log() - (1 - p).log(), coefficients, inputs
 
 
+@of_neurons
 def test_weights_times_values_are_what_the_heads_add(anatomy: Anatomy) -> None:
     batch, targets, sequences = one_batch(anatomy)
     reads = HeadReader(anatomy).read(batch, targets, DEEP)
@@ -104,6 +104,7 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     at, k = neuron
     layer, h = head
     shape, norm = anatomy.shape, anatomy.attention_norm(head[0])
+    reader = anatomy.attention(layer) if isinstance(norm, torch.nn.Identity) else norm  # OLMo-2 has no norm there
     rows: dict[str, torch.Tensor] = {}
 
     def keep(name: str, values: torch.Tensor) -> None:
@@ -112,7 +113,9 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     handles = [
         anatomy.down_projection(at).register_forward_pre_hook(lambda _, args: keep("c", args[0])),
         anatomy.down_projection(at).register_forward_hook(lambda _, args, output: keep("f", output)),
-        norm.register_forward_pre_hook(lambda _, args: keep("x", args[0])),
+        reader.register_forward_pre_hook(
+            lambda _, args, kwargs: keep("x", args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        ),
     ]
     implementation = anatomy.model.config._attn_implementation
     anatomy.model.set_attn_implementation("eager")
@@ -133,6 +136,7 @@ def written(anatomy: Anatomy, ids: tuple[int, ...], head: tuple[int, int], neuro
     return weight * read @ anatomy.output_weight(layer)[anatomy.head_slice(h)]
 
 
+@of_neurons
 def test_shares_are_derivatives_and_removals_in_the_real_model(anatomy: Anatomy) -> None:
     batch, targets, sequences = one_batch(anatomy)
     reader = HeadReader(anatomy)
@@ -175,6 +179,7 @@ def test_shares_are_derivatives_and_removals_in_the_real_model(anatomy: Anatomy)
             assert cosine == pytest.approx(1.0 if share.coefficient > 0 else -1.0, abs=1e-9)
 
 
+@of_neurons
 def test_effects_of_reads_sum_to_the_heads_whole_worth(anatomy: Anatomy) -> None:
     batch, targets, _ = one_batch(anatomy)
     reader = HeadReader(anatomy)
@@ -200,19 +205,19 @@ MADE = tokenize_prompts(
 )
 
 
-def rows_of(scan: ChainScan, model: Anatomy, prompts: list[TokenizedPrompt]) -> pd.DataFrame:
+def rows_of(scan: Chain, model: Anatomy, prompts: list[TokenizedPrompt]) -> pd.DataFrame:
     """Every shard's rows; no Ray, no store."""
     state = scan.prepare(Subject(model, prompts, tokenizer=tiny_tokenizer()))
     parts = []
     for shard in scan.shards(model.shape, prompts):
         parts.append(scan.run(state, shard))
-        check_rows(parts[-1], scan.schemas[shard.table], shard.key)
+        check_rows(parts[-1], scan.tables[shard.table].schema, shard.key)
     return pa.concat_tables(parts).to_pandas(types_mapper=WHOLE.get)
 
 
 @pytest.mark.parametrize(("name", "target"), [("llama", "predicted"), ("gptj", "gold")])
 def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, target: str) -> None:
-    model, scan = Anatomy(tiny_model(name)), ChainScan(n_heads=2, top=4, target=target)
+    model, scan = Anatomy(tiny_model(name)), Chain(n_heads=2, top=4, target=target)
     rows = rows_of(scan, model, MADE)
     for prompt in (MADE[0], MADE[7]):
         own = rows[rows["prompt_id"] == prompt.prompt.prompt_id]
@@ -237,15 +242,15 @@ def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, tar
             assert row["probability"] == pytest.approx(float(before[row["token_id"]]), rel=1e-5)
             assert row["probability_zeroed"] == pytest.approx(float(after[named[0]][row["token_id"]]), rel=1e-5)
             assert row["place"] == int((before > before[row["token_id"]]).sum()) + 1
-    limited = rows_of(ChainScan(n_heads=1, layers=(2,), top=1), model, MADE[:2])
+    limited = rows_of(Chain(n_heads=1, layers=(2,), top=1), model, MADE[:2])
     assert set(limited[limited["stage"] == "deep_neuron"]["via_layer"]) == {2}
 
 
 @pytest.mark.parametrize(("name", "target"), [("llama", "gold"), ("gemma2", "predicted")])
 def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None:
     model = Anatomy(tiny_model(name))
-    rows = rows_of(ChainScan(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
-    neurons = NeuronScan("head", HEADS_GIVEN[:1], target=target, keep_all=True)
+    rows = rows_of(Chain(heads=HEADS_GIVEN, top=6, target=target), model, MADE)
+    neurons = Neurons(Against("head", heads=HEADS_GIVEN[:1]), target, keep="all")
     state = neurons.prepare(Subject(model, MADE))
     tables = [neurons.run(state, shard) for shard in neurons.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     whole = pa.concat_tables(tables)
@@ -265,7 +270,7 @@ def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_reads_and_shallow_neurons_of_a_prompt_alone_and_among_others(name: str) -> None:
-    model, scan = Anatomy(tiny_model(name)), ChainScan(heads=HEADS_GIVEN, top=5)
+    model, scan = Anatomy(tiny_model(name)), Chain(heads=HEADS_GIVEN, top=5)
     together = rows_of(scan, model, MADE)
     for prompt in (MADE[3], MADE[10]):
         own = together[together["prompt_id"] == prompt.prompt.prompt_id]
@@ -289,17 +294,17 @@ def test_reads_and_shallow_neurons_of_a_prompt_alone_and_among_others(name: str)
             assert shallow["effect"].is_monotonic_decreasing
             assert [prompt.input_ids[at] for at in shallow["position"]] == shallow["token_id"].tolist()
         assert set(range(1, 6)) <= set(reads["place"])
-    first = rows_of(ChainScan(heads=((0, 1),), top=5), model, MADE[:3])
+    first = rows_of(Chain(heads=((0, 1),), top=5), model, MADE[:3])
     assert not (first["stage"] == "shallow_neuron").any(), "nothing comes before a head of layer 0"
     assert (first[first["stage"] == "attention"]["from_neurons"].dropna() == 0).all()
 
 
 def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
-    model, scan, store = Anatomy(tiny_model("llama")), ChainScan(n_heads=2, top=4), Store(tmp_path)
+    model, scan, store = Anatomy(tiny_model("llama")), Chain(n_heads=2, top=4), Store(tmp_path)
     rows = rows_of(scan, model, MADE)
     run = open_run(store, ["chain_scan/00000"], scan="chain", parameters=scan.parameters())
     store.write_prompts("feedbeef00000000", MADE)
-    store.write_shard(run.run_id, "chain_scan", 0, pa.Table.from_pandas(rows, scan.schemas["chain_scan"]), {})
+    store.write_shard(run.run_id, "chain_scan", 0, pa.Table.from_pandas(rows, scan.tables["chain_scan"].schema), {})
     run.finish()
     shallow, deep = (rows[rows["stage"] == stage] for stage in ("shallow_neuron", "deep_neuron"))
     assert (shallow["layer"] < shallow["via_layer"]).all(), "before the head's layer"
@@ -323,15 +328,16 @@ def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
             assert mine.loc[f"{layer}.{unit}"]["strength"] == pytest.approx(value, rel=1e-4, abs=1e-7)
             leads = ((heads["layer"] == layer) & (heads["unit"] == unit) & (heads["place"] == 1)).sum() / count
             assert mine.loc[f"{layer}.{unit}"]["leads"] == pytest.approx(leads)
-    summary = summarize_chain(store, run.run_id, "add")
-    assert {row["stage"] for row in summary.table} == {*STAGES} - (
+    results = Results(store, run.run_id)
+    table = Chain.summarize(results, ChainOptions("add")).data["chain"]
+    assert {row["stage"] for row in table} == {*STAGES} - (
         set() if (rows["stage"] == "shallow_neuron").any() else {"shallow_neuron"}
     )
-    png, svg = save(chain_figure(store, run.run_id, "add"), tmp_path / "chain")
+    png, svg = save(Chain.figure(results, ChainOptions("add")), tmp_path / "chain")
     assert png.read_bytes()[:4] == b"\x89PNG"
-    assert all(row["name"] in svg.read_text() for row in summary.table if row["stage"] == "head")
-    with pytest.raises(UserError, match="no prompts of operation 'pow'"):
-        summarize_chain(store, run.run_id, "pow")
+    assert all(row["name"] in svg.read_text() for row in table if row["stage"] == "head")
+    with pytest.raises(UserError, match="no prompts of `operation` 'pow'"):
+        Chain.summarize(results, ChainOptions("pow"))
 
 
 # ---- the sentence and the command ----
@@ -357,7 +363,7 @@ def test_a_sentence_shows_its_operation_and_answer(
 
 def test_a_sentence_that_does_not_show_its_answer_needs_one() -> None:
     for text in ("three plus five is", "3 + 5 - 2 =", "7 / 2 =", "1 2 3", ""):
-        with pytest.raises(UserError, match=r"--answer|is empty"):
+        with pytest.raises(UserError, match=r"`answer`|is empty"):
             sentence_prompt(text)
     given = sentence_prompt("three plus five is", "eight", separator="")
     assert (given.answer, given.operation, given.operand_a, given.separator) == ("eight", "add", None, "")

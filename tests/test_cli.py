@@ -13,9 +13,13 @@ from peft import LoraConfig, get_peft_model
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from mathinterp.cli.main import main
-from mathinterp.cli.output import print_table
+from mathinterp.cli.group import first_sentence
+from mathinterp.cli.main import Commands, main
+from mathinterp.cli.output import print_sql_hint, print_table
+from mathinterp.cli.running import print_run
 from mathinterp.cluster.dispatch import NoReplicaLeft
+from mathinterp.cluster.run import RunSummary
+from mathinterp.experiments.registry import experiments
 from mathinterp.store import Store
 from tests.small_store import fill, prompt
 from tests.tiny import save_tiny, tiny_model
@@ -99,7 +103,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--heads", "0.7"], ["head 0.7 does not exist", "0 to 3"]),
         (["--heads", "0-7"], ["cannot be read", "layer.head"]),
         (["--layers", "3-1"], ["cannot be read"]),
-        (["--ablation", "half"], ["half", "zero, mean, resample"]),
+        (["--ablation", "half"], ["half", "'zero', 'mean', 'resample'"]),
         (["--scoring", "half"], ["half", "first_token"]),
         (["--engine", "warp"], ["warp", "packed"]),
         (["--prompts", "nonsense"], ["nonsense", "two_digit"]),
@@ -110,7 +114,7 @@ def test_answer_that_merges_into_the_prompt(tmp_path, tiny_folder):
         (["--limit", "few"], ["--limit", "few", "--help"]),
         (["--seed", "-1"], ["--seed", "-1"]),
         (["--bogus"], ["--bogus", "scan heads --help"]),
-        (["--heads", "0.1", "--layers", "0"], ["not both"]),
+        (["--heads", "0.1", "--layers", "0"], ["--heads and --layers", "give one of them"]),
     ],
 )
 def test_values_that_do_not_exist(tmp_path, tiny_folder, words, parts):
@@ -189,7 +193,7 @@ def test_plan_counts_what_a_scan_would_store(tiny_folder):
     assert 0 < devices["H100"]["seconds"] < devices["this CPU"]["seconds"]
     assert devices["this CPU"]["model_bytes"] == 2 * devices["H100"]["model_bytes"]
     shown = run("plan", "mlps", "--model", tiny_folder, "--limit", "8").stdout
-    assert "tree nodes" in shown
+    assert "positions of a clean pass" in shown
     assert f"mathinterp scan mlps --model {tiny_folder} --limit 8" in shown
 
 
@@ -205,9 +209,12 @@ def test_prompts_as_the_model_sees_them(tmp_path, tiny_folder):
 def test_selftest_holds_on_a_tiny_model(tiny_folder):
     result = run("selftest", "--model", tiny_folder, "--dtype", "float64", "--json")
     checks = json.loads(result.stdout)["checks"]
-    assert len(checks) == 6
+    assert len(checks) == 12
     assert_one_line(run("selftest", "--model", tiny_folder, "--limit", "0"), "limit")
-    assert all(check["holds"] and check["largest difference"] < 1e-9 for check in checks)
+    for check in checks:  # by hand in float64, while Llama's norms compute in float32 whatever they are given
+        assert check["holds"], check
+        by_hand = "by hand" in check["identity"] or "lens" in check["identity"]
+        assert check["largest difference"] < (1e-5 if by_hand else 1e-9), check
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, click.Command]]:
@@ -271,3 +278,109 @@ def test_a_job_keeps_nothing_in_the_folder_it_was_uploaded_to(tmp_path, monkeypa
     assert_one_line(result, option)
     assert result.stderr.endswith(f"deletes after it; give a full path{urls}\n")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "likely"),
+    [
+        (["scn"], "'scan'"),
+        (["headz"], "'scan heads'"),
+        (["scan", "headz"], "'heads'"),
+        (["plan", "prob"], "'probe'"),
+        (["tune", "prcise"], "'precise'"),
+        (["scan", "heads", "--modle", "x"], "'--model'"),
+        (["prompts", "--prompts", "two_digt"], "'two_digit'"),
+        (["prompts", "--model", "random:llama-2-7c"], "'llama-2-7b'"),
+        (["prompts", "--adapter", "smollm2-arithmetics"], "'smollm2-arithmetic'"),
+        (["prompts", "--model", "bundeld"], "'bundled'"),
+    ],
+)
+def test_a_misspelt_name_gets_the_likely_one(words, likely, monkeypatch):
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no hub here")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    assert_one_line(run(*words), f"Did you mean {likely}?")
+
+
+def test_a_name_like_no_other_is_refused_without_a_guess():
+    result = run("zzzzz")
+    assert_one_line(result, "there is no command 'zzzzz'. See")
+    assert "Did you mean" not in result.stderr
+
+
+def test_help_lists_every_command_under_its_workflow_in_a_whole_sentence():
+    shown = run("--help").stdout
+    placed = [name for names in Commands.sections.values() for name in names]
+    assert sorted(placed) == sorted(main.list_commands(click.Context(main)))
+    assert [line.rstrip(":") for line in shown.splitlines() if line.rstrip(":") in Commands.sections] == [
+        *Commands.sections
+    ]
+    context = click.Context(main)
+    for group in (main, main.commands["scan"], main.commands["tune"]):
+        for name in group.list_commands(context):
+            sentence = first_sentence(group.get_command(context, name))
+            assert sentence[0].isupper(), (name, sentence)
+            assert sentence.endswith(".")
+            assert "..." not in sentence
+
+
+@pytest.fixture
+def small_store(tmp_path, monkeypatch):
+    """The current folder has a finished head scan in ``store``."""
+    monkeypatch.chdir(tmp_path)
+    heads = [{"layer": 0, "head": head, "prompt_id": p} for head in (0, 1) for p in ("1", "2")]
+    fill(Store("store"), [prompt("1"), prompt("2")], [{"prompt_id": "1"}, {"prompt_id": "2"}], heads)
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_quiet_leaves_results_and_errors_only(small_store, where):
+    (small_store / "baseline" / "run_id=x").mkdir()
+    (small_store / "baseline" / "run_id=x" / "shard-00000.parquet").write_bytes(b"half")
+    words = ["sql", "--store", small_store]
+    assert "warning: " in run(*words).stderr
+    quiet = run("-q", *words) if where == "before" else run(*words, "--quiet")
+    assert quiet.stderr == ""
+    assert "head_effects" in quiet.stdout
+    assert "Results:" not in quiet.stdout
+    assert_one_line(run("-q", *words, "SELECT nothing FROM nowhere"), "nowhere")
+    assert "warning: " in run(*words).stderr  # the next command is told again
+
+
+def test_verbose_shows_where_an_error_comes_from(tmp_path):
+    words = ["sql", "--store", tmp_path / "none", "SELECT 1"]
+    assert_one_line(run(*words), "no store")
+    shown = run("-v", *words)
+    assert shown.exit_code == 2
+    assert "Traceback" in shown.stderr
+    assert shown.stderr.splitlines()[-1].startswith("mathinterp: there is no store")
+
+
+def test_the_last_line_says_where_the_results_are_and_how_to_see_more(small_store):
+    last = run("sql", "--store", small_store).stdout.splitlines()[-1]
+    assert last == "Results: store (see more: 'mathinterp sql --store store', 'mathinterp report --store store')"
+    assert "Results:" not in run("sql", "--store", small_store, "--json").stdout
+
+
+def test_a_run_is_followed_by_where_it_is_once(small_store, monkeypatch):
+    monkeypatch.chdir(small_store.parent)
+    (found,) = Store("store").rows("SELECT run_id FROM runs")
+    finished = RunSummary(found["run_id"], str(small_store), 2, 2, 0, 0, 0, 0.1, None, 0, 0, 0.0, 0)
+
+    @click.command()
+    def again() -> None:
+        print_sql_hint(str(small_store), ["SELECT 1"])
+        print_run(finished)
+        print_run(finished)
+
+    lines = CliRunner().invoke(again).stdout.splitlines()
+    assert [line for line in lines if line.startswith("Results: store (")] == [lines[-1]]
+    assert '  mathinterp sql --store store "SELECT 1"' in lines
+
+
+def test_plan_and_scan_know_every_experiment():
+    context = click.Context(main)
+    shown = {name for name, each in experiments().items() if each.on_command_line}
+    for group in ("plan", "scan"):
+        assert shown <= set(main.commands[group].list_commands(context))

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +24,17 @@ from transformers import AutoModelForCausalLM
 from mathinterp.cluster import compile_ahead as ahead
 from mathinterp.cluster import replica
 from mathinterp.cluster.compile_ahead import compile_ahead, reading_ahead
-from mathinterp.forward import replay
-from mathinterp.forward.edits import Edit
-from mathinterp.forward.engine import COMPILE_FROM_NODES
-from mathinterp.forward.replay import PackedEngine
-from mathinterp.models import gguf_files
+from mathinterp.engine import choose
+from mathinterp.engine import packed as replay
+from mathinterp.engine.choose import COMPILE_FROM_NODES
+from mathinterp.engine.edits import Edit
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.experiments import ablated
+from mathinterp.experiments.base import Experiment, Subject
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.mlps import Mlps
+from mathinterp.models import gguf_files, handle
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
 from mathinterp.models.families import FAMILIES as FAMILIES_TABLE
@@ -36,11 +42,6 @@ from mathinterp.models.random_shapes import build_random, random_config, stand_i
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans import ablation
-from mathinterp.scans.base import Scan, Subject
-from mathinterp.scans.heads import HeadScan
-from mathinterp.scans.iterative import IterativeScan
-from mathinterp.scans.mlps import MlpScan
 from mathinterp.store import prompts_fingerprint
 from tests.test_gguf import save_tiny_gguf
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_tokenizer
@@ -61,10 +62,16 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     """The counter of compiled graphs; head and MLP scans compile here as on a GPU."""
     counter = CompileCounter()
     monkeypatch.setattr(replay, "COMPILER", counter)
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: True)
+    set_pays(monkeypatch, lambda *_: True)
     torch._dynamo.reset()
     yield counter
     torch._dynamo.reset()
+
+
+def set_pays(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]) -> None:
+    """Put another rule where both the job that compiles ahead and the experiment that prepares read it."""
+    monkeypatch.setattr(choose, "pays_to_compile", rule)
+    monkeypatch.setattr(ablated, "pays_to_compile", rule)
 
 
 def save_deep(folder: Path, family: str) -> Path:
@@ -95,7 +102,7 @@ def some_prompts(resolved: ResolvedModel) -> list[TokenizedPrompt]:
     return list(tokenize_prompts(prompts, resolved.tokenizer))
 
 
-def run_all(scan: Scan, resolved: ResolvedModel, prompts: Sequence[TokenizedPrompt]) -> dict[str, pa.Table]:
+def run_all(scan: Experiment, resolved: ResolvedModel, prompts: Sequence[TokenizedPrompt]) -> dict[str, pa.Table]:
     """Load the model and run the whole scan on it."""
     anatomy = load(resolved, "cpu").anatomy
     state = scan.prepare(Subject(anatomy, prompts, MAX_TOKENS))
@@ -110,13 +117,13 @@ def test_the_loaded_model_compiles_nothing_and_answers_the_same(
     family: str, graphs: CompileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = resolve(ModelSpec(str(save_deep(tmp_path / "model", family)), dtype="bfloat16"))
-    prompts, scan = some_prompts(resolved), HeadScan(layers=(0, 2, LAYERS - 1))
+    prompts, scan = some_prompts(resolved), Heads(layers=(0, 2, LAYERS - 1))
     notes = compile_ahead(scan, resolved, prompts, "cpu", MAX_TOKENS)
     assert notes.keys() == {"compile_ahead_seconds"}
     assert graphs.frame_count == 5  # attention and the rest of a layer, of the last one at answers alone; scores
     tables = run_all(scan, resolved, prompts)
     assert graphs.frame_count == 5
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: False)
+    set_pays(monkeypatch, lambda *_: False)
     assert tables == run_all(scan, resolved, prompts)  # bitwise
 
 
@@ -149,8 +156,8 @@ def test_other_scans_and_an_adapter_compile_nothing_either_and_the_stand_in_is_g
     base = save_deep(tmp_path / "model", "llama")
     resolved = resolve(ModelSpec(str(base), str(save_adapter(tmp_path / "adapter", base)), "float32"))
     prompts = some_prompts(resolved)
-    scan: Scan
-    for scan in (HeadScan("resample", heads=((5, 1), (4, 0), (4, 3))), MlpScan()):
+    scan: Experiment
+    for scan in (Heads("resample", heads=((5, 1), (4, 0), (4, 3))), Mlps()):
         compile_ahead(scan, resolved, prompts, "cpu", MAX_TOKENS)
         before = graphs.frame_count
         run_all(scan, resolved, prompts)
@@ -201,7 +208,8 @@ def test_the_stand_ins_layers_are_like_the_loaded_models(
     small = stand_in(resolved, "cpu")
     assert resolved.config.to_dict() == before
     whole = load(resolved, "cpu").anatomy
-    kinds = getattr(resolved.config, "layer_types", None) or [None] * whole.shape.n_layers
+    lists = [getattr(resolved.config, name, None) for name in ("layer_types", "no_rope_layers")]
+    kinds = list(zip(*filter(None, lists), strict=False)) or [()] * whole.shape.n_layers
     between = [kinds.index(kind, 1) for kind in dict.fromkeys(kinds[1:-1])]
     chosen = [0, *between, whole.shape.n_layers - 1]
     assert layers_of(small, range(small.shape.n_layers)) == layers_of(whole, chosen)
@@ -229,7 +237,7 @@ def test_it_is_done_where_the_scan_compiles() -> None:
     shape = resolve(ModelSpec("random:llama-2-7b")).shape
     prompts = some_prompts(resolve(ModelSpec("random:llama-tiny")))
     tokens = sum(len(prompt.fed) for prompt in prompts)
-    for scan, edits in ((HeadScan(), 1024), (HeadScan("mean", layers=(3, 4)), 64), (MlpScan(), 32)):
+    for scan, edits in ((Heads(), 1024), (Heads("mean", layers=(3, 4)), 64), (Mlps(), 32)):
         enough = COMPILE_FROM_NODES // (tokens * edits) + 1
         assert scan.compiles(shape, prompts * enough, "cuda")
         assert not scan.compiles(shape, prompts * (enough - 1), "cuda")
@@ -239,16 +247,16 @@ def test_it_is_done_where_the_scan_compiles() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(FAMILIES_TABLE, "llama", no_tree)
             assert not scan.compiles(shape, prompts * enough, "cuda")
-    assert not IterativeScan(steps=2).compiles(shape, prompts * enough, "cuda")
+    assert not Iterative(steps=2).compiles(shape, prompts * enough, "cuda")
     assert not ToyScan().compiles(shape, prompts * enough, "cuda")
 
 
 def test_the_rule_is_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *arguments: asked.append(arguments))
+    set_pays(monkeypatch, lambda *arguments: bool(asked.append(arguments)))
     resolved = resolve(ModelSpec("random:llama-tiny"))
     anatomy, prompts = load(resolved, "cpu").anatomy, some_prompts(resolved)
-    for scan in (HeadScan(), HeadScan(heads=((0, 1), (2, 0))), MlpScan(layers=(2,))):
+    for scan in (Heads(), Heads(heads=((0, 1), (2, 0))), Mlps(layers=(2,))):
         scan.compiles(resolved.shape, prompts, "cpu")
         scan.prepare(Subject(anatomy, prompts))
         assert asked[-1] == asked[-2]
@@ -257,28 +265,26 @@ def test_the_rule_is_the_engines_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_nothing_compiles_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "stand_in", lambda *_: pytest.fail("built"))
     resolved = resolve(ModelSpec("random:llama-tiny"))
-    assert compile_ahead(HeadScan(), resolved, some_prompts(resolved), "cpu") == {}
+    assert compile_ahead(Heads(), resolved, some_prompts(resolved), "cpu") == {}
 
 
 def test_reasons_to_leave_it_are_noted(graphs: CompileCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(ModelSpec("random:llama-tiny"))
     prompts = some_prompts(resolved)
     own_code = dataclasses.replace(resolved, spec=dataclasses.replace(resolved.spec, trust_remote_code=True))
-    assert compile_ahead(HeadScan(), own_code, prompts, "cpu") == {
-        "compile_ahead_skipped": "the model runs its own code"
-    }
+    assert compile_ahead(Heads(), own_code, prompts, "cpu") == {"compile_ahead_skipped": "the model runs its own code"}
 
     def full(*_: Any) -> Anatomy:
         raise torch.cuda.OutOfMemoryError("full")
 
     monkeypatch.setattr(ahead, "stand_in", full)
-    assert compile_ahead(HeadScan(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "out of GPU memory"}
+    assert compile_ahead(Heads(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "out of GPU memory"}
 
     def astray(*_: Any) -> Anatomy:
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(ahead, "stand_in", astray)
-    assert compile_ahead(HeadScan(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "RuntimeError: no kernel"}
+    assert compile_ahead(Heads(), resolved, prompts, "cpu") == {"compile_ahead_skipped": "RuntimeError: no kernel"}
     assert graphs.frame_count == 0
 
 
@@ -292,10 +298,10 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
         counts.append(graphs.frame_count)
         return load(*arguments)
 
-    monkeypatch.setattr(replica, "load", counted)
+    monkeypatch.setattr(handle, "load", counted)
     job = replica.ReplicaJob(
-        MlpScan(), resolved.spec, prompts, resolved.fingerprint, prompts_fingerprint(prompts), str(tmp_path), "run",
-        "cpu", torch.get_num_threads(),
+        Mlps(), handle.NamedSource(resolved.spec), prompts, resolved.fingerprint, prompts_fingerprint(prompts),
+        str(tmp_path), "run", "cpu", torch.get_num_threads(),
     )  # fmt: skip
     notes = replica.Replica(job).load()
     assert counts == [graphs.frame_count]
@@ -303,7 +309,7 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
     assert notes["compile_ahead_seconds"] > 0
     assert notes["prepare_seconds"] > 0
     assert notes["engine"] == "packed"
-    monkeypatch.setattr(ablation, "pays_to_compile", lambda *_: False)
+    set_pays(monkeypatch, lambda *_: False)
     assert not any(name.startswith("compile") for name in replica.Replica(job).load())
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mathinterp.errors import UserError
-from mathinterp.scans.concept_words import ConceptList, read_concepts, token_texts
-from mathinterp.scans.concepts import match_vocabulary
+from mathinterp.experiments.concepts.rows import match_vocabulary
+from mathinterp.experiments.concepts.words import ConceptList, read_concepts, token_texts
 from tests.prompt_tokenizers import gpt2_like, llama_like
 from tests.tiny import VOCABULARY, tiny_tokenizer
 

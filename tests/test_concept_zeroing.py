@@ -14,21 +14,21 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
 from mathinterp.errors import UserError
-from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.experiments.concept_zeroing.summary import missing_controls
+from mathinterp.experiments.concepts import ConceptOptions, Concepts
+from mathinterp.experiments.concepts.summary import kept_neurons, summarize
+from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
+from mathinterp.experiments.results import Results, Shown
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.concepts import kept_neurons, missing_controls, summarize_concepts
-from mathinterp.scans.base import Subject
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
-from mathinterp.scans.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
+from tests.exact import PROMPTS
 from tests.small_store import FINGERPRINT, open_run, prompt
-from tests.test_forward import PROMPTS, anatomy
-from tests.tiny import save_tiny, tiny_model
-
-assert anatomy  # the fixture: every tiny family in float64
-
+from tests.tiny import of_neurons, save_tiny, tiny_model
 
 # ---- zeroing ----
 
@@ -46,6 +46,7 @@ def test_random_neurons_match_each_layer_and_leave_out_the_set() -> None:
     assert not has_control(shape, [(0, n) for n in range(21)])
 
 
+@of_neurons
 def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
     half, few = NeuronSet(0, tuple((0, n) for n in range(21))), NeuronSet(1, ((0, 3), (1, 7)))
     scan = ConceptZeroing((half, few), "source", seeds=2)
@@ -58,7 +59,7 @@ def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
     baseline = scan.run(state, shards[0])
     assert scan.run(state, shards[1]).column("zeroed").unique().to_pylist() == [21]
     table = scan.run(state, shards[2])
-    assert table.schema == scan.schemas["concept_zeroing"]
+    assert table.schema == scan.tables["concept_zeroing"].schema
     engine = NeuronSets(anatomy, PROMPTS[:6])
     assert baseline["logprob"].to_pylist() == pytest.approx(engine.baseline().logprob_EA[0].tolist())
     for kind, seed, neurons in (
@@ -71,7 +72,7 @@ def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
         assert [r["logprob"] for r in rows] == pytest.approx(scores.logprob_EA[0].tolist(), rel=1e-6)
         assert {(r["level"], r["zeroed"]) for r in rows} == {(1, 2)}
     assert scan.parameters()["sets"] != ConceptZeroing((half, NeuronSet(1, ((0, 3),))), "source").parameters()["sets"]
-    with pytest.raises(UserError, match="--scoring 'all' is not known"):
+    with pytest.raises(UserError, match="`scoring` 'all' is not known"):
         ConceptZeroing((few,), "source", scoring="all")
 
 
@@ -105,8 +106,8 @@ def concept_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]
     rows = [
         concept_row(*key, count, sign) for key, pair in hits.items() for count, sign in zip(pair, (1, -1), strict=True)
     ]
-    run = open_run(store, ["concept_scan/00000"], scan="concepts", parameters={"count": "distinct"})
-    schema = TABLES["concept_scan"].schema
+    run = open_run(store, ["concept_scan/00000"], scan="concepts", parameters={"count": "distinct", "top": 5})
+    schema = catalog().tables["concept_scan"].schema
     store.write_shard(run.run_id, "concept_scan", 0, pa.Table.from_pylist(rows, schema), {})
     run.note({"concept_tokens": 7, "concepts_in_vocabulary": 6, "expected_hits": 0.25})
     run.finish()
@@ -144,13 +145,14 @@ def test_best_attention_layer_levels_and_chance(concept_store: tuple[Store, str]
 
 def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     store, run_id = concept_store
-    assert kept_neurons(store, run_id, [0, 1, 2, 3]) == {0: ((0, 0), (0, 2), (1, 0)), 1: ((0, 0), (0, 2)), 2: ((0, 0),)}
+    results = Results(store, run_id)
+    assert kept_neurons(results, [0, 1, 2, 3]) == {0: ((0, 0), (0, 2), (1, 0)), 1: ((0, 0), (0, 2)), 2: ((0, 0),)}
     table = store.rows("SELECT level, neurons, total, share, expected_hits FROM paper_a_table7 ORDER BY level")
     assert [tuple(row.values()) for row in table] == [
         (0, 3, 4, 75, 0.25), (1, 2, 4, 50, 0.25), (2, 1, 4, 25, 0.25), (3, 0, 4, 0, 0.25),
     ]  # fmt: skip
-    summary = summarize_concepts(store, run_id, [1, 9], 2)
-    shown, examples = summary.levels, summary.examples
+    data = summarize(results, [1, 9], 2, zeroed=True).data
+    shown, examples = data["levels"], data["examples"]
     assert [row["neurons"] for row in shown] == [2, 0]
     assert shown[0]["one layer (%)"] == pytest.approx(100 * (2 / 6 * 6 + 3 / 8 * 8) / 14)
     assert shown[0]["random (%)"] == pytest.approx(100 * (0 * 6 + 1 * 8) / 14)
@@ -159,7 +161,20 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     ]  # fmt: skip
     assert examples[0]["tokens through attention"] == "\\nt0.0.2.1"
     assert examples[0]["tokens read directly"] == "\\nt0.0.None.1"
-    assert summary.chance == {"concepts": 6, "tokens": 7, "expected_hits": 0.25}
+    assert data["chance"] == {"concepts": 6, "tokens": 7, "expected_hits": 0.25}
+    assert data["top_tokens"] == 5
+
+
+def test_what_follows_is_the_zeroing_of_the_kept_neurons(concept_store: tuple[Store, str]) -> None:
+    results = Results(*concept_store)
+    following = Concepts().follow_up(results, ConceptOptions(levels=(2, 9), control_seeds=1, scoring="first_token"))
+    assert following == ConceptZeroing((NeuronSet(2, ((0, 0),)),), results.run_id, 1, "first_token")
+    for nothing in (ConceptOptions(zero=False), ConceptOptions(levels="9")):
+        assert Concepts().follow_up(results, nothing) is None
+        *_, said = Concepts.summarize(results, nothing).parts
+        assert said == "No neurons were zeroed."
+    *_, table = Concepts.summarize(results, ConceptOptions()).parts
+    assert isinstance(table, Shown)
 
 
 def relative_drop(units: dict[str, list[tuple[int, int, int]]], weights: dict[str, np.ndarray]) -> float:
@@ -192,7 +207,7 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     run = open_run(store, ["baseline/00000", "concept_zeroing/00000"], scan="concept_zeroing")
     store.write_prompts(FINGERPRINT, items)
     for table, rows in (("baseline", baseline), ("concept_zeroing", zeroed)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
     run.finish()
     ask = queries(store)
     effects = ask("SELECT * FROM concept_zeroing_effects WHERE neurons = 'concepts'")
@@ -231,9 +246,9 @@ def test_levels_without_random_sets_say_which_layer_is_full(concept_store: tuple
     zeroed = [{**row, "neurons": kind, "level": level, "seed": 0, "zeroed": count} for kind, level, count in sets]
     store.write_prompts(FINGERPRINT, [prompt("a")])
     for table, rows in (("baseline", [row]), ("concept_zeroing", zeroed)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
     run.finish()
-    lines = missing_controls(store, run.run_id)
+    lines = missing_controls(Results(store, run.run_id))
     if seeds:
         (line,) = lines
         assert line.startswith("No random sets for hits > 0: 1 of the 1 neurons of layer 1 are zeroed, so there are")
@@ -264,7 +279,7 @@ def test_command_counts_zeroes_and_resumes(tmp_path: Path) -> None:
     assert len(store.rows("SELECT * FROM concept_neurons")) == 40
     shown = invoke(*command[:-1])
     assert shown.exit_code == 0, shown.output
-    assert "0 rows in" in shown.stdout  # nothing is computed again
+    assert shown.stdout.count("nothing left to compute") == 2
     assert "nothing left to compute; 3 of 3 shards were there already" in shown.stdout
     assert "tokens spell" in shown.stdout
     assert "All of them at zero" in shown.stdout
@@ -281,10 +296,10 @@ def test_mistakes_in_the_command_are_one_line(tmp_path: Path) -> None:
         (["--concepts", other], "none of the 1 concepts"),
         (["--levels", "a"], "--levels 'a' cannot be read"),
         (["--top", "500"], "hold every concept"),
-        (["--top", "0"], "first 0 tokens"),
+        (["--top", "0"], "'--top': 0 is not in the range"),
         (["--layers", "9"], "layer 9 does not exist"),
-        (["--control-seeds", "-1"], "-1 random draws"),
-        (["--scoring", "x"], "--scoring 'x'"),
+        (["--control-seeds", "-1"], "'--control-seeds': -1 is not in the range"),
+        (["--scoring", "x"], "'--scoring': 'x' is not one of"),
     ):
         result = invoke("--store", tmp_path / "s", *words)
         assert result.exit_code == 2, result.output

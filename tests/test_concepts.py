@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from mathinterp.errors import UserError
-from mathinterp.forward import concepts
-from mathinterp.forward.concepts import (
+from mathinterp.engine.layers import recorded
+from mathinterp.engine.lens import concepts
+from mathinterp.engine.lens.concepts import (
     NO_CONCEPT,
     ConceptReader,
     concept_hits,
@@ -17,17 +17,17 @@ from mathinterp.forward.concepts import (
     top_ids,
     value_output_matrix,
 )
-from mathinterp.forward.layers import recorded
-from mathinterp.forward.lens import written_values
+from mathinterp.engine.lens.lens import written_values
+from mathinterp.errors import UserError
+from mathinterp.experiments import concepts as scan_of_concepts
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.concepts import Concepts, default_top
+from mathinterp.experiments.concepts import rows as rows_of_concepts
+from mathinterp.experiments.concepts.rows import match_vocabulary
+from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.scans import concepts as scan_of_concepts
-from mathinterp.scans.base import Subject
-from mathinterp.scans.concept_words import ConceptList, read_concepts
-from mathinterp.scans.concepts import ConceptScan, default_top, match_vocabulary
-from tests.test_forward import anatomy
-from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.neuron_twin import gain
+from tests.tiny import VOCABULARY, of_neurons, tiny_model, tiny_tokenizer
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -39,7 +39,7 @@ def centred_gain(anatomy: Anatomy, norm: torch.nn.Module, vector_D: torch.Tensor
     """A norm's output times its scale, without its bias."""
     if isinstance(norm, torch.nn.LayerNorm):
         return (vector_D - vector_D.mean()) * norm.weight
-    return vector_D * (norm.weight + (1 if anatomy.shape.model_type == "gemma2" else 0))
+    return vector_D * gain(anatomy, norm)
 
 
 def moved_by_attention(anatomy: Anatomy, layer: int, attention_layer: int, neuron: int) -> torch.Tensor:
@@ -96,6 +96,7 @@ def test_the_twins_norms_are_the_models(anatomy: Anatomy) -> None:
         )  # fmt: skip
 
 
+@of_neurons
 def test_vectors_and_hits_against_one_neuron_at_a_time(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
     """With groups of 3 tokens, so that some vectors are put aside without a closer look, and a rest that fills none."""
     monkeypatch.setattr(concepts, "GROUP", 3)
@@ -127,6 +128,7 @@ def test_vectors_and_hits_against_one_neuron_at_a_time(anatomy: Anatomy, monkeyp
     assert 0 < seen <= sum(looked_at) < 4 * anatomy.shape.n_neurons, "all or none were found: the test shows nothing"
 
 
+@of_neurons
 def test_a_reader_of_an_attention_layer_multiplies_by_its_matrix(anatomy: Anatomy) -> None:
     concept_V = torch.full((VOCABULARY,), NO_CONCEPT)
     concept_V[::9] = 4
@@ -230,13 +232,13 @@ def test_out_of_memory_halves_the_block_and_nan_is_named(monkeypatch: pytest.Mon
 NUMBERS = ConceptList("numbers", (*((digit,) for digit in "0123456789"), ("two", "twelve"), ("three",), ("plus", "+")))
 
 
-def scan_rows(scan: ConceptScan, anatomy: Anatomy, first: int = 0) -> list[dict[str, Any]]:
+def scan_rows(scan: Concepts, anatomy: Anatomy, first: int = 0) -> list[dict[str, Any]]:
     """Of all shards from the ``first`` on."""
     state = scan.prepare(Subject(anatomy, (), tokenizer=tiny_tokenizer()))
     rows: list[dict[str, Any]] = []
     for shard in scan.shards(anatomy.shape, ())[first:]:
         table = scan.run(state, shard)
-        assert table.schema == scan.schemas[shard.table]
+        assert table.schema == scan.tables[shard.table].schema
         rows += table.to_pylist()
     assert scan.notes(state)["expected_hits"] == pytest.approx(scan.top * 15 / VOCABULARY)
     return rows
@@ -247,7 +249,7 @@ def test_scan_rows_by_hand(family: str) -> None:
     """Both signs and all tokens; and, from the same first tokens, what the other options store."""
     anatomy, tokenizer = Anatomy(tiny_model(family)), tiny_tokenizer()
     concept_V = match_vocabulary(NUMBERS, tokenizer, VOCABULARY).concept_V
-    rows = scan_rows(ConceptScan(NUMBERS, 11, (0, 1), None, "all", "both", "tokens"), anatomy)
+    rows = scan_rows(Concepts(NUMBERS, 11, (0, 1), None, "all", "both", "tokens"), anatomy)
     found = {(r["layer"], r["neuron"], r["attention_layer"], r["sign"]): r for r in rows}
     assert len(found) == len(rows) == 3 * 40 * 3 * 2  # two layers and random directions; read directly, layers 0 and 1
     for layer in (0, 1):
@@ -268,7 +270,7 @@ def test_scan_rows_by_hand(family: str) -> None:
                         assert json.loads(row["tokens"]) == tokenizer.convert_ids_to_tokens(ids[:10])
                     else:
                         assert row["tokens"] is None
-    kept = scan_rows(ConceptScan(NUMBERS, 11, (0, 1), None), anatomy)
+    kept = scan_rows(Concepts(NUMBERS, 11, (0, 1), None), anatomy)
     assert {(r["layer"], r["attention_layer"]) for r in kept} == {(0, None), (1, None), (None, None), (0, 1), (None, 1)}
     for row in kept:
         twin = found[row["layer"], row["neuron"], row["attention_layer"], 1]
@@ -278,9 +280,9 @@ def test_scan_rows_by_hand(family: str) -> None:
 
 def test_random_directions_are_drawn_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing them takes longer than reading them: half a second for Llama-2-7B, and every attention layer has some."""
-    drawn, draw = [], scan_of_concepts._random_directions
-    monkeypatch.setattr(scan_of_concepts, "_random_directions", lambda part: drawn.append(1) or draw(part))
-    rows = scan_rows(ConceptScan(NUMBERS, 11, into="all"), Anatomy(tiny_model("llama")))
+    drawn, draw = [], rows_of_concepts._random_directions
+    monkeypatch.setattr(rows_of_concepts, "_random_directions", lambda part: drawn.append(1) or draw(part))
+    rows = scan_rows(Concepts(NUMBERS, 11, into="all"), Anatomy(tiny_model("llama")))
     assert len({row["attention_layer"] for row in rows if row["layer"] is None}) == 3
     assert len(drawn) == 1
 
@@ -289,7 +291,7 @@ def test_an_attention_layer_is_prepared_once_for_all_its_files(monkeypatch: pyte
     monkeypatch.setattr(scan_of_concepts, "LAYERS_A_FILE", 1)
     made, make = [], concepts.value_output_matrix
     monkeypatch.setattr(concepts, "value_output_matrix", lambda part, layer: made.append(layer) or make(part, layer))
-    scan_rows(ConceptScan(NUMBERS, 11, (0, 1, 2), None, "all", "both"), Anatomy(tiny_model("llama")))
+    scan_rows(Concepts(NUMBERS, 11, (0, 1, 2), None, "all", "both"), Anatomy(tiny_model("llama")))
     assert made == [0, 1]
 
 
@@ -298,7 +300,7 @@ def test_a_vector_that_is_not_finite_is_named_with_its_layers() -> None:
     with torch.no_grad():
         Anatomy(model).value_vectors(0)[4, 2] = torch.nan
     with pytest.raises(FloatingPointError, match="layer 0, attention layer 1: vector 4 is NaN"):
-        scan_rows(ConceptScan(NUMBERS, 11, (0,), (1,)), Anatomy(model), first=1)
+        scan_rows(Concepts(NUMBERS, 11, (0,), (1,)), Anatomy(model), first=1)
 
 
 def test_random_directions_are_the_same_in_every_file() -> None:
@@ -306,9 +308,7 @@ def test_random_directions_are_the_same_in_every_file() -> None:
     generator = torch.Generator().manual_seed(0)
     vectors_KD = torch.randn(40, 32, generator=generator).double()
     rows = {
-        (r["neuron"], r["attention_layer"]): r
-        for r in scan_rows(ConceptScan(NUMBERS, 11), anatomy)
-        if r["layer"] is None
+        (r["neuron"], r["attention_layer"]): r for r in scan_rows(Concepts(NUMBERS, 11), anatomy) if r["layer"] is None
     }
     for neuron in range(40):
         ids = first_tokens(anatomy, vectors_KD[neuron] @ value_output_matrix(anatomy, 1), 10)
@@ -320,29 +320,29 @@ def test_random_directions_are_the_same_in_every_file() -> None:
 def test_default_layers_and_shards() -> None:
     shape = Anatomy(tiny_model("llama")).shape
     paper = replace(shape, n_layers=32, vocabulary=32_000)
-    assert ConceptScan().chosen(paper) == (list(range(16)), list(range(17)))
-    shards = ConceptScan().shards(paper, ())
+    assert Concepts().chosen(paper) == (list(range(16)), list(range(17)))
+    shards = Concepts().shards(paper, ())
     pairs = [(s.work["attention_layer"], layer) for s in shards for layer in s.work["layers"]]
     through = {(a, layer) for a, layer in pairs if a is not None and layer is not None}
     assert through == {(a, layer) for a in range(17) for layer in range(16) if a > layer}
     assert {layer for a, layer in pairs if a is None} == {*range(16), None}
     assert len(pairs) == len(set(pairs)) == 136 + 17 + 16  # later pairs; values read directly; random through 1..16
     assert max(len(s.work["layers"]) for s in shards) == 4
-    assert len(ConceptScan(into="all").shards(paper, ())) == 18 * 5
+    assert len(Concepts(into="all").shards(paper, ())) == 18 * 5
     assert [default_top(size) for size in (139, 4_000, 32_000, 49_152)] == [5, 6, 50, 50]
     renamed = ConceptList("other name", read_concepts().concepts)
-    assert ConceptScan(renamed).parameters()["concepts"] == ConceptScan().parameters()["concepts"]
-    assert ConceptScan(NUMBERS).parameters()["concepts"] != ConceptScan().parameters()["concepts"]
+    assert Concepts(renamed).parameters()["concepts"] == Concepts().parameters()["concepts"]
+    assert Concepts(NUMBERS).parameters()["concepts"] != Concepts().parameters()["concepts"]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"into": "earlier"}, "--into 'earlier' is not known; take one of later, all"),
-        ({"sign": "minus"}, "--sign 'minus' is not known"),
-        ({"count": "words"}, "--count 'words' is not known"),
-        ({"top": 0}, "first 0 tokens"),
-        ({"top": VOCABULARY}, "hold every concept: choose a smaller --top, for example 5"),
+        ({"into": "earlier"}, "`into` 'earlier' is not known; take one of later, all"),
+        ({"sign": "minus"}, "`sign` 'minus' is not known"),
+        ({"count": "words"}, "`count` 'words' is not known"),
+        ({"top": 0}, "`top` 0 is too small; give 1 or more"),
+        ({"top": VOCABULARY}, "hold every concept: choose a smaller `top`, for example 5"),
         ({"layers": (3,)}, "layer 3 does not exist"),
         ({"attention_layers": (7,)}, "layer 7 does not exist"),
         ({"layers": (1, 2), "attention_layers": (0, 1)}, "no attention layer up to 1 comes after neuron layer 1"),
@@ -350,12 +350,12 @@ def test_default_layers_and_shards() -> None:
 )
 def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        ConceptScan(**{"top": 5, **fields}).shards(Anatomy(tiny_model("llama")).shape, ())
+        Concepts(**{"top": 5, **fields}).shards(Anatomy(tiny_model("llama")).shape, ())
 
 
 def test_a_crowded_top_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     shape = Anatomy(tiny_model("llama")).shape
-    ConceptScan(top=20).shards(shape, ())
+    Concepts(top=20).shards(shape, ())
     assert not caplog.records
-    ConceptScan(top=21).shards(shape, ())
+    Concepts(top=21).shards(shape, ())
     assert "the first 21 of 160 tokens" in caplog.text

@@ -179,6 +179,9 @@ def test_what_old_checkpoints_hold_beside_their_weights(name: str, saved: Path, 
     else:
         pytest.fail(f"{name} has neither")
     add_tensors(folder, **held)
+    if name == "gemma3":  # two tables: no checkpoint holds one of a layer
+        assert "has no place for" in refusal(folder, loading=True)
+        return
     load(ModelSpec(str(folder)), "cpu")
     add_tensors(folder, **dict.fromkeys(held, wrong))
     assert refusal(folder, loading=True) == (

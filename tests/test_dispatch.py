@@ -22,7 +22,7 @@ from mathinterp.cluster.dispatch import (
 from mathinterp.cluster.progress import ScanProgress, duration
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.errors import UserError
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 Behaviour = Callable[[int, Shard, int], BaseException | str | None]
 

@@ -1,13 +1,17 @@
 """The README says what is true: its commands parse, its files exist, its SQL runs."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
 
 from mathinterp.cli.main import main
+from mathinterp.cli.reference import commands, reference
 from mathinterp.store import Store
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +52,7 @@ def test_queries_run_on_an_empty_store(query, tmp_path):
 
 def test_files_named_in_the_readme_exist():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    named = re.findall(r"`((?:mathinterp|ray_jobs|benchmarks|notebooks|docs|tests)/[\w/.]+)`", README)
+    named = re.findall(r"`((?:mathinterp|recipes|ray_jobs|benchmarks|notebooks|docs|tests)/[\w/.]+)`", README)
     tree = next(
         block for language, block in BLOCKS if not language and "What is where" not in block and "tests/" in block
     )
@@ -70,3 +74,67 @@ def test_views_named_in_the_readme_exist(tmp_path):
     for name in VIEWS:
         assert name in views
         assert f"`{name}`" in README
+
+
+def test_the_command_reference_is_what_the_commands_say():
+    written = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert written == reference(), "run: python -m mathinterp.cli.reference > docs/commands.md"
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands(main)))
+def test_every_command_and_option_is_explained(name, command):
+    assert command.help, f"{name} has no help"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts} has no help"
+
+
+def linked(page: Path) -> list[Path]:
+    """Files that a page of ours links to."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return [page.parent / link for link in links]
+
+
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_the_documentation_lead_somewhere(page):
+    assert [link for link in linked(page) if not link.exists()] == []
+
+
+@pytest.fixture(scope="module")
+def own_experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of docs/adding-an-experiment.md, each named by its block's first line."""
+    folder = tmp_path_factory.mktemp("residual-norms")
+    page = (ROOT / "docs" / "adding-an-experiment.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"```\w+\n(?:#|--) (\S+)\n(.*?)```", page, flags=re.DOTALL):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def in_folder(folder: Path, *words: str) -> str:
+    """The output of a Python module run there, with this checkout importable."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_documented_experiment_passes_its_test_and_is_planned(own_experiment):
+    assert "3 passed" in in_folder(own_experiment, "pytest", "-q", "test_residual_norms.py")
+    planned = in_folder(own_experiment, "mathinterp.cli.main", "plan", "residual_norms:ResidualNorms", "--limit", "32")
+    assert "residual_norms: 1 shards" in planned
+
+
+@pytest.mark.ray
+def test_the_documented_experiment_runs_on_ray(own_experiment):
+    words = ["scan", "residual_norms:ResidualNorms", "--limit", "8", "--replicas", "1", "--out", "drawn"]
+    told = in_folder(own_experiment, "mathinterp.cli.main", *words)
+    assert "Mean norm at END" in told
+    assert "It grows" in told
+    assert len(list((own_experiment / "drawn").glob("residual_norms-*"))) == 2
+    assert "nothing left to compute" in in_folder(own_experiment, "mathinterp.cli.main", *words)

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.edits import Replacement
-from mathinterp.forward.end_sets import EndHeadSets
-from mathinterp.forward.knockout import NO_HEADS, HeadSet, PlainHeadSets
-from mathinterp.forward.scores import Scores
+from mathinterp.engine.edits import Replacement
+from mathinterp.engine.end_rows import EndHeadSets
+from mathinterp.engine.head_sets import NO_HEADS, HeadSet, PlainHeadSets
+from mathinterp.engine.scores import Scores
+from mathinterp.experiments.iterative import Iterative
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.scans.iterative import IterativeScan
 from tests import test_scans
+from tests.exact import PROMPTS, assert_same
 from tests.head_sets import SETS, resampled, zeros
-from tests.test_forward import PROMPTS, anatomy, assert_same
-
-assert anatomy  # the fixture: every tiny family in float64
 
 BASE: HeadSet = frozenset({(0, 1), (1, 2)})
 WITH_BASE: list[HeadSet] = [BASE | {(layer, head)} for layer in (2, 0, 1) for head in (0, 3)] + [BASE]
@@ -69,13 +67,13 @@ def test_an_edit_of_every_token_is_refused_and_nan_names_heads_and_prompt() -> N
 @pytest.mark.parametrize("ablation", ["mean", "resample", "zero"])
 def test_iterative_masking_is_the_same_on_end_rows(ablation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
-    scan = IterativeScan(ablation, "end", steps=3, rank_by="logprob")
+    scan = Iterative(ablation, "end", steps=3, rank_by="logprob")
     assert scan.only_end
-    assert not IterativeScan(ablation, "end", scoring="token").only_end
-    assert not IterativeScan("zero").only_end
+    assert not Iterative(ablation, "end", scoring="token").only_end
+    assert not Iterative("zero").only_end
     tables = []
     for only_end in (True, False):
-        monkeypatch.setattr(IterativeScan, "only_end", property(lambda _, chosen=only_end: chosen))
+        monkeypatch.setattr(Iterative, "only_end", property(lambda _, chosen=only_end: chosen))
         state = scan.prepare(on)
         assert isinstance(state.runner, EndHeadSets) == only_end
         assert scan.notes(state)["no_head_deviation"] < 1e-9

@@ -14,20 +14,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
+from mathinterp.evaluation.evaluate import Origin, PromptSetEvaluation
+from mathinterp.evaluation.evaluate.summary import summarize_evaluations
 from mathinterp.evaluation.greedy import GreedyDecoder
 from mathinterp.evaluation.harness import plain_greedy
 from mathinterp.evaluation.jobs import Job, Settings, origin_of, own_ends, parse_tasks, prepare_jobs
-from mathinterp.evaluation.scan import Origin, PromptSetScan
 from mathinterp.evaluation.task_files import TaskFile, task_file
+from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.report.evaluation import summarize_evaluations
-from mathinterp.scans.base import Subject
 from mathinterp.store import Store
+from mathinterp.store.catalog import catalog
 from mathinterp.store.query import json_rows
-from mathinterp.store.schema import TABLES
 from tests.small_benchmarks import SVAMP, lines, write_benchmarks
 from tests.small_store import open_run
 from tests.tiny import save_tiny, tiny_model, tiny_tokenizer
@@ -47,7 +47,7 @@ def benchmark(name: str, data: Path, **settings: Any) -> Job:
 
 
 def test_scan_rows_are_the_items_in_order_whatever_the_blocks(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mathinterp.evaluation.scan.CHOICE_BLOCK", 5)
+    monkeypatch.setattr("mathinterp.evaluation.evaluate.CHOICE_BLOCK", 5)
     job = benchmark("mmlu", data, fewshot=2)
     anatomy_ = Anatomy(tiny_model("llama"))
     prompts = tokenize_prompts(
@@ -69,7 +69,7 @@ def test_scan_rows_are_the_items_in_order_whatever_the_blocks(data: Path, monkey
 
     monkeypatch.setattr(state, "answer", spy)
     tables = [job.scan.run(state, shard) for shard in shards]
-    assert all(table.schema == job.scan.schemas["evaluations"] for table in tables)
+    assert all(table.schema == job.scan.tables["evaluations"].schema for table in tables)
     rows = pa.concat_tables(tables).to_pylist()
     assert [row["item_id"] for row in rows] == [prompt.prompt_id for prompt in job.prompts]
     assert [row["subset"] for row in rows] == ["anatomy"] * 6 + ["us_history"] * 6
@@ -111,11 +111,11 @@ def test_prompt_sets_and_files_are_tasks_too(tmp_path: Path) -> None:
         parse_tasks("svam")
     jobs = prepare_jobs(["two_digit", str(file)], ModelSpec(), Settings(limit=16, seed=2))
     assert [job.label for job in jobs] == ["two_digit limit=16 seed=2", "mine.jsonl limit=16"]
-    assert isinstance(jobs[0].scan, PromptSetScan)
+    assert isinstance(jobs[0].scan, PromptSetEvaluation)
     assert [shard.work for shard in replace(jobs[0].scan).shards(None, [None] * 1025)] == [
         {"start": 0, "stop": 512}, {"start": 512, "stop": 1024}, {"start": 1024, "stop": 1025},
     ]  # fmt: skip
-    with pytest.raises(UserError, match="--examples 'mine'"):
+    with pytest.raises(UserError, match="`examples` 'mine'"):
         prepare_jobs(["svamp"], ModelSpec(), Settings(examples="mine"))
 
 
@@ -233,7 +233,9 @@ def fill(store: Store, model: str, task: str, hits: str, method: str = "base", b
          "predicted": None if i == 0 else "1", "target": "1", "logprob": None, "truncated": i == 1}
         for i, hit in enumerate(hits)
     ]  # fmt: skip
-    store.write_shard(run.run_id, "evaluations", 0, pa.Table.from_pylist(rows, TABLES["evaluations"].schema), {})
+    store.write_shard(
+        run.run_id, "evaluations", 0, pa.Table.from_pylist(rows, catalog().tables["evaluations"].schema), {}
+    )
     assert run.finish() == []
     return run.run_id
 

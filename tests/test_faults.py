@@ -27,9 +27,9 @@ from mathinterp.cluster.replica import loading_turn
 from mathinterp.cluster.run import RunSummary, close_run, open_run, prepare_work, run_scan
 from mathinterp.cluster.temporary import ray_folder
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.scans.base import Shard
 from mathinterp.store import Store
 from tests.moody import Moody
 from tests.toy_scan import ToyScan
@@ -91,7 +91,7 @@ def undisturbed(cluster, tmp_path_factory) -> pa.Table:
 
 
 def run(scan: ToyScan, store: Path, **options) -> RunSummary:
-    return run_scan(scan, MODEL, PROMPTS, str(store), progress=False, **options)
+    return run_scan(scan, MODEL, PROMPTS, str(store), **{"address": "local", "progress": False, **options})
 
 
 def rows(store: Path) -> pa.Table:
@@ -254,7 +254,7 @@ def test_placement(cluster):
     assert gpus_each(None) == 0
     assert place(None, 0, 5, 10**6).replicas == 1
     assert place(8, 0, 5, 10**6).replicas == 5
-    with pytest.raises(UserError, match="--replicas 0"):
+    with pytest.raises(UserError, match="`replicas` 0"):
         place(0, 0, 5, 10**6)
     with pytest.raises(UserError, match="no node has that many GPUs, the most is 0"):
         gpus_each(0.5)
@@ -274,10 +274,10 @@ def test_a_cluster_that_is_not_there(address, message):
 
 
 def test_files_that_only_another_machine_sees_are_a_user_error(tmp_path):
-    work = prepare_work(ToyScan(2), MODEL, PROMPTS, on_gpu=False)
+    work = prepare_work(ToyScan(2), MODEL, PROMPTS, on_gpu=False, store=Store(tmp_path))
     opened = open_run(Store(tmp_path), work)
     elsewhere = Receipt("mlp_scan/00001", 5, 1.0, "node-7", 1, 100, 0)
-    with pytest.raises(UserError, match=r"1 shards were written on node-7 but .* give --store a folder that all nodes"):
+    with pytest.raises(UserError, match=r"1 shards were written on node-7 but .* give `store` a folder that all nodes"):
         close_run(opened, Outcome(receipts=[elsewhere]))
     assert "node-7" in record(tmp_path)["hosts"]
 

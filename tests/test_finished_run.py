@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from mathinterp.errors import UserError
-from mathinterp.report.finished_run import finished_run
-from mathinterp.report.knockout import ranking_from
-from mathinterp.report.neuron_runs import neuron_run
+from mathinterp.experiments.finished_run import finished_run, ranking_from
+from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.store import Store
 from tests.small_store import fill, open_run, prompt
 
@@ -25,7 +24,7 @@ def line_of(call: Callable[..., Any], *arguments: Any) -> str:
 @pytest.mark.parametrize(
     ("find", "ranked", "scan", "wrong", "known"),
     [
-        (ranking_from, "heads", "paths", "neurons", "'heads', 'paths', 'iterative'"),
+        (ranking_from, "heads", "paths", "neurons", "'heads', 'iterative', 'paths'"),
         (neuron_run, "neurons", "neurons", "heads", "'neurons'"),
     ],
 )

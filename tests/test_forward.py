@@ -4,61 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.hooks import caught_input, caught_output, edited_input, zeroed_columns
-from mathinterp.forward.layers import record
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
-from mathinterp.forward.scores import Scores
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output, zeroed_columns
+from mathinterp.engine.layers import record
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from tests.tiny import TINY_FAMILIES, VOCABULARY, tiny_model
-
-EXACT = {"rtol": 1e-11, "atol": 1e-12}
-
-
-def random_prompts(count: int = 24, seed: int = 0) -> list[TokenizedPrompt]:
-    """Prompts of 6 to 11 tokens that share prefixes, with 1 to 3 scored tokens at the end."""
-    rng = np.random.default_rng(seed)
-    stems = [rng.integers(4, VOCABULARY, size=6) for _ in range(3)]
-    prompts = []
-    for i in range(count):
-        stem = stems[i % 3][: rng.integers(3, 7)]
-        ids = (1, *stem.tolist(), *rng.integers(4, VOCABULARY, size=int(rng.integers(2, 5))).tolist())
-        first = len(ids) - int(rng.integers(1, 4 if len(ids) > 6 else 2))
-        scored = tuple(ScoredToken(p, k, ids[k], "", "digit", None) for p, k in enumerate(range(first, len(ids))))
-        prompts.append(TokenizedPrompt(Prompt(str(i), f"prompt {i}", "0"), ids, scored))
-    return prompts
-
-
-PROMPTS = random_prompts()
-
-
-def assert_same(a: Scores, b: Scores) -> None:
-    np.testing.assert_allclose(a.logprob_EA, b.logprob_EA, **EXACT)
-    np.testing.assert_allclose(a.logit_EA, b.logit_EA, **EXACT)
-    np.testing.assert_array_equal(a.predicted_EA, b.predicted_EA)
-    np.testing.assert_array_equal(a.correct_EA, b.correct_EA)
-
-
-def one_at_a_time(anatomy: Anatomy, prompts: list[TokenizedPrompt]) -> np.ndarray:
-    """Log-probabilities of the scored tokens from the model itself, one unpadded prompt a forward pass."""
-    values = []
-    for prompt in prompts:
-        logprobs = anatomy.model(torch.tensor([prompt.fed])).logits[0].log_softmax(-1)
-        values += [float(logprobs[token.index - 1, token.token_id]) for token in prompt.scored]
-    return np.array(values)
-
-
-@pytest.fixture(params=TINY_FAMILIES)
-def anatomy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Anatomy:
-    if (
-        request.param == "gemma2"
-    ):  # its eager attention sums the softmax in float32, whose error grows with the masked row
-        softmax = torch.nn.functional.softmax
-        in_own_dtype = lambda x, dim, dtype=None: softmax(x, dim=dim)  # noqa: E731
-        monkeypatch.setattr(torch.nn.functional, "softmax", in_own_dtype)
-    return Anatomy(tiny_model(request.param))
+from tests.exact import EXACT, PROMPTS, assert_same, one_at_a_time, random_prompts
 
 
 def test_packed_equals_one_prompt_at_a_time(anatomy: Anatomy) -> None:
@@ -118,7 +70,11 @@ def test_mlp_edits_agree_and_zero_keeps_the_bias(anatomy: Anatomy) -> None:
         zero = Replacement.zero(anatomy, "mlp", layer)
         ablated = packed.run_edits(layer, [Edit.mlp_of(layer)], zero)
         assert_same(ablated, plain.run_edits(layer, [Edit.mlp_of(layer)], zero))
-        with edited_input(anatomy.down_projection(layer), torch.zeros_like):  # all neurons zero
+        if anatomy.shape.n_experts:
+            all_zero = edited_output(anatomy.mlp(layer), torch.zeros_like)
+        else:
+            all_zero = edited_input(anatomy.down_projection(layer), torch.zeros_like)
+        with all_zero:
             np.testing.assert_allclose(ablated.logprob_EA[0], one_at_a_time(anatomy, PROMPTS), **EXACT)
 
 

@@ -13,26 +13,25 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.neurons import end_activations
+from mathinterp.engine.neuron_sets import neuron_mask, zeroed_neurons
 from mathinterp.errors import UserError
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.neuron_ablation import neuron_mask, zeroed_neurons
-from mathinterp.forward.neurons import end_activations
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.gender_neurons import GenderNeurons
+from mathinterp.experiments.gender_neurons.rows import terms_of
+from mathinterp.experiments.neuron_controls import layer_matched_neurons
+from mathinterp.experiments.neuron_edit import NeuronEdit
+from mathinterp.experiments.neuron_edit.tables import EDIT_SCAN, EDIT_TEXT
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.gender import GENDERS, PROFESSIONS, TEMPLATES, bias_prompts, contrast_prompts
 from mathinterp.prompts.passages import encode_passages, read_passages
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.gender import GenderNeuronScan, terms_of
-from mathinterp.scans.neuron_controls import layer_matched_neurons
-from mathinterp.scans.neuron_edit import NeuronEditScan
 from mathinterp.store import Store, query
 from mathinterp.store.manifest import Run
 from mathinterp.tuning.edit import export_edited, zero_columns
-from tests.test_forward import anatomy
-from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 
 def test_prompts_are_those_of_the_paper() -> None:
@@ -61,9 +60,10 @@ def professions() -> list[TokenizedPrompt]:
     return made
 
 
+@of_neurons
 def test_changes_between_genders_are_the_direct_form_summed(anatomy: Anatomy) -> None:
     """Slow twin: one token at a time, log-softmax of the lens with and without c v, under X_r's scale."""
-    state = GenderNeuronScan().prepare(Subject(anatomy, professions()))
+    state = GenderNeurons().prepare(Subject(anatomy, professions()))
     lens, layer = Lens(anatomy), 1
     cap, shape = anatomy.shape.logit_softcap, anatomy.shape
     post = state.lens._post_norm(anatomy.mlp_post_norm(layer))
@@ -89,7 +89,7 @@ def test_changes_between_genders_are_the_direct_form_summed(anatomy: Anatomy) ->
                 base_D = at_end.before_mlp_PD[layer][0]
                 with_neuron = logprob(base_D + written_KD, scale, token.token_id)
                 expected[prompt.prompt.operation, own] += with_neuron - logprob(base_D[None], scale, token.token_id)
-    rows = GenderNeuronScan().run(state, GenderNeuronScan().shards(shape, professions())[layer]).to_pandas()
+    rows = GenderNeurons().run(state, GenderNeurons().shards(shape, professions())[layer]).to_pandas()
     assert rows.groupby("stereotype")["professions"].first().to_dict() == {"woman": 1, "man": 2}
     for stereotype in GENDERS:
         part = rows[rows["stereotype"] == stereotype]
@@ -129,8 +129,9 @@ def one_by_one(anatomy: Anatomy, ids: tuple[int, ...], first: int) -> float:
     return sum(float(logprobs[i - 1, ids[i]]) for i in range(first, len(ids)))
 
 
+@of_neurons
 def test_edited_answers_and_text_equal_zeroed_columns(anatomy: Anatomy) -> None:
-    scan = NeuronEditScan(NEURONS, 1, PASSAGES)
+    scan = NeuronEdit(NEURONS, 1, PASSAGES)
     prompts = professions()
     state = scan.prepare(Subject(anatomy, prompts))
     found = {shard.key: scan.run(state, shard).to_pandas() for shard in scan.shards(anatomy.shape, prompts)}
@@ -157,6 +158,7 @@ def test_edited_answers_and_text_equal_zeroed_columns(anatomy: Anatomy) -> None:
     assert found["edit_scan/00001"]["logprob"].tolist() != found["edit_scan/00000"]["logprob"].tolist()
 
 
+@of_neurons
 def test_zeroed_heads_and_neurons_touch_nothing_else(anatomy: Anatomy) -> None:
     saved = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
     ids = torch.tensor([[1, 20, 30, 40]])
@@ -180,12 +182,12 @@ def test_zeroed_heads_and_neurons_touch_nothing_else(anatomy: Anatomy) -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(UserError, match="no neurons"):
-        NeuronEditScan()
+        NeuronEdit()
     with pytest.raises(UserError, match="twice"):
-        NeuronEditScan(((0, 1), (0, 1)))
+        NeuronEdit(((0, 1), (0, 1)))
     shape = Anatomy(tiny_model("llama")).shape
     with pytest.raises(UserError, match=r"neuron 1\.99 does not exist"):
-        NeuronEditScan(((1, 99),)).shards(shape, professions())
+        NeuronEdit(((1, 99),)).shards(shape, professions())
 
 
 def test_passages(tmp_path) -> None:
@@ -210,7 +212,7 @@ def test_passages(tmp_path) -> None:
 # Views
 
 
-def open_edit(store: Store, scan: NeuronEditScan) -> Run:
+def open_edit(store: Store, scan: NeuronEdit) -> Run:
     return store.open_run(
         scan="edit", model="m", model_fingerprint="w", prompts="gender bias", prompts_fingerprint="p" * 16,
         dtype="float32", parameters=scan.parameters(), code_version="0",
@@ -225,8 +227,6 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, A
 def test_bias_and_perplexity_by_hand(tmp_path) -> None:
     """Two professions a stereotype, two sentences; numbers computed here again from the log-probabilities."""
     import pyarrow as pa
-
-    from mathinterp.scans import tables
 
     rng = np.random.default_rng(0)
     names = {"woman": ["nurse", "maid"], "man": ["miner", "guard"]}
@@ -244,7 +244,7 @@ def test_bias_and_perplexity_by_hand(tmp_path) -> None:
                     for edit in ("original", "edited", "random"):
                         value[edit, stereotype, job, number, gender] = rng.normal(size=2).astype(np.float32)
     store = Store(tmp_path)
-    run = open_edit(store, NeuronEditScan(NEURONS, 1, PASSAGES))
+    run = open_edit(store, NeuronEdit(NEURONS, 1, PASSAGES))
     store.write_prompts("p" * 16, prompts)
     losses = {"original": [-4.0, -3.0], "edited": [-4.5, -3.1], "random": [-4.1, -3.0]}
     for index, edit in enumerate(("original", "edited", "random")):
@@ -254,12 +254,12 @@ def test_bias_and_perplexity_by_hand(tmp_path) -> None:
             for (kind, _, job, number, gender), pair in value.items() if kind == edit
             for position, logprob in enumerate(pair)
         ]  # fmt: skip
-        store.write_shard(run.run_id, "edit_scan", index, pa.Table.from_pylist(rows, tables.EDIT_SCAN), {})
+        store.write_shard(run.run_id, "edit_scan", index, pa.Table.from_pylist(rows, EDIT_SCAN), {})
         text = [
             {"edit": edit, "seed": 0, "passage": i, "tokens": tokens, "logprob": losses[edit][i]}
             for i, tokens in enumerate((4, 2))
         ]
-        store.write_shard(run.run_id, "edit_text", index, pa.Table.from_pylist(text, tables.EDIT_TEXT), {})
+        store.write_shard(run.run_id, "edit_text", index, pa.Table.from_pylist(text, EDIT_TEXT), {})
 
     connection = store.connect()
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from mathinterp.forward import concepts
-from mathinterp.forward.concepts import NO_CONCEPT, ConceptReader, SplitWay, top_ids, value_output_matrix
-from mathinterp.forward.halves import Halves, HalvesProduct, product_in_halves
-from mathinterp.forward.lens import Lens, written_values
+from mathinterp.engine.halves import Halves, HalvesProduct, product_in_halves
+from mathinterp.engine.lens import concepts
+from mathinterp.engine.lens.concepts import NO_CONCEPT, ConceptReader, SplitWay, top_ids, value_output_matrix
+from mathinterp.engine.lens.lens import Lens, written_values
 from mathinterp.models.anatomy import Anatomy
 from tests.tiny import VOCABULARY, tiny_model
 
@@ -97,7 +97,7 @@ def test_what_half_precision_holds_needs_no_rest() -> None:
 def test_a_matrix_multiplied_out_is_right_up_to_a_power_of_two(
     dtype: torch.dtype, scale: float, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mathinterp.forward.halves.BLOCK", 7 * 48)  # several blocks and a rest
+    monkeypatch.setattr("mathinterp.engine.halves.BLOCK", 7 * 48)  # several blocks and a rest
     weight, matrix = drawn(40, 48, 6, device).to(dtype), scale * drawn(48, 48, 7, device)
     halves = product_in_halves(weight, matrix)
     assert halves.low_ND is not None

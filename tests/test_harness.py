@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.evaluation import harness
 from mathinterp.evaluation.greedy import GreedyDecoder
@@ -14,13 +15,11 @@ from mathinterp.evaluation.harness import Harness, require_harness
 from mathinterp.evaluation.items import read_examples, read_items
 from mathinterp.evaluation.numbers import final_number, starts_with_answer
 from mathinterp.evaluation.task_files import TaskFile, own_examples, task_file
-from mathinterp.forward.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from tests.small_benchmarks import write_benchmarks
-from tests.test_forward import anatomy  # noqa: F401  (a fixture: every family)
 from tests.tiny import tiny_model, tiny_tokenizer
 
 # ---- the harness against plain forward passes ----
@@ -53,7 +52,7 @@ CHOICE_ITEMS = [
 ]
 
 
-def test_log_likelihoods_are_those_of_plain_passes(anatomy: Anatomy) -> None:  # noqa: F811
+def test_log_likelihoods_are_those_of_plain_passes(anatomy: Anatomy) -> None:
     task, tokenizer = task_file("commonsense_qa"), tiny_tokenizer("ABCDE")
     tested = Harness(anatomy.model, tokenizer)
     examples = own_examples(task)[:2]
@@ -81,7 +80,7 @@ WORD_ITEMS = [
 ]
 
 
-def test_generated_text_is_that_of_greedy_decoding_by_hand(anatomy: Anatomy) -> None:  # noqa: F811
+def test_generated_text_is_that_of_greedy_decoding_by_hand(anatomy: Anatomy) -> None:
     task, tokenizer = small(task_file("svamp")), tiny_tokenizer()
     anatomy.model.generation_config.repetition_penalty = 5.0  # as some chat models have it: no greedy decoding
     tested = Harness(anatomy.model, tokenizer)
@@ -162,7 +161,7 @@ def test_without_the_harness_the_message_says_how_to_get_it(monkeypatch: pytest.
 # ---- prompt sets by greedy decoding ----
 
 
-def test_prompt_sets_are_decoded_as_by_hand(anatomy: Anatomy) -> None:  # noqa: F811
+def test_prompt_sets_are_decoded_as_by_hand(anatomy: Anatomy) -> None:
     tokenizer = tiny_tokenizer()
     prompts = tokenize_prompts(load_prompts("two_digit", limit=4), tokenizer)
     decoder = GreedyDecoder(anatomy.model, tokenizer)

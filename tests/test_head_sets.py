@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.hooks import zeroed_columns
-from mathinterp.forward.knockout import (
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.head_sets import (
     NO_HEADS,
     HeadSet,
     PackedHeadSets,
@@ -16,13 +15,12 @@ from mathinterp.forward.knockout import (
     head_sets,
     next_token_probabilities,
 )
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
+from mathinterp.engine.hooks import zeroed_columns
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
+from tests.exact import EXACT, PROMPTS, assert_same, one_at_a_time
 from tests.head_sets import SETS, resampled, zeros
-from tests.test_forward import EXACT, PROMPTS, anatomy, assert_same, one_at_a_time
-
-assert anatomy  # the fixture: every tiny family in float64
 
 
 def packed_engine(anatomy: Anatomy) -> PackedEngine:

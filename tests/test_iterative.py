@@ -1,24 +1,34 @@
 """Iterative masking: greedy, one step after another, against plain passes over every set."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from mathinterp.cluster.run import open_run, prepare_work
+from mathinterp.engine.head_sets import PlainHeadSets
+from mathinterp.engine.scores import Scores, answers_of
 from mathinterp.errors import UserError
-from mathinterp.forward.knockout import PlainHeadSets
-from mathinterp.forward.scores import Scores, answers_of
+from mathinterp.experiments.base import Context, Subject
+from mathinterp.experiments.chosen_heads import chosen_heads
+from mathinterp.experiments.controls import Head
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.iterative.rows import operation_means
+from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN
+from mathinterp.experiments.knockout import Knockout
 from mathinterp.models.anatomy import model_shape
-from mathinterp.scans.base import Subject
-from mathinterp.scans.controls import Head
-from mathinterp.scans.heads import chosen_heads
-from mathinterp.scans.iterative import IterativeScan, operation_means
-from mathinterp.scans.knockout import KnockoutScan
+from mathinterp.models.catalog import ModelSpec
+from mathinterp.prompts import Prompt
+from mathinterp.store import Store
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests import test_scans
 from tests.head_sets import RANKING, zeros
-from tests.tiny import tiny_config
+from tests.tiny import save_tiny, tiny_config
+
+SUM = Prompt("p", "3 plus 5 is", "8", operation="add", operand_a="3", operand_b="5")
 
 
 def greedy(on: Subject, steps: int) -> list[tuple[Head, float, float]]:
@@ -56,7 +66,7 @@ def units_of(on: Subject, scores: Scores) -> list[Unit]:
 
 def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
-    scan = IterativeScan("zero", steps=3)
+    scan = Iterative("zero", steps=3)
     shards = scan.shards(on.anatomy.shape, on.prompts)
     assert [shard.cost for shard in shards] == [12, 11, 10], "the first step is dispatched first"
     state = scan.prepare(on)
@@ -82,7 +92,7 @@ def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
 @pytest.mark.parametrize("scoring", ["token", "first_token", "exact_match"])
 def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
-    scan = KnockoutScan("zero", scoring=scoring, ranking=RANKING)
+    scan = Knockout("zero", scoring=scoring, heads=RANKING, key=())
     state = scan.prepare(on)
     scores = state.runner.run_sets([frozenset(RANKING[:1])], zeros(on.anatomy))
     lucky = np.random.default_rng(0).random(scores.correct_EA.shape) < 0.6  # a random model is never right
@@ -95,9 +105,29 @@ def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"steps": 13}, "cannot mask 13"), ({"steps": 0}, "at least 1"), ({"rank_by": "luck"}, "accuracy, logprob"),
-     ({"layers": (1,), "steps": 5}, "there are 4"), ({"layers": (7,)}, "layer 7 does not exist")],
-)  # fmt: skip
+    [
+        ({"steps": 13}, "cannot mask 13"),
+        ({"steps": 0}, "`steps` 0 is too small; give 1 or more"),
+        ({"rank_by": "luck"}, "accuracy, logprob"),
+        ({"layers": (1,), "steps": 5}, "there are 4"),
+        ({"layers": (7,)}, "layer 7 does not exist"),
+    ],
+)
 def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        IterativeScan(**changes).shards(model_shape(tiny_config("llama")), [])
+        Iterative(**changes).shards(model_shape(tiny_config("llama")), [])
+
+
+def test_steps_that_the_store_has_are_known_before_anything_loads(tmp_path: Path) -> None:
+    store, spec, prompts = Store(tmp_path / "s"), ModelSpec(str(save_tiny(tmp_path / "llama", "llama"))), [SUM]
+    asked = Iterative("zero", steps=2)
+    work = prepare_work(asked, spec, prompts, on_gpu=False, store=store)
+    assert work.scan.known == ()
+    run = open_run(store, work)
+    assert run.run_id == Context(work.model, prompts, store).run_id(asked)
+    rows = [{"step": 0, "layer": 1, "head": head, "masked": head == 3} for head in range(4)]
+    store.write_shard(run.run_id, "iterative_scan", 0, pa.Table.from_pylist(rows, ITERATIVE_SCAN), {})
+    resumed = prepare_work(asked, spec, prompts, on_gpu=False, store=store)
+    assert resumed.scan.known == ((1, 3),)
+    other = prepare_work(replace(asked, rank_by="logprob"), spec, prompts, on_gpu=False, store=store)
+    assert other.scan.known == (), "another run's steps"

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from mathinterp.scans.json_lists import in_lists, json_lists
+from mathinterp.experiments.json_lists import in_lists, json_lists
 
 
 def test_lists_are_those_of_the_json_module() -> None:

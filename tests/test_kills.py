@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -22,21 +23,19 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from mathinterp.cli.main import main
-from mathinterp.cli.running import NotRun, without_running
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.cluster.run import prepare_work
+from mathinterp.experiments.base import Experiment, Subject
+from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
+from mathinterp.experiments.concepts.summary import kept_neurons
+from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.report.concepts import kept_neurons
-from mathinterp.scans.base import Scan, Subject
-from mathinterp.scans.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.store import Store
-from tests.test_neuron_graph import scanned
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.ray
-
-assert scanned  # the fixture: a store with a neuron scan of the bundled model
 
 FINISHED = 2  # shards that the driver has heard of when it dies; its replica holds two more at most
 DOOMED = """
@@ -79,15 +78,17 @@ def finish(words: Sequence[str]) -> None:
     assert result.exit_code == 0, (result.output, result.exception)
 
 
-def what_would_run(words: Sequence[str]) -> Scan:
-    """The scan of a command."""
-    with without_running():
-        result = CliRunner().invoke(main, list(words))
-    assert isinstance(result.exception, NotRun), result.output
-    return result.exception.chosen
+def what_would_run(words: Sequence[str]) -> Experiment:
+    """The experiment of a command, with what follows from model, prompts and store filled in."""
+    with mock.patch("mathinterp.cli.experiment.run_chosen", side_effect=KeyboardInterrupt) as asked:
+        CliRunner().invoke(main, list(words))
+    (chosen,), options = asked.call_args
+    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
+    return prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"])).scan
 
 
-def undisturbed(scan: Scan, model: str, limit: int) -> dict[str, pa.Table]:
+def undisturbed(scan: Experiment, model: str, limit: int) -> dict[str, pa.Table]:
     """All rows of ``scan``, by table."""
     torch.set_num_threads(1)  # as a replica of a small model has, however many cores there are
     loaded = load(ModelSpec(model), "cpu")
@@ -119,7 +120,7 @@ def test_concepts_killed_while_reading_and_again_while_zeroing(local_ray, tmp_pa
     assert FINISHED <= kill_midway(local_ray, "concept_zeroing", words, store) < 4
     finish(words)
     read = assert_stored(Store(store), "concepts", undisturbed(what_would_run(words), folder, 1))
-    sets = tuple(NeuronSet(*item) for item in kept_neurons(Store(store), read, [0, 1, 2, 3]).items())
+    sets = tuple(NeuronSet(*item) for item in kept_neurons(Results(Store(store), read), [0, 1, 2, 3]).items())
     assert len(sets) == 4
     assert_stored(Store(store), "concept_zeroing", undisturbed(ConceptZeroing(sets, read, 1), folder, limit))
 

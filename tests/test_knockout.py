@@ -14,13 +14,15 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.engine.hooks import edited_input
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import edited_input
+from mathinterp.experiments.chosen_heads import chosen_heads
+from mathinterp.experiments.controls import layer_matched_heads, random_heads
+from mathinterp.experiments.knockout import Knockout, Sentence
+from mathinterp.experiments.knockout.figure import draw
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import model_shape
-from mathinterp.report.figures import draw
-from mathinterp.scans.controls import Head, layer_matched_heads, random_heads
-from mathinterp.scans.heads import chosen_heads
-from mathinterp.scans.knockout import KnockoutScan, Sentence
+from mathinterp.models.units import Head
 from mathinterp.store import Store
 from tests import test_scans
 from tests.head_sets import RANKING
@@ -87,7 +89,7 @@ def slow_rows(family: str, heads: Sequence[Head], ablation: str, positions: str)
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_knockout_rows_equal_their_twin(family: str, engine: str, ablation: str, positions: str | None) -> None:
-    scan = KnockoutScan(ablation, positions, engine=engine, ranking=RANKING, ks=(0, 1, 3), seeds=1)
+    scan = Knockout(ablation, positions, engine=engine, heads=RANKING, key=(), ks=(0, 1, 3), control_seeds=1)
     on = test_scans.subject(test_scans.tiny_model(family))
     found = test_scans.run_all(scan, on)
     assert_rows = test_scans.assert_rows
@@ -105,24 +107,24 @@ def test_knockout_rows_equal_their_twin(family: str, engine: str, ablation: str,
 def test_default_numbers_of_heads_and_controls() -> None:
     shape = model_shape(tiny_config("llama"))  # 3 layers of 4 heads
     every = tuple(chosen_heads(shape, None, None))
-    assert KnockoutScan(ranking=every).chosen_ks(shape) == [1, 2, 4]
-    assert KnockoutScan(ranking=every[:3]).chosen_ks(shape) == [1, 2]
-    curves = KnockoutScan(ranking=every, ks=(0, 5, 6), seeds=2).curves(shape)
+    assert Knockout(heads=every, key=()).chosen_ks(shape) == [1, 2, 4]
+    assert Knockout(heads=every[:3], key=()).chosen_ks(shape) == [1, 2]
+    curves = Knockout(heads=every, key=(), ks=(0, 5, 6), control_seeds=2).curves(shape)
     assert curves[0] == ("effect", 0, [5, 6])
     assert [(name, seed, ks) for name, seed, ks in curves[1:]] == [
         (name, seed, [5, 6]) for name in ("random", "random_layer") for seed in (0, 1)
     ]
-    assert KnockoutScan(ranking=every, ks=(0, 7, 12), seeds=0).curves(shape) == [("effect", 0, [7, 12])]
-    same = [KnockoutScan(ranking=ranking, ks=(2,)).parameters() for ranking in (every, every[:2])]
+    assert Knockout(heads=every, ks=(0, 7, 12), control_seeds=0).curves(shape) == [("effect", 0, [7, 12])]
+    same = [Knockout(heads=ranking, key=(), ks=(2,)).parameters() for ranking in (every, every[:2])]
     assert same[0] == same[1], "heads that no k reaches change no row"
-    default = KnockoutScan(ranking=every).parameters()
+    default = Knockout(heads=every, key=()).parameters()
     assert (default["ablation"], default["positions"], default["scoring"]) == ("mean", "end", "first_token")
 
 
 def test_no_control_holds_a_key_head_or_one_that_is_knocked_out_at_another_k() -> None:
     shape = model_shape(tiny_config("llama"))  # 3 layers of 4 heads
     every = tuple(chosen_heads(shape, None, None))
-    scan = KnockoutScan(ranking=every, key=((2, 2), (2, 3)), ks=(1, 4), seeds=8)
+    scan = Knockout(heads=every, key=((2, 2), (2, 3)), ks=(1, 4), control_seeds=8)
     drawn = {
         head
         for kind in ("random", "random_layer")
@@ -132,59 +134,65 @@ def test_no_control_holds_a_key_head_or_one_that_is_knocked_out_at_another_k() -
     }
     assert drawn == set(every[4:10]), "all that are left, and no other"
     assert scan.parameters()["key_heads"] == ["2.2", "2.3"]
-    assert scan.parameters() != KnockoutScan(ranking=every, ks=(1, 4), seeds=8).parameters(), "other rows, other run"
+    assert scan.parameters() != Knockout(heads=every, key=(), ks=(1, 4), control_seeds=8).parameters(), (
+        "other rows, other run"
+    )
 
 
 def test_too_few_heads_for_controls_are_told() -> None:
     shape = model_shape(tiny_config("llama"))
     every = tuple(chosen_heads(shape, None, None))
     with pytest.raises(UserError, match=r"7 of 12 heads are knocked out or key heads, which leaves 5 for random .* 7;"):
-        KnockoutScan(ranking=every, ks=(1, 7)).shards(shape, [])
-    crowded = {"ranking": every, "key": every[4:9]}  # three are left beside four
-    with pytest.raises(UserError, match=r"9 of 12 .* leaves 3 for random controls of 4; .* --control-seeds 0"):
-        KnockoutScan(**crowded, ks=(4,)).shards(shape, [])
-    assert KnockoutScan(**crowded, ks=(4,), seeds=0).chosen_ks(shape) == [4]
-    assert KnockoutScan(**crowded).chosen_ks(shape) == [1, 2], "the default goes as far as there are controls"
+        Knockout(heads=every, key=(), ks=(1, 7)).shards(shape, [])
+    crowded = {"heads": every, "key": every[4:9]}  # three are left beside four
+    with pytest.raises(UserError, match=r"9 of 12 .* leaves 3 for random controls of 4; .* `control_seeds` 0"):
+        Knockout(**crowded, ks=(4,)).shards(shape, [])
+    assert Knockout(**crowded, ks=(4,), control_seeds=0).chosen_ks(shape) == [4]
+    assert Knockout(**crowded).chosen_ks(shape) == [1, 2], "the default goes as far as there are controls"
     with pytest.raises(UserError, match="leaves 0 for random controls of 1"):
-        KnockoutScan(ranking=every, key=every).shards(shape, [])
+        Knockout(heads=every).shards(shape, [])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ranking": ()}, "no heads to knock out"),
-        ({"ranking": ((0, 1), (0, 1))}, "head 0.1 is twice"),
+        ({"heads": ()}, "no heads to knock out"),
+        ({"heads": ((0, 1), (0, 1))}, "head 0.1 is twice"),
         ({"ks": (0,)}, "more than 0"),
         ({"ks": (5,)}, "cannot knock out 5 heads: the ranking has 4"),
-        ({"ranking": ((9, 0),)}, "layer 9 does not exist"),
+        ({"heads": ((9, 0),)}, "layer 9 does not exist"),
         ({"ablation": "half"}, "'half' is not known"),
-        ({"seeds": -1}, "0 or more"),
+        ({"control_seeds": -1}, "`control_seeds` -1 is too small; give 0 or more"),
         ({"ablation": "resample", "sentences": (Sentence("1", (1,)),)}, "no counterfactual"),
     ],
 )
 def test_mistakes_in_a_knockout(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        KnockoutScan(**{"ranking": RANKING, **changes}).shards(model_shape(tiny_config("llama")), [])
+        Knockout(**{"heads": RANKING, "key": (), **changes}).shards(model_shape(tiny_config("llama")), [])
 
 
 # ---- the command ----
 
 
-def command(*words: object) -> Result:
-    return CliRunner().invoke(main, ["knockout", *(str(word) for word in words)])
+def command(*words: object, of: tuple[str, ...] = ("knockout",)) -> Result:
+    return CliRunner().invoke(main, [*of, *(str(word) for word in words)])
+
+
+def iterative(*words: object) -> Result:
+    return command(*words, of=("scan", "iterative"))
 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ["--heads", "--rank-from", "--iterative"]),
+        ([], ["--heads", "--rank-from", "scan iterative"]),
         (["--heads", "0.1", "--rank-from", "x"], ["one way"]),
         (["--heads", "0-1"], ["cannot be read"]),
         (["--heads", "0.1,0.1"], ["twice"]),
         (["--heads", "0.1", "--ks", "1,two"], ["--ks", "cannot be read"]),
         (["--heads", "0.1", "--ks", "2"], ["cannot knock out 2 heads"]),
         (["--heads", "0.1", "--rank-operation", "add"], ["--rank-operation"]),
-        (["--heads", "0.1", "--layers", "0"], ["--iterative"]),
+        (["--heads", "0.1", "--layers", "0"], ["--layers", "scan iterative --steps N"]),
         (["--heads", "0.1", "--engine", "warp"], ["warp", "packed"]),
         (["--heads", "0.1", "--show", "qwertz"], ["--show", "qwertz"]),
         (["--heads", "9.1"], ["layer 9 does not exist"]),
@@ -193,9 +201,7 @@ def command(*words: object) -> Result:
             ["64 of 64 heads are knocked out or key heads", "--control-seeds 0"],
         ),
         (["--rank-from", "nothing"], ["no run 'nothing'"]),
-        (["--iterative", "2", "--heads", "0.1"], ["takes none"]),
-        (["--iterative", "2", "--replicas", "2"], ["one replica"]),
-        (["--iterative", "99"], ["cannot mask 99 heads"]),
+        (["--iterative", "2"], ["--iterative is no option any more", "scan iterative --steps N"]),
     ],
 )
 def test_mistakes_on_the_command_line(tmp_path: Path, words: list[str], parts: list[str]) -> None:
@@ -206,12 +212,22 @@ def test_mistakes_on_the_command_line(tmp_path: Path, words: list[str], parts: l
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("words", "part"), [(["--steps", 2, "--replicas", 2], "one replica"), (["--steps", 99], "cannot mask 99 heads")]
+)
+def test_mistakes_in_iterative_masking_on_the_command_line(tmp_path: Path, words: list[object], part: str) -> None:
+    result = iterative("--store", tmp_path / "s", "--limit", 16, "--ablation", "zero", *words)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.strip().splitlines()
+    assert part in line
+
+
 @pytest.mark.ray
 def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", "llama")
     common = ["--model", folder, "--store", tmp_path / "s", "--limit", 16, "--ablation", "zero", "--replicas", 1]
     with connection(None):
-        masked = json.loads(command("--iterative", 2, *common, "--json").stdout)
+        masked = json.loads(iterative("--steps", 2, *common, "--json").stdout)
         assert len(masked["ranking"]) == masked["shards_done"] == 2
         store = Store(tmp_path / "s")
         chosen = store.rows("SELECT layer || '.' || head AS head FROM iterative_scan WHERE masked ORDER BY step")
@@ -219,7 +235,7 @@ def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
         (second,) = (tmp_path / "s" / "iterative_scan").glob("*/shard-00001.parquet")
         content = second.read_bytes()
         second.unlink()
-        again = json.loads(command("--iterative", 2, *common, "--json").stdout)
+        again = json.loads(iterative("--steps", 2, *common, "--json").stdout)
         assert (again["shards_reused"], again["shards_done"], again["steps"]) == (1, 1, masked["steps"])
         assert len(second.read_bytes()) == len(content)
 
@@ -232,7 +248,7 @@ def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
         assert [(row["k"], row["rank"]) for row in examples] == [(k, rank) for k in (0, 1, 2) for rank in range(1, 6)]
         assert examples[0]["probability"] >= examples[1]["probability"] > 0
         assert {row["token"] for row in examples} <= set(tiny_tokenizer().get_vocab())
-        lines = {line.get_label(): line for line in draw(store, found["run_id"]).axes[0].lines}
+        lines = {line.get_label(): line for line in draw(Results(store, found["run_id"])).axes[0].lines}
         assert set(lines) == {"effect-rank", "random-rank", "random, layer-rank"}
         drawn = [row["effect"] for row in found["curve"]]
         np.testing.assert_allclose(lines["effect-rank"].get_ydata(), drawn, atol=1e-9)

@@ -11,8 +11,12 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
-from mathinterp.report.knockout import key_heads_from, ranking_from, summarize_knockout
-from mathinterp.scans import tables
+from mathinterp.experiments.base import Context
+from mathinterp.experiments.finished_run import key_heads_from, ranking_from
+from mathinterp.experiments.knockout import Knockout
+from mathinterp.experiments.knockout.summary import summarize
+from mathinterp.experiments.knockout.tables import KNOCKOUT_HEADS
+from mathinterp.experiments.results import Results
 from mathinterp.store import Store
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores
 
@@ -44,8 +48,8 @@ def curve_store(folder: Path, scoring: str = "token", **parameters: str) -> tupl
         for (p, i), correct in zip(units, values, strict=True)
     ]
     store = Store(folder)
-    parameters = {"scoring": scoring, **parameters}
-    run = open_run(store, ["baseline/00000", "knockout_scan/00000"], scan="knockout", parameters=parameters)
+    asked = {"ablation": "zero", "positions": "all", "ranking": ["0.1", "0.2"], "scoring": scoring, **parameters}
+    run = open_run(store, ["baseline/00000", "knockout_scan/00000"], scan="knockout", parameters=asked)
     store.write_prompts(FINGERPRINT, prompts)
     store.write_shard(run.run_id, "baseline", 0, scores("baseline", baseline), {})
     store.write_shard(run.run_id, "knockout_scan", 0, scores("knockout_scan", rows), {})
@@ -180,10 +184,8 @@ def test_a_path_scan_ranks_by_the_most_negative_effect_of_its_heads(tmp_path: Pa
         ranking_from(store, run.run_id, "div")
 
 
-@pytest.mark.parametrize("source", ["--heads", "--rank-from"])
-def test_the_command_keeps_named_and_key_heads_out_of_the_controls(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("source", ["heads", "rank_from"])
+def test_named_and_key_heads_are_kept_out_of_the_controls(source: str, tmp_path: Path) -> None:
     ids = [f"add{i}" for i in range(20)]
     heads = [
         {"layer": 0, "head": head, "prompt_id": name, "correct": number >= wrong}
@@ -192,17 +194,11 @@ def test_the_command_keeps_named_and_key_heads_out_of_the_controls(
     ]
     store = Store(tmp_path)
     run = fill(store, [prompt(name, "add") for name in ids], [{"prompt_id": name} for name in ids], heads)
-    asked = []
-
-    def stop(chosen: Any, **options: Any) -> None:
-        asked.append(chosen)
-        raise UserError("enough")
-
-    monkeypatch.setattr("mathinterp.cli.knockout.run_chosen", stop)
-    ranking = run if source == "--rank-from" else "0.1,0.0,0.3"
-    result = CliRunner().invoke(main, ["knockout", source, ranking, "--ks", "1", "--store", store.url])
-    assert (result.exit_code, result.stderr.strip()) == (2, "mathinterp: enough")
-    assert sorted(asked[0].key) == ([(0, 0), (0, 1)] if source == "--rank-from" else [(0, 0), (0, 1), (0, 3)])
+    asked = Knockout(rank_from=run, ks=(1,)) if source == "rank_from" else Knockout(heads="0.1,0.0,0.3", ks="1")
+    bound = asked.bind(Context(None, (), store))
+    assert bound.ranking[:2] == ((0, 1), (0, 0))
+    assert sorted(bound.key_heads) == ([(0, 0), (0, 1)] if source == "rank_from" else [(0, 0), (0, 1), (0, 3)])
+    assert bound.bind(Context(None, (), store)) == bound
 
 
 def test_layer_matched_heads_of_other_layers_are_told(tmp_path: Path) -> None:
@@ -214,9 +210,9 @@ def test_layer_matched_heads_of_other_layers_are_told(tmp_path: Path) -> None:
         for ranking, k, heads in rows
         for place, (layer, head) in enumerate(heads, start=1)
     ]
-    store.write_shard(run, "knockout_heads", 0, pa.Table.from_pylist(table, tables.KNOCKOUT_HEADS), {})
+    store.write_shard(run, "knockout_heads", 0, pa.Table.from_pylist(table, KNOCKOUT_HEADS), {})
     told = "random_layer: 1 of 2 heads come from other layers, because too few non-key heads are left in their own"
-    assert told in summarize_knockout(Store(tmp_path), run).warnings
+    assert told in summarize(Results(Store(tmp_path), run)).warnings
 
 
 @pytest.mark.parametrize("ablation", ["mean", "zero"])
@@ -225,7 +221,7 @@ def test_the_command_warns_of_means_over_few_prompts(
 ) -> None:
     store, run_id = curve_store(tmp_path, ablation=ablation, positions="end")  # two sums and one difference
     done = RunSummary(run_id, store.url, 2, 2, 0, 0, 0, 0.1, None, 0, 0, 0.0, 0)
-    monkeypatch.setattr("mathinterp.cli.knockout.run_chosen", lambda chosen, **options: done)
+    monkeypatch.setattr("mathinterp.cli.experiment.run_chosen", lambda chosen, **options: done)
     words = ["knockout", "--heads", "0.1,0.2", "--ablation", ablation, "--store", store.url]
     shown, told = (CliRunner().invoke(main, [*words, *json_flag]) for json_flag in ([], ["--json"]))
     assert (shown.exit_code, told.exit_code) == (0, 0), shown.output

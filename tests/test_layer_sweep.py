@@ -10,27 +10,26 @@ from click.testing import CliRunner
 from peft import PeftModel
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.errors import UserError
-from mathinterp.forward.neurons import NeuronLens, end_activations
+from mathinterp.experiments.base import NothingToShow, Subject
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel
+from mathinterp.models.depth import deep_layers, lora_layer
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.report.figures import draw
 from mathinterp.report.page import write_report
-from mathinterp.scans.base import Subject
 from mathinterp.store import Store
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.data import Sample
-from mathinterp.tuning.depth import deep_layers, lora_layer
-from mathinterp.tuning.layer_sweep import LayerSweep, adapter_folder, claim_folder, split_samples
+from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder
 from mathinterp.tuning.sft import SftConfig, train
-from mathinterp.tuning.sweep_neurons import LayerSweepNeurons, missing_adapters
-from tests.test_forward import PROMPTS, anatomy, one_at_a_time
-from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
+from mathinterp.tuning.sweep import claim_folder, split_samples
+from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
+from tests.exact import PROMPTS, one_at_a_time
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 CPU = torch.device("cpu")
 CONFIG = SftConfig(steps=3, batch_size=4, learning_rate=1.0, micro_batch=4)
@@ -41,16 +40,16 @@ def samples(count: int = 12) -> list[Sample]:
     return [Sample((1, *map(int, rng.integers(4, 160, size=6))), (5, 6)) for _ in range(count)]
 
 
-def sweep(folder: Path, **changes) -> LayerSweep:
+def sweep(folder: Path, **changes) -> LoraSweep:
     asked = {"rates": (1e-2, 1e-3), "layers": (0, 2), "rank": 2, "alpha": 4, "base": "tiny"}
-    return LayerSweep(samples(), samples(20)[12:], CONFIG, str(folder), **{**asked, **changes})
+    return LoraSweep(samples(), samples(20)[12:], CONFIG, str(folder), **{**asked, **changes})
 
 
 def test_layers_by_depth() -> None:
     """The paper's own on 32 layers; on others by share of the depth."""
     assert (lora_layer(32), deep_layers(32)) == (9, tuple(range(17, 32)))
     assert (lora_layer(30), deep_layers(30)[0], deep_layers(30)[-1]) == (8, 16, 29)
-    assert (lora_layer(8), deep_layers(8)) == (2, (5, 6, 7))
+    assert (lora_layer(8), deep_layers(8)) == (2, (4, 5, 6, 7))
     assert (lora_layer(3), deep_layers(3)) == (0, (2,))
 
 
@@ -122,21 +121,22 @@ def test_mistakes(tmp_path: Path) -> None:
         claim_folder(tmp_path, sweep(tmp_path), "model", "float32")
     with pytest.raises(UserError, match="is not there"), attached(Anatomy(tiny_model("llama")), tmp_path / "none"):
         pass
-    with pytest.raises(UserError, match="--target 'word'"):
-        LayerSweepNeurons("run", ((0, 1e-3),), "", target="word")
+    with pytest.raises(UserError, match="`target` 'word'"):
+        SweepNeurons("run", ((0, 1e-3),), "", target="word")
 
 
 def gold(prompt: TokenizedPrompt) -> int:
     return prompt.scored[0].token_id
 
 
+@of_neurons
 def test_enhanced_neurons_are_the_first_of_all_layers(anatomy: Anatomy, tmp_path: Path) -> None:
     """Against every neuron's change from two plain passes and the lens, sorted in numpy."""
     chosen = sweep(tmp_path)
     subject = Subject(anatomy, PROMPTS, tokenizer=tiny_tokenizer())
     state = chosen.prepare(subject)
     chosen.run(state, chosen.shards(anatomy.shape, PROMPTS)[1])
-    scan = LayerSweepNeurons("run", ((0, 1e-2),), str(tmp_path), top=7, target="gold")
+    scan = SweepNeurons("run", ((0, 1e-2),), str(tmp_path), top=7, target="gold")
     rows = scan.run(scan.prepare(subject), scan.shards(anatomy.shape, PROMPTS)[0]).to_pandas()
 
     lens, sequences = NeuronLens(anatomy), [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS]
@@ -224,10 +224,12 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     band = connection.sql("SELECT layers, top20 FROM paper_a_table10 WHERE band = '1-9'").fetchall()
     assert band == [(1, pytest.approx(100 * found[0][0]))]
 
-    curves = draw(Store(tmp_path / "store"), told["sweep"]["run_id"])
+    curves = LoraSweep.figure(Results(Store(tmp_path / "store"), told["sweep"]["run_id"]), NothingToShow())
+    assert curves is not None
     points = curves.axes[0].lines[0].get_xydata()
     every = curve[curve["operation"] == "all"].sort_values("layer")
     np.testing.assert_allclose(points, np.array([every["layer"], 100 * every["accuracy"]]).T)
+
     assert write_report(Store(tmp_path / "store"), tmp_path / "report").page.is_file()
 
     again = CliRunner().invoke(main, words)

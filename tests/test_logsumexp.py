@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.logsumexp import Base, increases, neuron_increases_torch, slow_increases
-from mathinterp.forward.neuron_increases import (
+from mathinterp.engine.lens.increases import (
     ROUNDING,
     SMALL,
     middle_and_half,
@@ -16,6 +15,7 @@ from mathinterp.forward.neuron_increases import (
     reach,
     small_increases,
 )
+from mathinterp.engine.lens.logsumexp import Base, increases, neuron_increases_torch, slow_increases
 
 
 def case(
@@ -91,7 +91,7 @@ def test_moments_in_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> Non
     every = torch.arange(len(directions))
     ranges = middle_and_half(directions)
     whole = small_increases(base, amounts, directions, every, *ranges)
-    monkeypatch.setattr("mathinterp.forward.neuron_increases.CPU_DIRECTIONS", 300)  # three neurons of 77 tokens
+    monkeypatch.setattr("mathinterp.engine.lens.increases.CPU_DIRECTIONS", 300)  # three neurons of 77 tokens
     np.testing.assert_allclose(
         small_increases(base, amounts, directions, every, *middle_and_half(directions)), whole, rtol=1e-12, atol=1e-15
     )
@@ -149,7 +149,7 @@ def test_what_moments_leave_out_is_rounding_and_no_moment_is_too_many() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("size", [1e-6, 0.3, 30.0])
 def test_kernel_is_the_torch_way(size: float) -> None:
-    from mathinterp.forward.logsumexp_triton import fused_increases
+    from mathinterp.engine.lens.logsumexp_triton import fused_increases
 
     sizes = {"prompts": 37, "neurons": 70, "vocabulary": 1003}
     exact = slow_increases(*case(torch.float64, size=size, **sizes))

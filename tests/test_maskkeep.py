@@ -12,15 +12,15 @@ import torch
 
 from mathinterp.cluster.replica import check_rows
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mask_keep import MaskKeep
+from mathinterp.experiments.mask_keep.ranked import RankedNeurons, random_neurons
 from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.models.depth import deep_layers
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.maskkeep import MaskKeepScan, RankedNeurons, first_deep_layer, random_neurons
-from tests.test_forward import anatomy, random_prompts
-from tests.test_scans import PROMPTS as MADE
-from tests.tiny import tiny_config, tiny_model
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.exact import random_prompts
+from tests.made_prompts import PROMPTS as MADE
+from tests.tiny import of_neurons, tiny_config, tiny_model
 
 FEW = random_prompts(4)
 SHAPE = model_shape(tiny_config("llama"))  # 3 layers of 40 neurons
@@ -34,13 +34,13 @@ def ranked(prompts: Sequence[TokenizedPrompt], places: int, layers: tuple[int, .
     return RankedNeurons("source", tuple(p.prompt.prompt_id for p in prompts), drawn[..., 0], drawn[..., 1])
 
 
-def rows_of(scan: MaskKeepScan, model: Anatomy, prompts: Sequence[TokenizedPrompt]) -> dict[str, pa.Table]:
+def rows_of(scan: MaskKeep, model: Anatomy, prompts: Sequence[TokenizedPrompt]) -> dict[str, pa.Table]:
     """Every shard's rows, by table; no Ray, no store."""
     state = scan.prepare(Subject(model, prompts))
     found: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, prompts):
         found.setdefault(shard.table, []).append(scan.run(state, shard))
-        check_rows(found[shard.table][-1], scan.schemas[shard.table], shard.key)
+        check_rows(found[shard.table][-1], scan.tables[shard.table].schema, shard.key)
     return {table: pa.concat_tables(parts) for table, parts in found.items()}
 
 
@@ -62,8 +62,9 @@ def without(model: Anatomy, neurons: set[tuple[int, int]]):
                 model.value_vectors(layer).copy_(saved[layer])
 
 
+@of_neurons
 def test_rows_are_those_of_a_model_without_the_neurons(anatomy: Anatomy) -> None:
-    scan = MaskKeepScan(ranked(FEW, 12), ks=(12, 5), seeds=1, deep_layers=(1, 2))
+    scan = MaskKeep("source", neurons=ranked(FEW, 12), ks=(12, 5), control_seeds=1, deep_layers=(1, 2))
     found = rows_of(scan, anatomy, FEW)
     chosen: dict[tuple, list[tuple[int, int]]] = {}
     for row in found["maskkeep_neurons"].to_pylist():
@@ -95,7 +96,7 @@ def test_rows_are_those_of_a_model_without_the_neurons(anatomy: Anatomy) -> None
 
 
 def test_batches_and_replicas_change_no_number() -> None:
-    model, scan = Anatomy(tiny_model("llama")), MaskKeepScan(ranked(MADE, 9), ks=(4, 9), seeds=2)
+    model, scan = Anatomy(tiny_model("llama")), MaskKeep("source", neurons=ranked(MADE, 9), ks=(4, 9), control_seeds=2)
     found = rows_of(scan, model, MADE)
     state = scan.prepare(Subject(model, MADE, max_tokens=20))  # two or three prompts a batch
     shard = scan.shards(model.shape, MADE)[-1]
@@ -127,7 +128,7 @@ def test_random_neurons_keep_each_places_layer_and_are_never_the_prompts_own() -
 
 
 def test_deep_layers_are_those_of_the_paper_in_proportion() -> None:
-    assert {n: first_deep_layer(n) for n in (32, 30, 28, 16, 8, 3, 1)} == {
+    assert {n: deep_layers(n)[0] for n in (32, 30, 28, 16, 8, 3, 1)} == {
         32: 17,
         30: 16,
         28: 15,
@@ -136,17 +137,17 @@ def test_deep_layers_are_those_of_the_paper_in_proportion() -> None:
         3: 2,
         1: 0,
     }
-    scan = MaskKeepScan(ranked(MADE, 9), ks=(9,))
+    scan = MaskKeep("source", neurons=ranked(MADE, 9), ks=(9,))
     assert scan.deep(SHAPE) == [2]
     assert replace(scan, deep_layers=(2, 0)).deep(SHAPE) == [0, 2]
 
 
 def test_the_run_depends_on_the_neurons_and_only_on_those_used() -> None:
     neurons = ranked(MADE, 9)
-    scan = MaskKeepScan(neurons, ks=(9,))
+    scan = MaskKeep("source", neurons=neurons, ks=(9,))
     swapped = replace(neurons, neuron_PR=neurons.neuron_PR[:, ::-1], layer_PR=neurons.layer_PR[:, ::-1])
-    assert MaskKeepScan(swapped, ks=(9,)).parameters() != scan.parameters()
-    assert MaskKeepScan(ranked(MADE, 9), ks=(9,)).parameters() == scan.parameters()
+    assert MaskKeep("source", neurons=swapped, ks=(9,)).parameters() != scan.parameters()
+    assert MaskKeep("source", neurons=ranked(MADE, 9), ks=(9,)).parameters() == scan.parameters()
     assert len(json.dumps(scan.parameters())) < 300, "the neurons themselves are no parameter"
     layer_PR, neuron_PR = neurons.of([MADE[4], MADE[1]])
     np.testing.assert_array_equal(neuron_PR, neurons.neuron_PR[[4, 1]])
@@ -155,14 +156,14 @@ def test_the_run_depends_on_the_neurons_and_only_on_those_used() -> None:
 
 def test_mistakes_of_the_scan() -> None:
     with pytest.raises(UserError, match="ranks 9 neurons of each prompt, k = 10 asked"):
-        MaskKeepScan(ranked(MADE, 9), ks=(10,))
+        MaskKeep("source", neurons=ranked(MADE, 9), ks=(10,)).shards(SHAPE, MADE)
     with pytest.raises(UserError, match="must be 1 or more"):
-        MaskKeepScan(ranked(MADE, 9), ks=(0,))
+        MaskKeep("source", neurons=ranked(MADE, 9), ks=(0,))
     with pytest.raises(UserError, match="ranked no neurons for prompt 'p1'"):
-        MaskKeepScan(ranked(MADE[:1], 9), ks=(9,)).shards(SHAPE, MADE)
+        MaskKeep("source", neurons=ranked(MADE[:1], 9), ks=(9,)).shards(SHAPE, MADE)
     with pytest.raises(UserError, match="layer 3 does not exist"):
-        MaskKeepScan(ranked(MADE, 9), ks=(9,), deep_layers=(3,)).shards(SHAPE, MADE)
-    crowded = MaskKeepScan(ranked(MADE, 21, layers=(1,)), ks=(21,))
+        MaskKeep("source", neurons=ranked(MADE, 9), ks=(9,), deep_layers=(3,)).shards(SHAPE, MADE)
+    crowded = MaskKeep("source", neurons=ranked(MADE, 21, layers=(1,)), ks=(21,))
     with pytest.raises(UserError, match="has 21 of the 40 neurons of layer 1 among its first"):
         crowded.shards(SHAPE, MADE)
-    replace(crowded, seeds=0).shards(SHAPE, MADE)
+    replace(crowded, control_seeds=0).shards(SHAPE, MADE)

@@ -13,17 +13,19 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mask_keep.ranked import neurons_from
+from mathinterp.experiments.mask_keep.summary import summarize
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons.stored import neuron_run
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.report.maskkeep import neurons_from, summarize_maskkeep
-from mathinterp.report.neuron_runs import neuron_run
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from mathinterp.store.statistics import Z_95, Unit, effects_by_operation
+from tests.made_prompts import PROMPTS as MADE
 from tests.small_store import FINGERPRINT, open_run
 from tests.test_neuron_card import stored_scan
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import tiny_model
 
 # ---- the views ----
@@ -41,7 +43,7 @@ POINTS: list[Point] = [
 
 def small_store(folder: Path, **other_model: str) -> tuple[Store, str, str]:
     """A neuron run of a tiny model, and a mask/keep run whose answers are drawn: right in 80 %, then less often."""
-    model, scan = Anatomy(tiny_model("llama")), NeuronScan("head", ((0, 1),), top=9)
+    model, scan = Anatomy(tiny_model("llama")), Neurons("head:0.1", keep="topk:9")
     state = scan.prepare(Subject(model, MADE))
     parts: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, MADE):
@@ -77,7 +79,7 @@ def small_store(folder: Path, **other_model: str) -> tuple[Store, str, str]:
         for row in token_rows(0.3 if ranking == "top" else 0.6)
     ]
     for table, rows in (("baseline", token_rows(0.8)), ("maskkeep_scan", named)):
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, TABLES[table].schema), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
     run.finish()
     return store, run.run_id, source.run_id
 
@@ -246,21 +248,21 @@ def test_in_the_tuned_model_the_other_side_is_the_original(tmp_path: Path) -> No
     store, run, _ = small_store(tmp_path, model_fingerprint="tuned")
     counted = "SELECT count(*) FROM maskkeep_cases WHERE cases = 'flipped'"  # the original is never wrong here
     assert store.rows(f"SELECT other_side, ({counted}) AS n FROM maskkeep_runs") == [{"other_side": "original", "n": 0}]
-    assert summarize_maskkeep(store, run, "flipped").verdict.startswith("No prompt counts")
+    assert summarize(Results(store, run), "flipped", "token").data["verdict"].startswith("No prompt counts")
 
 
 def test_summary_shows_the_table_and_says_what_random_neurons_cost(
     filled: tuple[Store, str, str], effects: list[dict]
 ) -> None:
     store, run, _ = filled
-    found = summarize_maskkeep(store, run)
-    assert [row["k"] for row in found.table] == [7, 3]
+    found = summarize(Results(store, run), "correct", "token")
+    assert [row["k"] for row in found.data["table"]] == [7, 3]
     shown = {"cases": "correct", "scoring": "token", "operation": "all", "mode": "mask"}
     rows = {(r["ranking"], r["seed"], r["k"]): 100 * r["decrease"] for r in effects if shown.items() <= r.items()}
     draws = [rows["random", seed, 7] for seed in range(SEEDS)]
-    assert found.table[0]["mask random"] == pytest.approx(np.mean(draws))
-    assert found.table[0]["mask least-most"] == f"{min(draws):.4g}-{max(draws):.4g}"
-    assert f"Zeroing each prompt's first 3 neurons costs {rows['top', 0, 3]:.1f} %" in found.verdict
+    assert found.data["table"][0]["mask random"] == pytest.approx(np.mean(draws))
+    assert found.data["table"][0]["mask least-most"] == f"{min(draws):.4g}-{max(draws):.4g}"
+    assert f"Zeroing each prompt's first 3 neurons costs {rows['top', 0, 3]:.1f} %" in found.data["verdict"]
     assert store.rows(found.queries[0]), "the query that is shown gives nothing"
 
 
@@ -295,9 +297,9 @@ def test_mistakes_are_one_line(filled: tuple[Store, str, str]) -> None:
         (["--neurons-from", source, "--ks", "5,x"], "--ks '5,x' cannot be read"),
         (
             ["--neurons-from", source, "--cases", "some"],
-            "--cases 'some' is not known; take one of correct, flipped, all",
+            "'--cases': 'some' is not one of 'correct', 'flipped', 'all'",
         ),
-        (["--neurons-from", source, "--scoring", "some"], "--scoring 'some' is not known"),
+        (["--neurons-from", source, "--scoring", "some"], "'--scoring': 'some' is not one of"),
         (["--neurons-from", source, "--deep-layers", "x"], "cannot be read"),
     ):
         result = command("maskkeep", "--store", store.url, *words)

@@ -17,26 +17,30 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.mlp_vectors import mlp_vectors
+from mathinterp.engine.pairs import batches_of
 from mathinterp.errors import UserError
-from mathinterp.forward.mlp_vectors import mlp_vectors
-from mathinterp.forward.pairs import batches_of
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mlp_probe import MlpProbe
+from mathinterp.experiments.mlp_probe.rows import target_ids
+from mathinterp.experiments.mlp_probe.summary import summarize
+from mathinterp.experiments.mlp_probe.tables import MEASURES, TARGETS
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts import Prompt, TokenizedPrompt, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import typed_tokens
-from mathinterp.report.figures import draw
-from mathinterp.report.probe import summarize_probe
-from mathinterp.scans.base import Subject
-from mathinterp.scans.mlp_probe import MEASURES, TARGETS, MlpProbe, target_ids
+from mathinterp.report.page import draw
 from mathinterp.store import Store
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 
 LAYERS = 3
 STORED = {"rtol": 1e-6, "atol": 1e-7}  # rows are float32
-BLOCKS = {"gpt2": "transformer.h", "gptj": "transformer.h", "gpt_neox": "gpt_neox.layers"}  # else model.layers
+# Else model.layers.
+BLOCKS = {"gpt_neox": "gpt_neox.layers", **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.h")}
 
 Row = tuple[float, float, float]  # mlp_in, mlp_out, difference
 
@@ -71,12 +75,12 @@ def end_vectors(model: PreTrainedModel, ids: Sequence[int]) -> list[dict[str, np
             found["read"] = last(args[0])
 
         def see_added(_: nn.Module, args: Any, output: Any, found: dict = found[layer]) -> None:
-            found["added"] = last(output)
+            found["added"] = last(output) * getattr(model.config, "residual_multiplier", 1.0)
 
         def see_output(_: nn.Module, args: Any, output: Any, found: dict = found[layer]) -> None:
             found["output"] = last(output)
 
-        adds = block.post_feedforward_layernorm if model.config.model_type == "gemma2" else block.mlp
+        adds = getattr(block, "post_feedforward_layernorm", block.mlp)
         handles += [
             block.mlp.register_forward_pre_hook(see_read),
             adds.register_forward_hook(see_added),
@@ -93,9 +97,9 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def final_gain(model: PreTrainedModel) -> np.ndarray:
-    name = {"gpt2": "transformer.ln_f", "gptj": "transformer.ln_f", "gpt_neox": "gpt_neox.final_layer_norm"}
+    name = {"gpt_neox": "gpt_neox.final_layer_norm", **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.ln_f")}
     gain = model.get_submodule(name.get(model.config.model_type, "model.norm")).weight.numpy()
-    return gain + 1 if model.config.model_type == "gemma2" else gain  # Gemma's norms multiply by 1 + weight
+    return gain + 1 if model.config.model_type.startswith("gemma") else gain  # Gemma's norms multiply by 1 + weight
 
 
 def hand_rows(
@@ -121,7 +125,7 @@ def scan_rows(scan: MlpProbe, anatomy: Anatomy, max_tokens: int = 70) -> dict[tu
     rows = {}
     for shard in scan.shards(anatomy.shape, prompts):
         table = scan.run(state, shard)
-        assert table.schema == scan.schemas[shard.table]
+        assert table.schema == scan.tables[shard.table].schema
         for row in table.to_pylist():
             key = (row["layer"], row["prompt_id"], row["target"])
             assert key not in rows
@@ -179,9 +183,9 @@ def test_parallel_blocks_keep_their_attention_in_the_residual() -> None:
         assert (found.before_BLD[0, layer] - inputs[layer][0, -1]).abs().max() > 0.01
 
 
-def test_a_family_that_adds_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_adds_something_else_is_refused() -> None:
     anatomy = Anatomy(tiny_model("gemma2"))
-    monkeypatch.setattr(Anatomy, "mlp_post_norm", lambda *_: None)
+    anatomy.family = replace(anatomy.family, mlp_post_norm=None)
     batch = next(batches_of([item.input_ids for item in tiny_prompts()], anatomy))
     with pytest.raises(AssertionError, match="'gemma2': residual stream \\+ MLP is not the output of layer 0"):
         mlp_vectors(anatomy, batch)
@@ -215,7 +219,7 @@ def test_prompts_answered_wrongly_are_left_out() -> None:
     assert state.names.to_pylist() == [told.prompt.prompt_id]
     assert MlpProbe().notes(state) == {"prompts": len(given), "answered_rightly": 1, "prompts_kept": 1}
     np.testing.assert_allclose(state.cosine_PLCM, everything.cosine_PLCM[3:4], **STORED)
-    with pytest.raises(UserError, match="--keep-all"):
+    with pytest.raises(UserError, match="`keep_all`"):
         MlpProbe().prepare(Subject(anatomy, prompts[:3], 70, tiny_tokenizer()))
 
 
@@ -249,7 +253,7 @@ def test_targets_in_context(build, fields, expected):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vectors": "both"}, "--vectors 'both' is not known; take one of residual, written"),
+        ({"vectors": "both"}, "`vectors` 'both' is not known; take one of residual, written"),
         ({"layers": ()}, "no MLPs to probe"),
         ({"layers": (3,)}, "layer 3 does not exist"),
     ],
@@ -283,7 +287,7 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
         for (name, layer), values in out.items()
         for target, value in zip("abc", values, strict=True)
     ]
-    table = pa.Table.from_pylist(rows, TABLES["mlp_probe"].schema)
+    table = pa.Table.from_pylist(rows, catalog().tables["mlp_probe"].schema)
     store.write_shard(run.run_id, "mlp_probe", 0, table, {})
     run.finish()
     curve = {(r["operation"], r["layer"], r["target"]): r for r in store.rows("SELECT * FROM mlp_probe_curve")}
@@ -301,9 +305,9 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
     assert [paper["sub", layer]["leader"] for layer in range(3)] == ["c", "b", "b"]
     assert paper["add", 2]["out_c"] == pytest.approx(0.75)
     assert paper["add", 2]["difference_c"] == pytest.approx(-0.75)
-    summary = summarize_probe(store, run.run_id)
-    assert summary.overtakes == {"all": 0, "add": 1, "sub": None}  # all: .2 .1 .5, .05 .2 .25, 0 .35 .675
-    assert "add from layer 1, sub never" in summary.verdict
+    found = summarize(Results(store, run.run_id)).data
+    assert found["overtakes"] == {"all": 0, "add": 1, "sub": None}  # all: .2 .1 .5, .05 .2 .25, 0 .35 .675
+    assert "add from layer 1, sub never" in found["verdict"]
 
 
 @pytest.mark.ray
@@ -323,4 +327,4 @@ def test_command_prints_the_curve(tmp_path: Path) -> None:
     np.testing.assert_allclose(lines["C"], [row["out_c"] for row in found["curve"]])
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--vectors", "none"])
     assert wrong.exit_code == 2
-    assert "--vectors 'none' is not known" in wrong.stderr
+    assert "Invalid value for '--vectors': 'none' is not one of" in wrong.stderr

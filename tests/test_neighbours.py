@@ -13,21 +13,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, Phi3Config, PreTrainedModel
 
+from mathinterp.engine.alone import alone_deviation, sampled
+from mathinterp.engine.attention_rows import eager_attention, end_attention
+from mathinterp.engine.choose import packing_deviation
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.end_rows import EndHeadSets
+from mathinterp.engine.head_sets import NO_HEADS, PackedHeadSets
+from mathinterp.engine.hooks import edited_input
+from mathinterp.engine.lens.neurons import NeuronLens, end_activations
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.pairs import batches_of, ends_of
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.tree.forest import plant
 from mathinterp.evaluation.greedy import GreedyDecoder
 from mathinterp.evaluation.harness import Harness
 from mathinterp.evaluation.task_files import task_file
-from mathinterp.forward.alone import alone_deviation, sampled
-from mathinterp.forward.attention_rows import eager_attention, end_attention
-from mathinterp.forward.edits import Edit, Replacement
-from mathinterp.forward.end_sets import EndHeadSets
-from mathinterp.forward.engine import packing_deviation
-from mathinterp.forward.hooks import edited_input
-from mathinterp.forward.knockout import NO_HEADS, PackedHeadSets
-from mathinterp.forward.neurons import NeuronLens, end_activations
-from mathinterp.forward.pairs import batches_of, ends_of
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
-from mathinterp.forward.tree import plant
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.positions import Positions
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from mathinterp.forward.neuron_ablation import NeuronSets, neuron_mask, zeroed_neurons
-from mathinterp.forward.neurons import end_activations
+from mathinterp.engine.lens.neurons import end_activations
+from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask, zeroed_neurons
 from mathinterp.models.anatomy import Anatomy
-from tests.test_forward import PROMPTS, anatomy, assert_same, random_prompts
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.exact import PROMPTS, assert_same, random_prompts
+from tests.tiny import of_neurons
 
 EXACT = 1e-11
 NEURONS = [(0, 3), (0, 17), (2, 39)]
@@ -20,6 +19,7 @@ def zero_columns(anatomy: Anatomy, neurons: list[tuple[int, int]]) -> None:
             anatomy.value_vectors(layer)[neuron] = 0  # a view of down_proj's weight
 
 
+@of_neurons
 def test_zeroed_neurons_equal_zeroed_columns(anatomy: Anatomy) -> None:
     engine = NeuronSets(anatomy, PROMPTS, batch_size=5)
     clean = engine.baseline()
@@ -36,6 +36,7 @@ def test_zeroed_neurons_equal_zeroed_columns(anatomy: Anatomy) -> None:
     assert abs(scores.logprob_EA[1] - cut.logprob_EA[0]).max() < EXACT
 
 
+@of_neurons
 def test_a_mask_of_its_own_for_each_prompt(anatomy: Anatomy) -> None:
     engine = NeuronSets(anatomy, PROMPTS, batch_size=4)
     torch.manual_seed(1)
@@ -47,6 +48,7 @@ def test_a_mask_of_its_own_for_each_prompt(anatomy: Anatomy) -> None:
         assert abs(together.logit_EA - alone.logit_EA)[:, of_prompt].max() < EXACT
 
 
+@of_neurons
 def test_activations_at_end_under_a_mask(anatomy: Anatomy) -> None:
     prompts = random_prompts(4)
     sequences = [prompt.input_ids[: prompt.end + 1] for prompt in prompts]
@@ -61,6 +63,7 @@ def test_activations_at_end_under_a_mask(anatomy: Anatomy) -> None:
     assert abs(masked.coefficients_PK[2] - clean.coefficients_PK[2]).max() > 1e-6
 
 
+@of_neurons
 def test_nothing_stays_hooked_and_a_silent_hook_is_an_error(anatomy: Anatomy) -> None:
     mask = neuron_mask(anatomy, NEURONS)
     with pytest.raises(AssertionError, match="never fired"), zeroed_neurons(anatomy, mask):

@@ -10,30 +10,30 @@ import torch
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
+from mathinterp.engine.lens.lens import Lens
+from mathinterp.engine.lens.neurons import NeuronLens
+from mathinterp.engine.lens.top_tokens import top_tokens, value_directions
 from mathinterp.errors import UserError
-from mathinterp.forward.lens import Lens
-from mathinterp.forward.neurons import NeuronLens
-from mathinterp.forward.top_tokens import top_tokens, value_directions
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons.card import NeuronCard, card_of, neuron_card, written_tokens
+from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
+from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.report.neuron import NeuronCard, neuron_card, written_tokens
-from mathinterp.report.neuron_runs import neuron_run
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store, prompts_fingerprint
-from tests.test_forward import anatomy
-from tests.tiny import save_tiny
+from tests.neuron_twin import gain
+from tests.tiny import of_neurons, save_tiny
 
-assert anatomy  # the fixture: every tiny family in float64
-
-NEURONS = [(0, 3), (2, 39)]
+NEURONS = [Neuron(0, 3), Neuron(2, 39)]
 
 
 # ---- tokens ----
 
 
+@of_neurons
 def test_directions_are_those_of_the_importances_and_what_the_lens_gains(anatomy: Anatomy) -> None:
     found_NV = value_directions(anatomy, NEURONS)
     lens, neurons = Lens(anatomy), NeuronLens(anatomy)
@@ -43,7 +43,7 @@ def test_directions_are_those_of_the_importances_and_what_the_lens_gains(anatomy
         torch.testing.assert_close(direction_V, neurons.directions(layer)[neuron], rtol=1e-11, atol=1e-12)
         value_D = anatomy.value_vectors(layer)[neuron]
         if (norm := anatomy.mlp_post_norm(layer)) is not None:
-            value_D = value_D * (1 + norm.weight)
+            value_D = value_D * gain(anatomy, norm)
         gained = lens.logits(stream_1D - 2 * value_D, scale) - lens.logits(stream_1D, scale)
         torch.testing.assert_close(-2 * direction_V / 1.75, gained[0], rtol=1e-9, atol=1e-10)
 
@@ -77,7 +77,7 @@ def stored_scan(root: Path) -> Scanned:
     spec = ModelSpec(str(folder))
     loaded, resolved = load(spec, "cpu"), resolve(spec)
     prompts = tokenize_prompts(load_prompts("two_digit", limit=12), loaded.tokenizer)
-    scan = NeuronScan("head", ((0, 1),), top=20, layers=(1, 2))
+    scan = Neurons("head:0.1", keep="topk:20", layers=(1, 2))
     state, shards = scan.prepare(Subject(loaded.anatomy, prompts)), scan.shards(loaded.anatomy.shape, prompts)
     store = Store(root / "store")
     run = store.open_run(
@@ -93,15 +93,15 @@ def stored_scan(root: Path) -> Scanned:
     return Scanned(folder, loaded, store, run.run_id)
 
 
-def card_of(scanned: Scanned, neuron: tuple[int, int]) -> NeuronCard:
-    run, loaded = neuron_run(scanned.store, scanned.run_id), scanned.loaded
-    return neuron_card(scanned.store, run, neuron, loaded.anatomy, loaded.tokenizer, 6)
+def made_card(scanned: Scanned, neuron: tuple[int, int]) -> NeuronCard:
+    run = neuron_run(scanned.store, scanned.run_id)
+    return card_of(scanned.store, run, Neuron(*neuron), scanned.loaded, "tiny", 6)
 
 
 def test_card_has_the_neurons_means_ranks_prompts_and_tokens(scanned: Scanned) -> None:
     summary = scanned.store.rows("SELECT * FROM neuron_summary ORDER BY change DESC, layer, neuron")
     first = next(row for row in summary if row["operation"] == "mul")  # the neuron that ranks first for products
-    card = card_of(scanned, (first["layer"], first["neuron"]))
+    card = made_card(scanned, (first["layer"], first["neuron"]))
     assert (card.neuron, card.against) == (f"{first['layer']}.{first['neuron']}", "head:0.1")
     assert [row["operation"] for row in card.operations] == ["all", "add", "div", "mul", "sub"]
     for row in card.operations:
@@ -126,12 +126,12 @@ def test_card_has_the_neurons_means_ranks_prompts_and_tokens(scanned: Scanned) -
     logits = (model.model.lm_head.weight @ (model.anatomy.final_norm.weight * value_D)).numpy()
     vocabulary = model.tokenizer.convert_ids_to_tokens(list(range(len(logits))))
     order = np.argsort(-logits)
-    assert [text for text, _ in card.tokens["v"]] == [vocabulary[i] for i in order[:6]]
-    assert [text for text, _ in card.tokens["-v"]] == [vocabulary[i] for i in order[::-1][:6]]
+    assert [token["token"] for token in card.tokens["v"]] == [vocabulary[i] for i in order[:6]]
+    assert [token["token"] for token in card.tokens["-v"]] == [vocabulary[i] for i in order[::-1][:6]]
     sign = "v" if mul["coefficient"] > 0 else "-v"
-    assert [text for text, _ in card.tokens["c v, mul"]] == [text for text, _ in card.tokens[sign]]
-    values = [value for _, value in card.tokens["c v, mul"]]
-    assert values == pytest.approx([abs(mul["coefficient"]) * value for _, value in card.tokens[sign]], rel=1e-5)
+    assert [token["token"] for token in card.tokens["c v, mul"]] == [token["token"] for token in card.tokens[sign]]
+    values = [token["value"] for token in card.tokens["c v, mul"]]
+    assert values == pytest.approx([abs(mul["coefficient"]) * token["value"] for token in card.tokens[sign]], rel=1e-5)
 
 
 def test_tokens_beside_the_first_neurons_of_a_scan(scanned: Scanned) -> None:
@@ -141,19 +141,20 @@ def test_tokens_beside_the_first_neurons_of_a_scan(scanned: Scanned) -> None:
         {"operation": "sub", "neuron": "2.5", "coefficient": -0.5},
     ]
     add, sub = written_tokens(rows, loaded.anatomy, loaded.tokenizer, 3)
-    tokens = card_of(scanned, (2, 5)).tokens
-    assert add["c v raises"] == sub["c v lowers"] == " ".join(repr(text) for text, _ in tokens["v"][:3])
-    assert add["c v lowers"] == sub["c v raises"] == " ".join(repr(text) for text, _ in tokens["-v"][:3])
+    tokens = made_card(scanned, (2, 5)).tokens
+    assert add["c v raises"] == sub["c v lowers"] == " ".join(repr(token["token"]) for token in tokens["v"][:3])
+    assert add["c v lowers"] == sub["c v raises"] == " ".join(repr(token["token"]) for token in tokens["-v"][:3])
     assert (sub["operation"], sub["neuron"], sub["coefficient"]) == ("sub", "2.5", -0.5)
 
 
 def test_mistakes_of_the_card(scanned: Scanned) -> None:
-    with pytest.raises(UserError, match=r"neuron 1\.40 does not exist: each layer has neurons 0 to 39"):
-        card_of(scanned, (1, 40))
-    with pytest.raises(UserError, match="layer 3 does not exist"):
-        card_of(scanned, (3, 0))
-    with pytest.raises(UserError, match="did not look at layer 0"):
-        card_of(scanned, (0, 3))
+    for neuron, message in (
+        ("1.40", r"neuron 1\.40 does not exist: each layer has neurons 0 to 39"),
+        ((3, 0), "layer 3 does not exist"),
+        ("0.3", "did not look at layer 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            neuron_card(neuron, ModelSpec(str(scanned.folder)), scanned.store, scanned.run_id)
 
 
 # ---- the commands ----
@@ -168,10 +169,10 @@ def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
     result = command("neuron", "2.5", "--model", folder, "--store", store.url, "--tokens", "4", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    card = card_of(scanned, (2, 5))
+    card = made_card(scanned, (2, 5))
     assert (found["run_id"], found["neuron"], found["against"]) == (run_id, "2.5", "head:0.1")
     assert found["operations"] == card.operations
-    assert [token["token"] for token in found["tokens"]["-v"]] == [text for text, _ in card.tokens["-v"][:4]]
+    assert [token["token"] for token in found["tokens"]["-v"]] == [token["token"] for token in card.tokens["-v"][:4]]
     shown = command("neuron", "2.5", "--model", folder, "--store", store.url, "--neurons-from", run_id)
     assert shown.exit_code == 0, shown.output
     assert card.verdict.split(".")[0] in shown.stdout
@@ -187,7 +188,7 @@ def test_scan_neurons_shows_what_its_first_neurons_write(scanned: Scanned) -> No
     assert (found["run_id"], found["shards_done"]) == (run_id, 0)
     assert [row["neuron"] for row in found["tokens"]] == [row["neuron"] for row in found["top"]]
     layer, neuron = (int(part) for part in found["top"][0]["neuron"].split("."))
-    raised = card_of(scanned, (layer, neuron)).tokens["c v, all"][0][0]
+    raised = made_card(scanned, (layer, neuron)).tokens["c v, all"][0]["token"]
     assert found["tokens"][0]["c v raises"].startswith(repr(raised))
 
 

@@ -1,6 +1,7 @@
 """The prediction-enhancing graph: edges against autograd through the real model in float64, rows, views, drawing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,29 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.replica import check_rows
+from mathinterp.engine.hooks import caught_input, edited_input
+from mathinterp.engine.lens.graph import GraphReader
+from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import caught_input, edited_input
-from mathinterp.forward.neuron_graph import NeuronGraph
-from mathinterp.forward.neurons import end_activations
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.figures import save
+from mathinterp.experiments.neuron_graph import NeuronGraph
+from mathinterp.experiments.neuron_graph.figure import draw
+from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes, nodes_from
+from mathinterp.experiments.neuron_graph.summary import summarize
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons.stored import check_model, neuron_run
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import load_prompts
-from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
-from mathinterp.report.figures import save
-from mathinterp.report.graph import graph_figure, nodes_from, summarize_graph
-from mathinterp.report.neuron_runs import check_model, neuron_run
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neuron_graph import NeuronGraphScan
-from mathinterp.scans.neuron_nodes import NeuronNodes, RankedNodes
-from mathinterp.scans.neurons import NeuronScan
 from mathinterp.store import Store
-from tests.neuron_twin import gain, look, spread
+from tests.exact import PROMPTS
+from tests.made_prompts import PROMPTS as MADE
+from tests.neuron_twin import gain, look, spread, times
 from tests.small_store import open_run
-from tests.test_forward import PROMPTS, anatomy
 from tests.test_neuron_ablation import zero_columns
-from tests.test_scans import PROMPTS as MADE
-from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 NEURONS = [(2, 7), (0, 3), (1, 39), (0, 17), (2, 20), (1, 0)]
 EXACTLY = {"rel": 1e-9, "abs": 1e-11}
@@ -45,8 +45,8 @@ EXACTLY = {"rel": 1e-9, "abs": 1e-11}
 # ---- the twin: one pair of neurons, formulas as the module states them, derivatives by autograd ----
 
 
-def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
-    """Gate and up rows (plain: fc1) times the norm's weight, read off the modules of each family."""
+def read_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
+    """Gate and up rows (plain: fc1), read off the modules of each family."""
     family, mlp = anatomy.family, anatomy.mlp(layer)
     if family.fused_gate_up:
         weight = getattr(mlp, family.fused_gate_up).weight
@@ -56,24 +56,29 @@ def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
     else:
         module = getattr(mlp, str(family.up))
         rows = [module.weight[:, neuron] if type(module).__name__ == "Conv1D" else module.weight[neuron]]
-    return [row * gain(anatomy, anatomy.mlp_norm(layer)) for row in rows]
+    return rows
+
+
+def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
+    """The same times the norm's weight."""
+    return [row * gain(anatomy, anatomy.mlp_norm(layer)) for row in read_rows(anatomy, layer, neuron)]
 
 
 def value_row(anatomy: Anatomy, layer: int, neuron: int) -> torch.Tensor:
     module = anatomy.down_projection(layer)
     row = module.weight[neuron] if type(module).__name__ == "Conv1D" else module.weight[:, neuron]
     post = anatomy.family.mlp_post_norm
-    return row if post is None else row * gain(anatomy, getattr(anatomy.layers[layer], post))
+    return times(anatomy, row) if post is None else row * gain(anatomy, getattr(anatomy.layers[layer], post))
 
 
 def gradient(anatomy: Anatomy, ids: tuple[int, ...], layer: int, neuron: int) -> torch.Tensor:
-    """Of the coefficient at END with respect to the stream that the MLP's norm reads, through the model itself."""
+    """Of the coefficient at END with respect to the stream that the MLP (its norm) reads, through the model itself."""
     added = torch.zeros(anatomy.shape.d_model, dtype=torch.float64, requires_grad=True)
 
     def add_at_end(stream_BTD: torch.Tensor) -> torch.Tensor:
         return torch.cat([stream_BTD[:, :-1], stream_BTD[:, -1:] + added], dim=1)
 
-    with edited_input(anatomy.mlp_norm(layer), add_at_end), caught_input(anatomy.down_projection(layer)) as caught:
+    with edited_input(anatomy.stream_reader(layer), add_at_end), caught_input(anatomy.down_projection(layer)) as caught:
         anatomy.model(torch.tensor([ids]))
     return torch.autograd.grad(caught[0][0, -1, neuron], added)[0]
 
@@ -86,10 +91,10 @@ def written_out_gradient(anatomy: Anatomy, stream: torch.Tensor, layer: int, neu
     normed = centred / spread(anatomy, norm, leaf)
     bias = getattr(norm, "bias", None)
     inputs = [float_key @ normed for float_key in key_rows(anatomy, layer, neuron)]
+    if bias is not None:
+        inputs = [read + row @ bias for read, row in zip(inputs, read_rows(anatomy, layer, neuron), strict=True)]
     if not anatomy.shape.gated_mlp:
-        up = getattr(mlp, str(family.up))
-        weight = up.weight[:, neuron] if type(up).__name__ == "Conv1D" else up.weight[neuron]
-        inputs = [inputs[0] + weight @ bias + up.bias[neuron]]
+        inputs = [inputs[0] + getattr(mlp, str(family.up)).bias[neuron]]
     coefficient = getattr(mlp, family.activation)(inputs[0])
     for factor in inputs[1:]:
         coefficient = coefficient * factor
@@ -116,10 +121,11 @@ def sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
+@of_neurons
 def test_edges_are_inner_products_and_autograds_derivatives(anatomy: Anatomy) -> None:
     sequences = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
     activations = end_activations(anatomy, sequences)
-    graph = NeuronGraph(anatomy)
+    graph = GraphReader(anatomy)
     for prompt in (0, 4):
         ids = sequences[prompt]
         seen = look(anatomy, ids)
@@ -161,13 +167,13 @@ def ranked(graph: str, neurons: list[tuple[int, int]], importance: list[float] |
     return RankedNodes(graph, tuple(neurons), tuple(given), (None,) * len(neurons))
 
 
-def rows_of(scan: NeuronGraphScan, model: Anatomy) -> dict[str, pd.DataFrame]:
+def rows_of(scan: NeuronGraph, model: Anatomy) -> dict[str, pd.DataFrame]:
     """Every shard's rows, by table; no Ray, no store."""
     state = scan.prepare(Subject(model, MADE, tokenizer=tiny_tokenizer()))
     found: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(model.shape, MADE):
         found.setdefault(shard.table, []).append(scan.run(state, shard))
-        check_rows(found[shard.table][-1], scan.schemas[shard.table], shard.key)
+        check_rows(found[shard.table][-1], scan.tables[shard.table].schema, shard.key)
     return {table: pa.concat_tables(parts).to_pandas() for table, parts in found.items()}
 
 
@@ -175,10 +181,11 @@ def _of(rows: pd.DataFrame, graph: str) -> pd.DataFrame:
     return rows[rows["graph"] == graph]
 
 
-def of_prompts(ks: tuple[int, ...] = (4, 2), **changes: Any) -> NeuronGraphScan:
+def of_prompts(ks: tuple[int, ...] = (4, 2), **changes: Any) -> NeuronGraph:
     """Every prompt's graph has the same neurons, in an order of its own."""
     graphs = [ranked(p.prompt.prompt_id, NEURONS[i % 3 :] + NEURONS[: i % 3]) for i, p in enumerate(MADE)]
-    return NeuronGraphScan(NeuronNodes("run", tuple(graphs)), top=len(NEURONS), ks=ks, **{"seeds": 1, **changes})
+    nodes = NeuronNodes("run", tuple(graphs))
+    return NeuronGraph("run", top=len(NEURONS), ks=ks, nodes=nodes, **{"control_seeds": 1, **changes})
 
 
 def test_root_is_of_the_lowest_layer_and_there_of_the_largest_importance() -> None:
@@ -190,11 +197,11 @@ def test_root_is_of_the_lowest_layer_and_there_of_the_largest_importance() -> No
 def test_edges_of_an_operation_are_means_over_its_prompts_and_the_strongest_stay() -> None:
     model = Anatomy(tiny_model("llama"))
     graphs = NeuronNodes("run", (ranked("add", NEURONS), ranked("all", NEURONS)))
-    everything = rows_of(NeuronGraphScan(graphs, by="operation", strongest=None, ks=()), model)
+    everything = rows_of(NeuronGraph("run", "operation", edges="all", ks=(), nodes=graphs), model)
     assert set(everything) == {"neuron_graph_nodes", "neuron_graph_edges"}, "ks=() makes no check"
     for graph_name, members in (("add", [p for p in MADE if p.prompt.operation == "add"]), ("all", list(MADE))):
         activations = end_activations(model, [p.input_ids[: p.end + 1] for p in members])
-        graph = NeuronGraph(model)
+        graph = GraphReader(model)
         each = [graph.edges(NEURONS, activations, row) for row in range(len(members))]
         found = _of(everything["neuron_graph_edges"], graph_name)
         assert len(found) == 12
@@ -213,11 +220,13 @@ def test_edges_of_an_operation_are_means_over_its_prompts_and_the_strongest_stay
         expected = [float(activations.coefficients_PK[layer][:, k].mean()) for layer, k in NEURONS]
         np.testing.assert_allclose(nodes["coefficient"], expected, rtol=1e-5)
         assert nodes["root"].tolist() == [neuron == (0, 3) for neuron in NEURONS]
-    by_first_order = rows_of(NeuronGraphScan(graphs, by="operation", measure="first_order", strongest=3, ks=()), model)
+    by_first_order = rows_of(
+        NeuronGraph("run", "operation", measure="first_order", edges="top:3", ks=(), nodes=graphs), model
+    )
     edges = by_first_order["neuron_graph_edges"].query("graph == 'add'")
     whole = everything["neuron_graph_edges"].query("graph == 'add'")["first_order"].sort_values(ascending=False)
     np.testing.assert_allclose(edges["first_order"], whole[:3])
-    above = rows_of(NeuronGraphScan(graphs, by="operation", strongest=None, above=0.5, ks=()), model)
+    above = rows_of(NeuronGraph("run", "operation", edges="above:0.5", ks=(), nodes=graphs), model)
     kept = above["neuron_graph_edges"]["inner_product"]
     assert (kept.abs() > 0.5).all()
     assert len(kept) == (everything["neuron_graph_edges"]["inner_product"].abs() > 0.5).sum() > 0
@@ -256,21 +265,23 @@ def test_check_is_the_lowest_neurons_column_zeroed(name: str) -> None:
 
 
 def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
-    model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), seeds=2)
+    model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), control_seeds=2)
     store = Store(tmp_path)
     source = open_run(store, ["neuron_targets/00000"], scan="neurons", parameters={"against": None})
-    scan = NeuronGraphScan(NeuronNodes(source.run_id, scan.nodes.graphs), top=6, ks=scan.ks, seeds=2)
+    scan = replace(scan, neurons_from=source.run_id, nodes=NeuronNodes(source.run_id, scan.ranked.graphs))
     right = [i % 3 != 1 for i in range(len(MADE))]
     targets = {
         "prompt_id": [p.prompt.prompt_id for p in MADE], "condition": ["original"] * len(MADE),
         "target_id": [1] * len(MADE),
         "logprob": [0.0] * len(MADE), "predicted_id": [1] * len(MADE), "correct": right,
     }  # fmt: skip
-    store.write_shard(source.run_id, "neuron_targets", 0, pa.table(targets, NeuronScan.schemas["neuron_targets"]), {})
+    store.write_shard(
+        source.run_id, "neuron_targets", 0, pa.table(targets, Neurons.tables["neuron_targets"].schema), {}
+    )
     rows = rows_of(scan, model)
     run = open_run(store, [f"{table}/00000" for table in rows], scan="graph", parameters=scan.parameters())
     for table, frame in rows.items():
-        store.write_shard(run.run_id, table, 0, pa.Table.from_pandas(frame, scan.schemas[table]), {})
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pandas(frame, scan.tables[table].schema), {})
     run.finish()
     check = rows["neuron_graph_check"].astype({"coefficient": float, "coefficient_zeroed": float})
     check["fall"] = (check["coefficient"] - check["coefficient_zeroed"]) * np.sign(check["coefficient"])
@@ -315,37 +326,16 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     )
     for row in share:
         assert row["share"] == pytest.approx(row["first_order"] / row["size"])
-    written = save(graph_figure(store, run.run_id, MADE[2].prompt.prompt_id), tmp_path / "drawn")
+    written = save(draw(Results(store, run.run_id), MADE[2].prompt.prompt_id), tmp_path / "drawn")
     svg = written[1].read_text()
     assert written[0].read_bytes()[:4] == b"\x89PNG"
     for layer, neuron in NEURONS:
         assert f"{layer}.{neuron}" in svg
     with pytest.raises(UserError, match="has no graph 'zzz'"):
-        summarize_graph(store, run.run_id, "zzz")
+        summarize(Results(store, run.run_id), "zzz")
 
 
 # ---- the command ----
-
-
-@pytest.fixture(scope="module")
-def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A store with a neuron scan of the bundled model, made without Ray."""
-    folder = tmp_path_factory.mktemp("graph")
-    spec, store = ModelSpec(), Store(folder)
-    loaded = load(spec, "cpu")
-    prompts = tokenize_prompts(load_prompts("two_digit", limit=8), loaded.tokenizer)
-    scan = NeuronScan("head", ((0, 6),), top=20)
-    state = scan.prepare(Subject(loaded.anatomy, prompts))
-    shards = scan.shards(loaded.anatomy.shape, prompts)
-    fingerprint = prompts_fingerprint(prompts)
-    run = open_run(store, [shard.key for shard in shards], scan="neurons", parameters=scan.parameters(),
-                   model="bundled", model_fingerprint=resolve(spec).fingerprint,
-                   prompts_fingerprint=fingerprint)  # fmt: skip
-    store.write_prompts(fingerprint, prompts)
-    for shard in shards:
-        store.write_shard(run.run_id, shard.table, shard.index, scan.run(state, shard), {})
-    run.finish()
-    return folder, run.run_id
 
 
 def command(folder: Path, *words: str | Path) -> Result:
@@ -373,19 +363,30 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
     assert {nodes.graph for nodes in good.graphs} == {prompt.prompt_id for prompt in prompts[:3]}
     others = load_prompts("two_digit", limit=8, seed=1)
     for arguments, message in (
-        (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with --keep topk:50 first"),
+        (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with `keep` topk:50 first"),
         (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons a prompt, not 21"),
         (("prompt", 10, None, weights, others), "without prompt"),
-        (("layer", 10, None, weights, prompts), "--by 'layer' is not known"),
     ):
         with pytest.raises(UserError, match=message):
             nodes_from(store, neuron_run(store, run), *arguments)
     with pytest.raises(UserError, match=f"run {run} ranked the neurons of bundled, not of another"):
         check_model(neuron_run(store, run), "other", "another")
-    with pytest.raises(UserError, match="--measure 'best' is not known"):
-        NeuronGraphScan(good, measure="best")
-    with pytest.raises(UserError, match="has no edges"):
-        NeuronGraphScan(good, top=1)
+    for fields, message in (
+        ({"by": "layer"}, "`by` 'layer' is not known"),
+        ({"measure": "best"}, "`measure` 'best' is not known"),
+        ({"top": 1}, "`top` 1 is too small; give 2 or more"),
+        ({"ks": (1,)}, "fewer than 2 first neurons"),
+        ({"edges": "top:0"}, "keep 1 edge or more"),
+        ({"edges": "above:-1"}, "those above 0 or more"),
+    ):
+        with pytest.raises(UserError, match=message):
+            NeuronGraph(run, **fields)
+
+
+def test_edges_are_written_as_they_are_read() -> None:
+    for text, strongest, above in (("top:60", 60, 0.0), ("above:0.5", None, 0.5), ("all", None, 0.0)):
+        edges = NeuronGraph("run", edges=text).edges
+        assert (edges.strongest, edges.above, str(edges)) == (strongest, above, text)
 
 
 @pytest.mark.ray

@@ -14,27 +14,27 @@ from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.plan import plan_scan
+from mathinterp.engine.hooks import zeroed_columns
 from mathinterp.errors import UserError
-from mathinterp.forward.hooks import zeroed_columns
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import Neurons, OtherModel
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.scans.base import Subject
-from mathinterp.scans.neurons import NeuronScan, OtherModel
 from mathinterp.store import Store
+from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_rows import grid, rows_of, scan_of, stored
 from tests.neuron_twin import log_probability, look, slow_head, slow_neuron, spread
-from tests.test_scans import PROMPTS as MADE
 from tests.tiny import save_tiny, tiny_model
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "olmo2", "granite", "falcon-new"])
 @pytest.mark.parametrize("target", ["predicted", "gold"])
 def test_rows_are_the_direct_form_under_both_conditions(name: str, target: str) -> None:
     model = scan_of(name)
-    zeroed = rows_of(NeuronScan("head", ((0, 1),), target=target, keep_all=True), model)
-    swapped = rows_of(NeuronScan("input", target=target, keep_all=True), model)
+    zeroed = rows_of(Neurons("head:0.1", target, keep="all"), model)
+    swapped = rows_of(Neurons("input", target, keep="all"), model)
     for p in (0, 5, 12):
         original, other = (
             look(model, ids[: MADE[p].end + 1]) for ids in (MADE[p].input_ids, MADE[p].counterfactual_ids)
@@ -69,11 +69,11 @@ def test_what_neurons_are_ranked_by(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", ["difference", "abs", "ratio"])
 def test_first_of_all_layers_together_from_the_first_of_each(tmp_path: Path, rank: str) -> None:
     model = scan_of("llama")
-    everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
+    everything = rows_of(Neurons("head:0.1", keep="all"), model)["neuron_scan"]
     importance = grid(everything, "importance")
     change = importance - grid(everything, "intervened_importance")
     key = {"difference": change, "abs": np.abs(change), "ratio": change / np.abs(importance)}[rank]
-    store = stored(tmp_path, NeuronScan("head", ((0, 1),), rank=rank, top=7), model)
+    store = stored(tmp_path, Neurons("head:0.1", rank=rank, keep="topk:7"), model)
     found = store.rows("SELECT * FROM neuron_changes ORDER BY prompt_id, rank")
     assert len(found) == 7 * len(MADE)
     names = [prompt.prompt.prompt_id for prompt in MADE]
@@ -92,7 +92,7 @@ def test_ties_go_to_the_lower_layer_and_neuron(tmp_path: Path) -> None:
     model = scan_of("llama")
     for layer in range(3):
         model.down_projection(layer).weight.zero_()  # no neuron writes anything: every importance is 0
-    found = stored(tmp_path, NeuronScan("head", ((0, 1),), top=50), model).rows("SELECT * FROM neuron_changes")
+    found = stored(tmp_path, Neurons("head:0.1", keep="topk:50"), model).rows("SELECT * FROM neuron_changes")
     assert {(row["rank"], row["layer"], row["neuron"]) for row in found} == {
         (rank + 1, rank // 40, rank % 40) for rank in range(50)
     }
@@ -103,15 +103,15 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = scan_of("llama")
-    everything = rows_of(NeuronScan("head", ((0, 1),), keep_all=True), model)["neuron_scan"]
+    everything = rows_of(Neurons("head:0.1", keep="all"), model)["neuron_scan"]
     columns = {
         name: grid(everything, name).astype(np.float64)
         for name in ("importance", "intervened_importance", "coefficient", "intervened_coefficient")
     }
     columns["change"] = columns["importance"] - columns["intervened_importance"]
     columns["coefficient_change"] = columns["coefficient"] - columns["intervened_coefficient"]
-    monkeypatch.setattr("mathinterp.scans.neurons.PROMPTS_A_SHARD", block)
-    store = stored(tmp_path, NeuronScan("head", ((0, 1),), top=4), model)
+    monkeypatch.setattr("mathinterp.experiments.neurons.PROMPTS_A_SHARD", block)
+    store = stored(tmp_path, Neurons("head:0.1", keep="topk:4"), model)
     top = store.rows("SELECT layer, neuron, operation, count(*) AS times FROM neuron_changes GROUP BY ALL")
     times = {(row["layer"], row["neuron"], row["operation"]): row["times"] for row in top}
     found = store.rows("SELECT * FROM neuron_summary")
@@ -134,14 +134,14 @@ def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gptj"])
 def test_shards_of_some_prompts_have_the_rows_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, scan = scan_of(name), NeuronScan("head", ((0, 1),), top=7)
+    model, scan = scan_of(name), Neurons("head:0.1", keep="topk:7")
 
     def of_prompts() -> list[dict]:
         rows = rows_of(scan, model)["neuron_scan"].filter(pc.is_valid(pc.field("prompt_id"))).to_pylist()
         return sorted(rows, key=lambda row: (row["layer"], row["node"], row["prompt_id"], row["unit"]))
 
     whole = of_prompts()
-    monkeypatch.setattr("mathinterp.scans.neurons.PROMPTS_A_SHARD", 5)
+    monkeypatch.setattr("mathinterp.experiments.neurons.PROMPTS_A_SHARD", 5)
     shards = [shard for shard in scan.shards(model.shape, MADE) if shard.table == "neuron_scan"]
     assert len(shards) == 3 * -(-len(MADE) // 5)
     assert sum(scan.evaluations(shard, MADE) for shard in shards) == 3 * 2 * len(MADE)
@@ -155,7 +155,7 @@ def test_shards_of_some_prompts_have_the_rows_of_all(name: str, monkeypatch: pyt
 
 def test_blocks_and_heads_have_the_same_score(tmp_path: Path) -> None:
     model = scan_of("gptj")
-    store = stored(tmp_path, NeuronScan(), model)
+    store = stored(tmp_path, Neurons(), model)
     assert store.rows("SELECT DISTINCT condition FROM neuron_scan") == [{"condition": "original"}]
     seen = [look(model, prompt.input_ids[: prompt.end + 1]) for prompt in MADE]
     heads = {
@@ -183,7 +183,7 @@ def test_another_model_is_tuned_minus_original_under_the_originals_scale(tmp_pat
     spec = ModelSpec(str(folder), dtype="float64")
     other = OtherModel(spec, resolve(spec).fingerprint, "tuned")
     model, tuned = scan_of("llama"), Anatomy(tiny_model("llama", seed=1))
-    scan = NeuronScan("model", other=other, top=40, layers=(2,))
+    scan = Neurons(f"model:{folder}", keep="topk:40", layers=(2,), other=other)
     store = stored(tmp_path / "store", scan, model)
     p = MADE[3]
     original, run = (look(each, p.input_ids[: p.end + 1]) for each in (model, tuned))
@@ -216,8 +216,8 @@ def command(*words: str | int | Path) -> Result:
         (["--against", "adapter:smollm2-arithmetic"], "was made for another base"),
         (["--against", "model:bundled"], "is bundled itself"),
         (["--keep", "topk:0"], "--keep 'topk:0' cannot be read"),
-        (["--target", "best"], "--target 'best' is not known; take one of predicted, gold"),
-        (["--rank", "best"], "--rank 'best' is not known"),
+        (["--target", "best"], "'--target': 'best' is not one of 'predicted', 'gold'"),
+        (["--rank", "best"], "'--rank': 'best' is not one of"),
         (["--layers", "8"], "layer 8 does not exist"),
     ],
 )
@@ -226,6 +226,19 @@ def test_mistakes_are_one_line(tmp_path: Path, words: list[str], message: str) -
     assert result.exit_code == 2, result.output
     assert len(result.stderr.strip().splitlines()) == 1
     assert message in result.stderr
+
+
+def test_fields_are_read_from_text_and_wrong_ones_named() -> None:
+    scan = Neurons("head:3.1,0.6,3.1", keep="topk:7", layers="0,2-3")
+    assert (str(scan.against), str(scan.keep), scan.layers) == ("head:0.6,3.1", "topk:7", (0, 2, 3))
+    assert (str(Neurons("model:a:b").against), str(Neurons(keep="all").keep)) == ("model:a:b", "all")
+    for fields, message in (
+        ({"against": "head"}, "`against` 'head' cannot be read"),
+        ({"keep": "first"}, "`keep` 'first' cannot be read"),
+        ({"target": "best"}, "`target` 'best' is not known; take one of predicted, gold"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Neurons(**fields)
 
 
 def test_models_whose_neurons_or_tokens_differ_are_not_compared(tmp_path: Path) -> None:
@@ -238,7 +251,7 @@ def test_keeping_more_than_the_disk_holds_is_refused_with_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=50_000_000)
-    monkeypatch.setattr("mathinterp.cli.neurons.shutil.disk_usage", lambda place: usage)
+    monkeypatch.setattr("mathinterp.experiments.neurons.against.shutil.disk_usage", lambda place: usage)
     result = command("--store", tmp_path / "new", "--keep", "all", "--against", "head:0.6")
     assert result.exit_code == 2
     shape = resolve(ModelSpec()).shape
@@ -278,7 +291,7 @@ def test_published_neurons_of_three_plus_five() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load(ModelSpec(os.environ["MATHINTERP_LLAMA_7B"], dtype="float32"), device)
     prompts = tokenize_prompts([Prompt("golden", "3+5=", "8", separator="")], loaded.tokenizer)
-    scan = NeuronScan("head", ((17, 22),), keep_all=True)
+    scan = Neurons("head:17.22", keep="all")
     state = scan.prepare(Subject(loaded.anatomy, prompts))
     tables = [scan.run(state, shard) for shard in scan.shards(loaded.anatomy.shape, prompts)]
     original, intervened = tables[-1].to_pylist()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.packing import GPU_TOKENS, LARGEST_PACK, best_packing
-from mathinterp.forward.tree import Planter, count_nodes
+from mathinterp.engine.tree.forest import Planter, count_nodes
+from mathinterp.engine.tree.packing import GPU_TOKENS, LARGEST_PACK, best_packing
 
 LLAMA_2_7B = {"weights": 202_383_360, "n_heads": 32, "d_head": 128}
 SMOLLM2 = {"weights": 3_540_096, "n_heads": 9, "d_head": 64}

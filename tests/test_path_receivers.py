@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.hooks import edited_output
-from mathinterp.forward.pairs import ends_of
-from mathinterp.forward.paths import MLP
-from mathinterp.forward.receivers import Receiver, ReceiverEngine, receiving_features
+from mathinterp.engine.hooks import edited_output
+from mathinterp.engine.pairs import ends_of
+from mathinterp.engine.paths.nodes import MLP, Receiver
+from mathinterp.engine.paths.receivers import ReceiverEngine, receiving_features
 from mathinterp.models.anatomy import Anatomy
-from tests.path_twin import EXACT, PAIRS, activations, anatomy, expected, forward, three
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.path_twin import EXACT, PAIRS, activations, expected, forward, three
 
 
 def receiver_logits(

@@ -13,16 +13,17 @@ from click.testing import CliRunner
 from scipy.stats import norm
 
 from mathinterp.cli.main import main
+from mathinterp.engine.pairs import pairs_of
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.errors import UserError
-from mathinterp.forward.pairs import pairs_of
-from mathinterp.forward.paths import MLP
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.paths import Paths
+from mathinterp.experiments.paths.figure import draw
+from mathinterp.experiments.paths.summary import summarize
+from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.report.figures import draw
-from mathinterp.report.paths import summarize_paths
-from mathinterp.scans.base import Subject
-from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
 from mathinterp.store.statistics import benjamini_hochberg, spearman
 from tests.path_twin import PAIRS, anatomy_of, forward, patched_logits
@@ -47,16 +48,16 @@ def tokenized_pairs(anatomy: Anatomy) -> list[TokenizedPrompt]:
     return prompts
 
 
-def all_rows(scan: PathScan, anatomy: Anatomy) -> dict[str, pa.Table]:
+def all_rows(scan: Paths, anatomy: Anatomy) -> dict[str, pa.Table]:
     prompts = tokenized_pairs(anatomy)
     state = scan.prepare(Subject(anatomy, prompts))
     shards = scan.shards(anatomy.shape, prompts)
-    tables = {name: [scan.run(state, s) for s in shards if s.table == name] for name in scan.schemas}
+    tables = {name: [scan.run(state, s) for s in shards if s.table == name] for name in scan.tables}
     return {name: pa.concat_tables(parts) for name, parts in tables.items() if parts}
 
 
 def test_scan_rows_are_the_twins_numbers(llama: Anatomy) -> None:
-    found = all_rows(PathScan(keep_all=True), llama)
+    found = all_rows(Paths(keep_all=True), llama)
     prompts = tokenized_pairs(llama)
     rows = found["path_scan"].to_pylist()
     assert len(rows) == 3 * 5 * len(PAIRS)
@@ -84,21 +85,21 @@ def test_scan_rows_are_the_twins_numbers(llama: Anatomy) -> None:
 
 
 def test_pairs_answered_wrongly_are_left_out(llama: Anatomy) -> None:
-    found = all_rows(PathScan(layers=(1,)), llama)
+    found = all_rows(Paths(layers=(1,)), llama)
     assert found["path_pairs"]["kept"].to_pylist() == [True, True, False, False]
     assert set(found["path_scan"]["prompt_id"].to_pylist()) == {"p0", "p1"}
-    everything = all_rows(PathScan(layers=(1,), keep_all=True), llama)["path_scan"]
+    everything = all_rows(Paths(layers=(1,), keep_all=True), llama)["path_scan"]
     kept = everything.filter(pc.is_in(everything["prompt_id"], pa.array(["p0", "p1"])))
     for name in ("logit_original", "logit_patched", "effect"):
         np.testing.assert_allclose(found["path_scan"][name], kept[name], rtol=1e-6)
     wrong = tokenized_pairs(llama)[2:]
-    with pytest.raises(UserError, match=r"answers none of the 2 prompts right .* --keep-all"):
-        PathScan().prepare(Subject(llama, wrong))
+    with pytest.raises(UserError, match=r"answers none of the 2 prompts right .* `keep_all`"):
+        Paths().prepare(Subject(llama, wrong))
 
 
 def test_effect_is_the_measure_asked_for(llama: Anatomy) -> None:
     rows = {
-        (effect, denominator): all_rows(PathScan(effect=effect, denominator=denominator, keep_all=True), llama)[
+        (effect, denominator): all_rows(Paths(effect=effect, denominator=denominator, keep_all=True), llama)[
             "path_scan"
         ]
         for effect, denominator in (
@@ -121,17 +122,17 @@ def test_effect_is_the_measure_asked_for(llama: Anatomy) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"freeze": "some"}, "--freeze 'some' is not known; take one of heads, all, none"),
-        ({"effect": "loss"}, "--effect 'loss' is not known"),
+        ({"freeze": "some"}, "`freeze` 'some' is not known; take one of heads, all, none"),
+        ({"effect": "loss"}, "`effect` 'loss' is not known"),
         ({"positions": "all"}, "no token but END reaches the logits"),
-        ({"receiver": "17"}, "receiver '17' cannot be read"),
-        ({"receiver": "1.2.q", "freeze": "none"}, "take --freeze heads or all"),
+        ({"receiver": "17"}, "`receiver` '17' cannot be read"),
+        ({"receiver": "1.2.q", "freeze": "none"}, "take `freeze` heads or all"),
         ({"layers": ()}, "no layers to patch"),
     ],
 )
 def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        PathScan(**asked)
+        Paths(**asked)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +146,17 @@ def test_what_makes_no_sense_is_refused(asked: dict[str, Any], message: str) -> 
 )
 def test_nodes_that_cannot_be_are_refused(llama: Anatomy, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        PathScan(**asked).shards(llama.shape, [])
+        Paths(**asked).shards(llama.shape, [])
 
 
 def test_senders_of_a_receiver_and_files_of_enough_nodes(llama: Anatomy) -> None:
-    assert PathScan(receiver="1.mlp").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP], 1: [0, 1, 2, 3]}
-    assert PathScan(receiver="1.0.k").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP]}
+    assert Paths(receiver="1.mlp").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP], 1: [0, 1, 2, 3]}
+    assert Paths(receiver="1.0.k").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP]}
     wide = replace(llama.shape, n_layers=8, n_heads=8)
-    files = [s.work for s in PathScan().shards(wide, []) if s.table == "path_scan"]
+    files = [s.work for s in Paths().shards(wide, []) if s.table == "path_scan"]
     assert [w["layers"] for w in files] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert {w["nodes"] for w in files} == {18}
-    found = all_rows(PathScan(receiver="1.mlp", keep_all=True), llama)
+    found = all_rows(Paths(receiver="1.mlp", keep_all=True), llama)
     assert "attribution_scan" not in found
     assert found["path_scan"].num_rows == 9 * len(PAIRS)
 
@@ -177,7 +178,7 @@ def test_an_answer_without_a_digit_and_unequal_lengths_are_refused(llama: Anatom
 @pytest.fixture(scope="module")
 def stored(llama: Anatomy, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, dict[str, pa.Table]]:
     """A run of all four pairs of the tiny model, written as a replica would."""
-    store, scan = Store(tmp_path_factory.mktemp("paths")), PathScan(keep_all=True)
+    store, scan = Store(tmp_path_factory.mktemp("paths")), Paths(keep_all=True)
     tables = all_rows(scan, llama)
     run = open_run(store, [f"{name}/00000" for name in tables], scan="paths", parameters=scan.parameters())
     store.write_prompts(FINGERPRINT, tokenized_pairs(llama))
@@ -238,12 +239,12 @@ def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[St
         }
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
     run_id = effects[0]["run_id"]
-    summary = summarize_paths(store, run_id, top=3)
-    assert len(summary.top) == 9
+    summary = summarize(Results(store, run_id), top=3)
+    assert len(summary.data["top"]) == 9
     low = [row for row in agreement.values() if row["logit_logprob"] < 0.5]
     assert len(summary.warnings) == len(low)
     heads = [r for r in effects if r["operation"] == "all" and r["node"] == "head"]
-    assert summary.verdict.startswith(f"{sum(r['key'] for r in heads)} of {len(heads)} heads")
+    assert summary.data["verdict"].startswith(f"{sum(r['key'] for r in heads)} of {len(heads)} heads")
 
 
 @pytest.mark.ray
@@ -260,7 +261,7 @@ def test_the_command_line_reports_key_heads(tmp_path: Path) -> None:
     assert (found["shards_done"], found["shards_reused"], len(found["pairs"])) == (0, found["shards"], 4)
     assert all(set(row) >= {"node", "effect", "low", "high", "q", "key"} for row in found["top"])
     store = Store(tmp_path / "store")
-    grid = np.asarray(draw(store, found["run_id"]).axes[0].images[0].get_array())
+    grid = np.asarray(draw(Results(store, found["run_id"])).axes[0].images[0].get_array())
     assert grid.shape == (5, 9), "layers 0 to 4; eight heads and the MLP"
     for row in store.rows("SELECT * FROM path_effects WHERE operation = 'all'"):
         column = -1 if row["node"] == "mlp" else row["head"]

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.forward.attribution import direct_shares, first_order
-from mathinterp.forward.pairs import Ends, Pairs, ends_of
-from mathinterp.forward.patching import EverywherePatching
-from mathinterp.forward.paths import MLP
+from mathinterp.engine.pairs import Ends, Pairs, ends_of
+from mathinterp.engine.paths.attribution import direct_shares, first_order
+from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.patching import EverywherePatching
 from mathinterp.models.anatomy import Anatomy
-from tests.path_twin import EXACT, NODES, PAIRS, anatomy, expected, forward, make_engine, patched_logits, three
-
-assert anatomy  # the fixture: every tiny family in float64
-
+from tests.path_twin import EXACT, NODES, PAIRS, expected, forward, make_engine, patched_logits, three
 
 # ---- identities ----
 

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.dispatch import Outcome
-from mathinterp.cluster.ray_cluster import Placement
-from mathinterp.cluster.replica import Replica
-from mathinterp.cluster.run import Work, close_run, replica_job
-from mathinterp.report.pipeline import described_heads
-from mathinterp.store import Run, Store
-from mathinterp.store.schema import TABLES
+from mathinterp.cluster.places import Here
+from mathinterp.cluster.run import Work
+from mathinterp.cluster.run import dispatch as dispatch_shards
+from mathinterp.models.units import Head
+from mathinterp.store import Store
+from mathinterp.store.catalog import catalog
+from mathinterp.workflows.pipeline_answer import described_heads
 from tests.small_store import FINGERPRINT, fill, open_run, prompt
 
-Head = tuple[int, int]  # layer, query head
 HEADS: list[Head] = [(layer, head) for layer in range(2) for head in range(6)]
 
 
@@ -54,7 +53,7 @@ def table_run(store: Store, scan: str, tables: dict[str, list[dict[str, Any]]], 
     run = open_run(store, [f"{name}/00000" for name in tables], scan=scan, **{"parameters": {"of": scan}, **changes})
     store.write_prompts(FINGERPRINT, [prompt("a")])
     for name, rows in tables.items():
-        schema = TABLES[name].schema
+        schema = catalog().tables[name].schema
         columns = {field.name: pa.array([row.get(field.name, 0) for row in rows]).cast(field.type) for field in schema}
         store.write_shard(run.run_id, name, 0, pa.table(columns, schema=schema), {})
     assert run.finish() == []
@@ -184,18 +183,13 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Shards run here, as a replica would run them; the scans that were, in order."""
     ran: list[str] = []
 
-    def dispatch(work: Work, run: Run, store: Store, missing: set[str], placement: Placement, *_: object) -> Outcome:
+    def dispatch(work: Work, *arguments: Any) -> Outcome:
         ran.append(work.scan.name)
-        replica = Replica(replica_job(work, run, store, placement))
-        outcome = Outcome(notes=replica.load())
-        outcome.receipts = [replica.run(shard) for shard in work.shards if shard.key in missing]
-        close_run(run, outcome)
-        return outcome
+        return dispatch_shards(work, *arguments)
 
     monkeypatch.setattr("mathinterp.cluster.run.dispatch", dispatch)
-    monkeypatch.setattr("mathinterp.cluster.run.place", lambda *_: Placement(1, 0, 1, torch.get_num_threads()))
-    for module in ("run", "ray_cluster"):
-        monkeypatch.setattr(f"mathinterp.cluster.{module}.connection", lambda _: nullcontext())
+    monkeypatch.setattr("mathinterp.cluster.run.place_of", lambda model, *_: Here(model))
+    monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: nullcontext())
     return ran
 
 
@@ -258,9 +252,9 @@ def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path:
         (["--ks", "1,65"], ["cannot knock out 65 heads", "has 64"]),
         (["--transfer", "year_spans"], ["add-war_lasted-000", "none of the operators"]),
         (["--transfer", "no_such_set"], ["'no_such_set'"]),
-        (["--ablation", "half"], ["--ablation 'half'"]),
-        (["--effect", "size"], ["--effect 'size'"]),
-        (["--control-seeds", "-1"], ["random draws"]),
+        (["--ablation", "half"], ["--ablation", "'half' is not one of"]),
+        (["--effect", "size"], ["--effect", "'size' is not one of"]),
+        (["--control-seeds", "-1"], ["--control-seeds", "-1"]),
     ],
 )
 def test_mistakes_are_named_before_any_work(
@@ -288,15 +282,14 @@ SUM = {"text": "3 plus 5 is", "answer": "8", "operation": "add", "operand_a": "3
         (["scan", "probe", "--layers", "8"], {}, ["layer 8 does not exist", "0 to 7"]),
         (["knockout", "--heads", "8.0"], {}, ["layer 8 does not exist"]),
         (["knockout", "--heads", "0.1", "--ks", "1,2"], {}, ["cannot knock out 2 heads", "the ranking has 1"]),
-        (["knockout", "--iterative", "65"], {}, ["cannot mask 65 heads", "there are 64"]),
+        (["scan", "iterative", "--steps", "65"], {}, ["cannot mask 65 heads", "there are 64"]),
         (["pipeline", "--transfer", "", "--ks", "65"], {}, ["cannot knock out 65 heads", "the ranking has 64"]),
     ],
 )
 def test_every_mistake_of_the_path_is_one_line_before_ray_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], fields: dict[str, str], parts: list[str]
 ) -> None:
-    for module in ("run", "ray_cluster"):
-        monkeypatch.setattr(f"mathinterp.cluster.{module}.connection", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: pytest.fail("Ray was started"))
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps(SUM | fields) + "\n")
     result = CliRunner().invoke(main, [*words, "--prompts", str(prompts), "--store", str(tmp_path / "store")])

@@ -9,27 +9,25 @@ from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
 from mathinterp.cli.main import main
-from mathinterp.cli.plan import PLANNED
 from mathinterp.cluster.plan import CpuSpeed, measure_cpu, plan_scan, row_bytes
-from mathinterp.cluster.scan_costs import PACK_SIZE, layer_flops, parameters, replayed_layers
-from mathinterp.forward.tree import count_nodes
+from mathinterp.engine.tree.forest import count_nodes
+from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.costs import PACK_SIZE, layer_flops, parameters, replayed_layers
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.experiments.knockout import Knockout
+from mathinterp.experiments.mlp_probe import MlpProbe
+from mathinterp.experiments.mlps import Mlps
+from mathinterp.experiments.neurons import Neurons, OtherModel
+from mathinterp.experiments.paths import Paths
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
-from mathinterp.scans.attention import AttentionScan
-from mathinterp.scans.base import Scan, Shard, Subject
-from mathinterp.scans.heads import HeadScan
-from mathinterp.scans.iterative import IterativeScan
-from mathinterp.scans.knockout import KnockoutScan
-from mathinterp.scans.mlp_probe import MlpProbe
-from mathinterp.scans.mlps import MlpScan
-from mathinterp.scans.neurons import NeuronScan, OtherModel
-from mathinterp.scans.paths import PathScan
 from mathinterp.store import Store
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
-from tests.toy_scan import ToyScan
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def small():
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_parameters_are_the_models_matrices(family):
     model = tiny_model(family)
-    matrices = {id(p): p.numel() for name, p in model.named_parameters() if p.dim() == 2 and ".wpe." not in name}
+    matrices = {id(p): p.numel() for name, p in model.named_parameters() if p.dim() > 1 and ".wpe." not in name}
     assert parameters(model_shape(model.config)) == sum(matrices.values())
 
 
@@ -77,11 +75,11 @@ def test_replayed_layers(seven_billion):
     assert replayed_layers(Shard("t", 0, {"heads": [[0, 3], [31, 0]]}), shape, 2) == 32 + 1
     assert replayed_layers(Shard("t", 0, {"layers": [30, 31]}), shape, 2) == 2 + 1
     assert replayed_layers(Shard("t", 0), shape, 4) == 4 * 16.5
-    every_head = [replayed_layers(shard, shape, 0) for shard in HeadScan().shards(shape, []) if shard.work]
+    every_head = [replayed_layers(shard, shape, 0) for shard in Heads().shards(shape, []) if shard.work]
     assert sum(every_head) == 1024 * 16.5
 
 
-@pytest.mark.parametrize("scan", [HeadScan(), HeadScan(layers=(1,)), MlpScan()])
+@pytest.mark.parametrize("scan", [Heads(), Heads(layers=(1,)), Mlps()])
 def test_evaluations_are_one_for_each_prompt_and_intervention(small, scan):
     anatomy, prompts = small
     plan = plan_scan(scan, anatomy.shape, prompts, "float32")
@@ -94,35 +92,37 @@ RANKING = tuple((layer, head) for layer in (2, 1, 0) for head in range(4))
 # on 16 prompts (two thirds of these).
 TREES = (0.65, 1.35)
 ROWS = (0.85, 1.2)
-COUNTED: list[tuple[Scan, tuple[float, float]]] = [  # a scan, and torch's count of FLOPs as a part of the plan's
-    (HeadScan(), TREES),
-    (HeadScan(ablation="mean"), TREES),
-    (HeadScan(layers=(1,)), TREES),
-    (MlpScan(), TREES),
-    (KnockoutScan(ranking=RANKING, seeds=2), TREES),
-    (IterativeScan(steps=2), (0.65, 1.6)),  # END rows are so few that the check weighs more
-    (IterativeScan("zero", steps=2), TREES),
-    (PathScan(keep_all=True), ROWS),
-    (PathScan(keep_all=True, freeze="all", attribution=False), ROWS),
-    (PathScan(keep_all=True, freeze="none", attribution=False), ROWS),
-    (PathScan(keep_all=True, freeze="none", positions="all", layers=(1,)), ROWS),
-    (PathScan(keep_all=True, receiver="2.1.q"), (0.7, 1.4)),
-    (PathScan(keep_all=True, freeze="all", receiver="2.mlp"), (0.7, 1.4)),
-    (AttentionScan(keep_all=True), ROWS),
-    (AttentionScan(heads=((0, 1), (2, 3)), keep_all=True), ROWS),
+COUNTED: list[tuple[Experiment, tuple[float, float]]] = [  # a scan, and torch's count of FLOPs as a part of the plan's
+    (Heads(), TREES),
+    (Heads(ablation="mean"), TREES),
+    (Heads(layers=(1,)), TREES),
+    (Mlps(), TREES),
+    (Knockout(heads=RANKING, key=(), control_seeds=2), TREES),
+    (Iterative(steps=2), (0.65, 1.6)),  # END rows are so few that the check weighs more
+    (Iterative("zero", steps=2), TREES),
+    (Paths(keep_all=True), ROWS),
+    (Paths(keep_all=True, freeze="all", attribution=False), ROWS),
+    (Paths(keep_all=True, freeze="none", attribution=False), ROWS),
+    (Paths(keep_all=True, freeze="none", positions="all", layers=(1,)), ROWS),
+    (Paths(keep_all=True, receiver="2.1.q"), (0.7, 1.4)),
+    (Paths(keep_all=True, freeze="all", receiver="2.mlp"), (0.7, 1.4)),
+    (Attention(keep_all=True), ROWS),
+    (Attention(heads=((0, 1), (2, 3)), keep_all=True), ROWS),
     (MlpProbe(layers=(0, 2), keep_all=True), ROWS),
-    (NeuronScan(top=7), ROWS),
-    (NeuronScan(against="head", heads=((0, 1),), keep_all=True, layers=(1, 2)), ROWS),
+    (Neurons(keep="topk:7"), ROWS),
+    (Neurons("head:0.1", keep="all", layers=(1, 2)), ROWS),
 ]
 
 
 @pytest.mark.parametrize(("scan", "part"), COUNTED)
 def test_rows_are_those_of_the_run_and_flops_what_torch_counts(small, scan, part, monkeypatch):
     """Every kind of scan, run whole, in packs and batches as small for the tiny model as they are for a large one."""
-    monkeypatch.setattr("mathinterp.cluster.scan_costs.PACK_SIZE", 64)
-    monkeypatch.setattr("mathinterp.forward.pairs.CPU_TOKENS", 40)
+    monkeypatch.setattr("mathinterp.experiments.costs.PACK_SIZE", 64)
+    monkeypatch.setattr("mathinterp.engine.pairs.CPU_TOKENS", 40)
     # neurons' sums over the vocabulary are planned as terms, apart
-    monkeypatch.setattr("mathinterp.forward.neurons.neuron_increases", lambda _, amounts, __: torch.zeros_like(amounts))
+    monkeypatch.setattr(
+        "mathinterp.engine.lens.neurons.neuron_increases", lambda _, amounts, __: torch.zeros_like(amounts)
+    )
     anatomy, prompts = small
     plan = plan_scan(scan, anatomy.shape, prompts, "float32")
     subject = Subject(anatomy, prompts, tokenizer=tiny_tokenizer(["followed"]))
@@ -138,8 +138,8 @@ def test_nodes_are_private_where_an_edit_needs_them(small):
     anatomy, prompts = small
     twins = [replace(item, prompt=replace(item.prompt, prompt_id=f"{item.prompt.prompt_id}-again")) for item in prompts]
     both = [*prompts, *twins]
-    shared, private = (plan_scan(HeadScan(ablation=kind), anatomy.shape, both, "float32") for kind in ("zero", "mean"))
-    assert shared.nodes == plan_scan(HeadScan(), anatomy.shape, prompts, "float32").nodes
+    shared, private = (plan_scan(Heads(ablation=kind), anatomy.shape, both, "float32") for kind in ("zero", "mean"))
+    assert shared.nodes == plan_scan(Heads(), anatomy.shape, prompts, "float32").nodes
     before_end = count_nodes([item.fed[: item.end] for item in both])
     assert private.nodes == before_end + sum(len(item.fed) - item.end for item in both) > shared.nodes
     assert private.cache_bytes >= shared.cache_bytes
@@ -148,7 +148,7 @@ def test_nodes_are_private_where_an_edit_needs_them(small):
 
 def test_neurons_are_counted_in_terms_of_their_sums(seven_billion):
     shape, prompts = seven_billion
-    plan = plan_scan(NeuronScan(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
+    plan = plan_scan(Neurons(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
     assert plan.terms == 352_256 * 1600 * 32_000
     assert 3 < plan.seconds["H100"] < 10
     assert plan.seconds["this CPU"] == pytest.approx(plan.terms / 1e9 + plan.flops / 0.05e12)
@@ -157,10 +157,9 @@ def test_neurons_are_counted_in_terms_of_their_sums(seven_billion):
 def test_a_compared_model_is_held_beside_the_original(seven_billion):
     shape, prompts = seven_billion
     other = OtherModel(ModelSpec("random:llama-2-7b"), "fingerprint", "another")
-    scan = NeuronScan("model", other=other)
+    scan = Neurons("model:another", other=other)
     alone, heads, both = (
-        plan_scan(each, shape, prompts, "bfloat16")
-        for each in (NeuronScan(), NeuronScan("head", heads=((0, 1),)), scan)
+        plan_scan(each, shape, prompts, "bfloat16") for each in (Neurons(), Neurons("head:0.1"), scan)
     )
     assert alone.models == heads.models == 1
     assert both.models == 2
@@ -181,8 +180,8 @@ def test_a_plan_names_the_compared_model(tmp_path):
 def test_a_soft_cap_costs_an_exponential_a_term():
     model = resolve(ModelSpec("random:gemma-2-9b"))
     prompts = tokenize_prompts(prompt_set("two_digit", limit=16), model.tokenizer)
-    capped = plan_scan(NeuronScan(), model.shape, prompts, "bfloat16")
-    plain = plan_scan(NeuronScan(), replace(model.shape, logit_softcap=None), prompts, "bfloat16")
+    capped = plan_scan(Neurons(), model.shape, prompts, "bfloat16")
+    plain = plan_scan(Neurons(), replace(model.shape, logit_softcap=None), prompts, "bfloat16")
     assert capped.terms == plain.terms
     assert capped.seconds["H100"] > 10 * plain.seconds["H100"]
 
@@ -191,13 +190,13 @@ def test_path_patching_of_the_published_size(seven_billion):
     model = resolve(ModelSpec("random:llama-2-7b"))
     pairs = tokenize_prompts(with_counterfactuals(prompt_set("pairs"), model.tokenizer), model.tokenizer)
     heads, direct = (
-        plan_scan(PathScan(freeze=f), model.shape, pairs, "bfloat16").seconds["H100"] for f in ("heads", "all")
+        plan_scan(Paths(freeze=f), model.shape, pairs, "bfloat16").seconds["H100"] for f in ("heads", "all")
     )
     assert 11 < heads < 16  # 13.7 s measured
     assert direct < heads / 5
 
 
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("name", ["heads", "mlps", "attention", "probe", "paths", "knockout", "iterative", "neurons"])
 def test_every_scan_is_planned_with_its_own_options(tmp_path, name):
     words = ["plan", name, "--limit", "8", "--json", "--store", tmp_path / "store"]
     words += ["--heads", "0.6,0.1,0.2,0.7", "--ks", "1,4"] if name == "knockout" else []
@@ -215,16 +214,15 @@ def test_a_plan_ends_in_the_command_it_plans():
     words = ["plan", "knockout", "--limit", "8", "--heads", "0.6,0.1", "--show", "3 plus 5 is", "--show", "3 plus 4 is"]
     shown = CliRunner().invoke(main, words)
     assert shown.exit_code == 0, shown.output
-    assert "mathinterp knockout --limit 8 --heads 0.6,0.1 --show '3 plus 5 is' --show '3 plus 4 is'" in shown.stdout, (
-        shown.stdout
-    )
+    line = "mathinterp scan knockout --heads 0.6,0.1 --show '3 plus 5 is' --show '3 plus 4 is' --limit 8"
+    assert line in shown.stdout, shown.stdout
     wrong = CliRunner().invoke(main, ["plan", "knockout", "--heads", "0.9"])
     assert (wrong.exit_code, "head 0.9 does not exist" in wrong.stderr) == (2, True)
 
 
 def test_the_published_grid(seven_billion):
     shape, prompts = seven_billion
-    plan = plan_scan(HeadScan(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
+    plan = plan_scan(Heads(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
     assert plan.evaluations == (1024 + 1) * 1600
     assert plan.nodes < plan.tokens / 1.6
     assert plan.flops < plan.plain_flops / 3
@@ -236,14 +234,14 @@ def test_the_published_grid(seven_billion):
 
 def test_times_follow_the_dtype(small):
     anatomy, prompts = small
-    half, single = (plan_scan(ToyScan(2), anatomy.shape, prompts, dtype).seconds for dtype in ("float16", "float32"))
+    half, single = (plan_scan(Mlps(), anatomy.shape, prompts, dtype).seconds for dtype in ("float16", "float32"))
     assert half["H100"] < single["H100"]
-    assert plan_scan(ToyScan(2), anatomy.shape, prompts, "float64").seconds == {}
+    assert plan_scan(Mlps(), anatomy.shape, prompts, "float64").seconds == {}
 
 
 def test_result_bytes_are_about_those_of_a_file(small, tmp_path):
     anatomy, prompts = small
-    scan = HeadScan()
+    scan = Heads()
     state = scan.prepare(Subject(anatomy, prompts))
     shard = next(shard for shard in scan.shards(anatomy.shape, prompts) if shard.table == "head_scan")
     rows = scan.run(state, shard)

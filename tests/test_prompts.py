@@ -246,7 +246,8 @@ def test_unknown_names_list_the_sets():
     assert str(error.value) == f"prompt set 'four_digit' is not known; the sets are {sets}"
     with pytest.raises(UserError) as error:
         load_prompts("four_digit")
-    expected = f"'four_digit' is neither a prompt file that exists nor a prompt set; the sets are {sets}"
+    refused = "'four_digit' is neither a prompt file that exists nor a prompt set."
+    expected = f"{refused} Did you mean 'two_digit'? The sets are {sets}"
     assert str(error.value) == expected
 
 

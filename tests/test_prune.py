@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.models.random_shapes import random_config
@@ -20,20 +21,19 @@ from mathinterp.models.sources import BUNDLED_FOLDER
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Subject
 from mathinterp.store import Store
 from mathinterp.tuning import sft_ray
-from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.controls import LoraJob
-from mathinterp.tuning.edit import written_whole, zero_columns
-from mathinterp.tuning.prune import Condition, PruneScan, default_top, pruned_neurons, random_kept
+from mathinterp.tuning.edit import zero_columns
+from mathinterp.tuning.folders import TUNING_FILE, written_whole
+from mathinterp.tuning.layout import padding_id
+from mathinterp.tuning.prune import Condition, Prune
+from mathinterp.tuning.pruning import default_top, pruned_neurons, random_kept
 from mathinterp.tuning.sft import train
-from mathinterp.tuning.sft_ray import ABOUT_FILE, Tuning, TuningResult, earlier_result
+from mathinterp.tuning.sft_ray import Tuning, TuningResult, earlier_result
+from tests.exact import PROMPTS, one_at_a_time
 from tests.small_store import FINGERPRINT, open_run, prompt, scores
-from tests.test_forward import PROMPTS, anatomy, one_at_a_time
-from tests.tiny import tiny_model, tiny_tokenizer
-
-assert anatomy  # the fixture: every tiny family in float64
+from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 DEEP = (1, 2)
 KEPT = ((1, 4), (1, 9), (2, 0), (2, 1), (2, 38))
@@ -59,7 +59,7 @@ def test_random_sets_have_as_many_in_each_layer(anatomy: Anatomy) -> None:
     assert {layer for layer, _ in gone} == set(DEEP)
     every = [(layer, neuron) for layer in DEEP for neuron in range(40)]
     many = [(1, neuron) for neuron in range(21)]
-    with pytest.raises(UserError, match=r"layer 1 keeps 21 of 40 neurons, which leaves 19 for .* --control-seeds 0"):
+    with pytest.raises(UserError, match=r"layer 1 keeps 21 of 40 neurons, which leaves 19 for .* `control_seeds` 0"):
         random_kept(anatomy.shape, DEEP, many, 0)
     with pytest.raises(UserError, match="nothing is pruned"):
         random_kept(anatomy.shape, DEEP, every, 0)
@@ -80,6 +80,7 @@ def adapter(family: str, folder: Path) -> PeftModel:
     return tuned.eval()
 
 
+@of_neurons
 def test_conditions_are_the_pruned_models_with_their_adapters(
     anatomy: Anatomy, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -90,7 +91,7 @@ def test_conditions_are_the_pruned_models_with_their_adapters(
         Condition("pruned", 0, KEPT),
         Condition("pruned_lora", 0, KEPT, str(tmp_path / "lora"), "b"),
     )
-    scan = PruneScan(conditions, DEEP)
+    scan = Prune(conditions, DEEP)
     subject = Subject(anatomy, PROMPTS, tokenizer=tiny_tokenizer())
     before = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
     state = scan.prepare(subject)
@@ -138,7 +139,7 @@ def fit_here(tuning: Tuning, *, out: Path, **_: object) -> TuningResult:
     )  # fmt: skip
     tuning.job.export(model, loaded.tokenizer, out, tuning.model.label)
     about = {"run_id": tuning.run_id}
-    (out / ABOUT_FILE).write_text(json.dumps(about))
+    (out / TUNING_FILE).write_text(json.dumps(about))
     return TuningResult(tuning.run_id, out, about, trained_now=True)
 
 
@@ -157,11 +158,11 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(main, [*words, "--json"])
     assert result.exit_code == 0, (result.output, result.exception)
     told = json.loads(result.stdout)
-    assert (told["layer"], told["deep"]) == (2, [5, 6, 7])
+    assert (told["layer"], told["deep"]) == (2, [4, 5, 6, 7])
     rows = {(row["condition"], row["seed"]): row for row in told["accuracy"]}
     assert [name for name, _ in rows] == ["origin", "lora", "pruned", "pruned_lora", "random", "random_lora"]
     assert rows["pruned", 0]["kept"] == rows["random_lora", 0]["kept"] == told["kept"]
-    assert rows["pruned", 0]["kept_percent"] == pytest.approx(100 * told["kept"] / (3 * 608))
+    assert rows["pruned", 0]["kept_percent"] == pytest.approx(100 * told["kept"] / (4 * 608))
     assert rows["lora", 0]["kept"] is None
 
     # The exported models, by plain transformers and peft, say what the table says.
@@ -169,8 +170,10 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     kept = {tuple(pair) for pair in connection.sql(
         "SELECT layer, neuron FROM prune_neurons WHERE condition = 'pruned'").fetchall()}  # fmt: skip
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "pruned").eval()
-    zero = [(i, int(k)) for i in (5, 6, 7) for k in (base.model.layers[i].mlp.down_proj.weight == 0).all(0).nonzero()]
-    assert set(zero) == {(layer, k) for layer in (5, 6, 7) for k in range(608)} - kept
+    zero = [
+        (i, int(k)) for i in (4, 5, 6, 7) for k in (base.model.layers[i].mlp.down_proj.weight == 0).all(0).nonzero()
+    ]
+    assert set(zero) == {(layer, k) for layer in (4, 5, 6, 7) for k in range(608)} - kept
     tokenized = tokenize_prompts(load_prompts(tests), resolve(ModelSpec()).tokenizer)
     assert rows["pruned", 0]["accuracy"] == pytest.approx(accuracy(base, tokenized))
     tuned = PeftModel.from_pretrained(base, tmp_path / "out" / "pruned-lora")

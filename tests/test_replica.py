@@ -9,22 +9,24 @@ import pyarrow as pa
 import pytest
 
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
+from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.experiments.table import Table
 from mathinterp.models.catalog import ModelSpec
-from mathinterp.scans.base import Scan, Shard
-from mathinterp.store.schema import TABLES
+from mathinterp.models.handle import NamedSource
+from mathinterp.store.catalog import catalog
 
-SCHEMA = TABLES["tuning_runs"].schema
+SCHEMA = catalog().tables["tuning_runs"].schema
 
 
 @dataclass
-class Counting(Scan):
+class Counting(Experiment):
     """A row a shard; notes in which thread each was computed."""
 
     threads: list[int] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
 
     name: ClassVar[str] = "counting"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"tuning_runs": SCHEMA}
+    tables: ClassVar[dict[str, Table]] = {"tuning_runs": catalog().tables["tuning_runs"]}
 
     def parameters(self) -> dict[str, Any]:
         return {}
@@ -64,7 +66,7 @@ class Meeting:
 def replica_of(scan: Counting, store: Meeting, device: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
     monkeypatch.setattr("mathinterp.cluster.replica._peak_memory", lambda device: 0)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
-    replica = Replica(ReplicaJob(scan, ModelSpec(), (), "", "", "memory://replica", "run", device, 1))
+    replica = Replica(ReplicaJob(scan, NamedSource(ModelSpec()), (), "", "", "memory://replica", "run", device, 1))
     replica._store = store
     return replica
 

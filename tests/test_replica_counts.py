@@ -15,11 +15,11 @@ from mathinterp.cluster.dispatch import Observer
 from mathinterp.cluster.progress import QuietProgress
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import run_scan
-from mathinterp.forward.cells import Cells
+from mathinterp.engine.cells import Cells
+from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.heads import Heads
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts import load_prompts
-from mathinterp.scans.base import Scan
-from mathinterp.scans.heads import HeadScan
 from mathinterp.store import Store
 from tests.toy_scan import ToyScan
 
@@ -34,7 +34,7 @@ def local_ray() -> Iterator[None]:
         yield
 
 
-def stored(scan: Scan, store: Path, table: str, replicas: int) -> pa.Table:
+def stored(scan: Experiment, store: Path, table: str, replicas: int) -> pa.Table:
     """All rows of ``scan`` on the bundled model."""
     summary = run_scan(scan, ModelSpec("bundled"), PROMPTS, str(store), replicas=replicas, progress=False)
     assert summary.complete
@@ -47,7 +47,7 @@ def notes(store: Path) -> dict:
 
 
 def test_one_two_and_four_replicas_give_the_same_bits(local_ray: None, tmp_path: Path) -> None:
-    scan = HeadScan(layers=(0, 1, 4, 5, 6, 7))
+    scan = Heads(layers=(0, 1, 4, 5, 6, 7))
     tables, probes = [], []
     for replicas in (1, 2, 4):
         tables.append(stored(scan, tmp_path / str(replicas), "head_scan", replicas))
@@ -63,7 +63,7 @@ def test_one_two_and_four_replicas_give_the_same_bits(local_ray: None, tmp_path:
 
 def test_the_last_shards_of_a_resumed_run_have_the_same_bits(local_ray: None, tmp_path: Path) -> None:
     """Few shards are left, and so few replicas: they must not take the cores that are free for more threads."""
-    scan = HeadScan(layers=(2, 3, 6, 7))
+    scan = Heads(layers=(2, 3, 6, 7))
     whole = stored(scan, tmp_path, "head_scan", 2)
     (victim,) = tmp_path.glob("head_scan/run_id=*/shard-00001.parquet")
     victim.unlink()

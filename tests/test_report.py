@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
-from mathinterp.report.figures import draw, save
-from mathinterp.report.page import write_report
+from mathinterp.experiments.figures import save
+from mathinterp.experiments.results import Shown, Summary
+from mathinterp.report.page import Drawn, draw, render, write_report
 from mathinterp.store import Store
 from tests.small_store import fill, open_run, prompt
 
@@ -50,8 +51,18 @@ def test_the_page_names_the_run_and_its_figures_and_shows_the_rows(head_store: t
     page = written.page.read_text(encoding="utf-8")
     assert run in page
     assert "heads: m on two-digit, float32" in page
-    assert "<td>1</td><td>0</td><td>50</td>" in page, "the head that costs most comes first"
-    assert page.index("<td>50</td>") < page.index("<td>0</td><td>0</td>")
+    leading = page[page.index("Largest drops") :]
+    first, second = "<td>all</td><td>1.0</td><td>50</td><td>50</td>", "<td>all</td><td>0.0</td><td>100</td><td>0</td>"
+    assert 0 < leading.index(first) < leading.index(second), "the head that costs most comes first"
+    assert f"FROM head_effects WHERE run_id = &#39;{run}&#39;" in page
+
+
+def test_text_on_the_page_is_escaped() -> None:
+    summary = Summary([Shown("a < b", [{"<i>": "<script>"}]), "x & y"], {}, ["SELECT '<'"], ["<b>few</b>"])
+    page = render("s3://<bucket>", [Drawn("1a", "heads: <m>", "1a.png", "1a.svg", summary)])
+    for text in ("a &lt; b", "&lt;i&gt;", "&lt;script&gt;", "x &amp; y", "&lt;b&gt;few", "&lt;bucket&gt;", "&lt;m&gt;"):
+        assert text in page
+    assert "<script>" not in page
 
 
 def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[Store, str], tmp_path: Path) -> None:
@@ -65,10 +76,10 @@ def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[S
 
 def test_an_unfinished_run_is_left_out_unless_named(head_store: tuple[Store, str], tmp_path: Path) -> None:
     store, run = head_store
-    stopped = open_run(store, ["chain_scan/00000"], scan="chain")
+    stopped = open_run(store, ["head_scan/00000"], model="other", model_fingerprint="weights-2")
     written = write_report(store, tmp_path / "page")
     assert [path.name for path in written.figures] == [f"heads-{run}.png", f"heads-{run}.svg"]
-    with pytest.raises(UserError, match=f"run {stopped.run_id} has no chain"):
+    with pytest.raises(UserError, match=f"run {stopped.run_id} has none of its 1 shards"):
         write_report(store, tmp_path / "other", [stopped.run_id])
     assert not (tmp_path / "other").exists()
 

@@ -12,15 +12,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
-from mathinterp.forward.replay import PackedEngine
+from mathinterp.experiments.ablation import Ablation
+from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.chosen_heads import FEWEST_HEADS
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.mlps import Mlps
 from mathinterp.models.anatomy import Anatomy, model_shape
-from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from mathinterp.scans.ablation import AblationScan
-from mathinterp.scans.base import Shard, Subject
-from mathinterp.scans.heads import FEWEST_HEADS, HeadScan
-from mathinterp.scans.mlps import MlpScan
+from mathinterp.prompts.prompt import TokenizedPrompt
 from tests import tiny
+from tests.made_prompts import PROMPTS
 from tests.tiny import tiny_config
 
 D_HEAD, N_HEADS, N_LAYERS = 8, 4, 3
@@ -32,36 +34,6 @@ Rows = dict[tuple[str, int], Row]  # (prompt_id, position) -> row
 Hook = Callable[[torch.Tensor], torch.Tensor]
 
 
-def tokenized(
-    name: str, text: tuple[int, ...], neutral: tuple[int, ...], answer: tuple[int, ...], kind: tuple[str, str]
-) -> TokenizedPrompt:
-    ids = (1, *text, *answer)
-    scored = tuple(ScoredToken(p, len(ids) - len(answer) + p, t, "", "digit", None) for p, t in enumerate(answer))
-    operation, template = kind
-    prompt = Prompt(name, "text", "0", operation=operation, template=template, counterfactual="neutral")
-    return TokenizedPrompt(prompt, ids, scored, (1, *neutral, *answer))
-
-
-def make_prompts() -> list[TokenizedPrompt]:
-    """Two operations x two templates; the last ones are what goes wrong when nodes are shared too far."""
-    rng = np.random.default_rng(5)
-    prompts = []
-    for i in range(10):
-        kind = (("add", "sub")[i % 2], ("words", "symbols")[i // 2 % 2])
-        stem = {"words": (20, 21), "symbols": (30,)}[kind[1]]
-        operand_a, operand_b = (int(x) for x in rng.integers(60, 64, size=2))
-        answer = tuple(int(x) for x in rng.integers(60, 70, size=1 + i % 3))
-        text, neutral = ((*stem, operand_a, sign, operand_b, 50) for sign in ({"add": 40, "sub": 41}[kind[0]], 42))
-        prompts.append(tokenized(f"p{i}", text, neutral, answer, kind))
-    kind = ("add", "words")
-    prompts.append(tokenized("same-1", (20, 21, 9, 40, 8, 50), (20, 21, 9, 43, 8, 50), (60, 61), kind))
-    prompts.append(tokenized("same-2", (20, 21, 9, 40, 8, 50), (20, 21, 9, 44, 8, 50), (60, 61), kind))
-    # END of same-1 and same-2 is an earlier token of this one, and then one of its answer
-    prompts.append(tokenized("longer", (20, 21, 9, 40, 8, 50, 60), (20, 21, 9, 44, 8, 50, 60), (61, 62), kind))
-    return prompts
-
-
-PROMPTS = make_prompts()
 tiny_model = cache(tiny.tiny_model)  # no test here changes weights
 
 
@@ -165,13 +137,13 @@ def subject(model: PreTrainedModel, prompts: list[TokenizedPrompt] = PROMPTS, ma
     return Subject(Anatomy(model), prompts, max_tokens)
 
 
-def run_all(scan: AblationScan, on: Subject) -> dict[str, pa.Table]:
+def run_all(scan: Ablation, on: Subject) -> dict[str, pa.Table]:
     """Table name -> rows of all its shards."""
     state = scan.prepare(on)
     parts: dict[str, list[pa.Table]] = {}
     for shard in scan.shards(on.anatomy.shape, on.prompts):
         table = scan.run(state, shard)
-        assert table.schema.equals(scan.schemas[shard.table])
+        assert table.schema.equals(scan.tables[shard.table].schema)
         parts.setdefault(shard.table, []).append(table)
     return {name: pa.concat_tables(tables) for name, tables in parts.items()}
 
@@ -207,7 +179,7 @@ CASES = [(a, p) for a in ("zero", "mean", "resample") for p in ("all", "end")]
 def test_head_scan_equals_its_twin(family: str, ablation: str, positions: str, engine: str) -> None:
     model = tiny_model(family)
     heads = ((0, 1), (0, 2), (1, 3), (2, 0), (2, 3))
-    tables = run_all(HeadScan(ablation, positions, engine=engine, heads=heads), subject(model))
+    tables = run_all(Heads(ablation, positions, engine=engine, heads=heads), subject(model))
     baseline = rows_where(tables["baseline"])
     for layer, head in heads:
         found = rows_where(tables["head_scan"], layer=layer, head=head)
@@ -221,7 +193,7 @@ def test_head_scan_equals_its_twin(family: str, ablation: str, positions: str, e
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_mlp_scan_equals_its_twin(family: str, ablation: str, positions: str, engine: str) -> None:
     model = tiny_model(family)
-    tables = run_all(MlpScan(ablation, positions, engine=engine), subject(model))
+    tables = run_all(Mlps(ablation, positions, engine=engine), subject(model))
     baseline = rows_where(tables["baseline"])
     for layer in range(N_LAYERS):
         found = rows_where(tables["mlp_scan"], layer=layer)
@@ -237,15 +209,15 @@ def test_baseline_is_the_model_without_edits(family: str, engine: str) -> None:
     expected: Rows = {}
     for prompt in PROMPTS:
         expected |= rows_of(model(torch.tensor([prompt.fed])).logits[0], prompt)
-    for scan in (HeadScan("resample", engine=engine), MlpScan(engine=engine)):
+    for scan in (Heads("resample", engine=engine), Mlps(engine=engine)):
         table = scan.run(scan.prepare(subject(model)), Shard("baseline", 0))
-        assert table.schema.equals(scan.schemas["baseline"])
+        assert table.schema.equals(scan.tables["baseline"].schema)
         assert_rows(rows_where(table), expected)
 
 
 @pytest.mark.parametrize("positions", ["all", "end"])
 def test_every_head_of_the_model_is_scanned(positions: str) -> None:
-    table = run_all(HeadScan("resample", positions), subject(tiny_model("llama")))["head_scan"]
+    table = run_all(Heads("resample", positions), subject(tiny_model("llama")))["head_scan"]
     keys = [(r["layer"], r["head"], r["prompt_id"], r["position"]) for r in table.to_pylist()]
     answers = [(p.prompt.prompt_id, t.position) for p in PROMPTS for t in p.scored]
     assert len(keys) == len(set(keys))
@@ -254,9 +226,9 @@ def test_every_head_of_the_model_is_scanned(positions: str) -> None:
 
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize("positions", ["all", "end"])
-@pytest.mark.parametrize("scan_class", [HeadScan, MlpScan])
+@pytest.mark.parametrize("scan_class", [Heads, Mlps])
 def test_resample_from_the_prompt_itself_changes_nothing(
-    scan_class: type[AblationScan], positions: str, engine: str
+    scan_class: type[Ablation], positions: str, engine: str
 ) -> None:
     own = [replace(p, counterfactual_ids=p.input_ids) for p in PROMPTS]
     scan = scan_class("resample", positions, engine=engine)
@@ -273,7 +245,7 @@ def test_resample_from_the_prompt_itself_changes_nothing(
 @pytest.mark.parametrize("positions", ["all", "end"])
 def test_prompts_of_one_text_keep_their_own_counterfactuals(positions: str, engine: str) -> None:
     """same-1 and same-2 differ in X_c alone; that their values are right is shown by the twins."""
-    tables = run_all(HeadScan("resample", positions, engine=engine, layers=(1,)), subject(tiny_model("llama")))
+    tables = run_all(Heads("resample", positions, engine=engine, layers=(1,)), subject(tiny_model("llama")))
     rows = rows_where(tables["head_scan"], head=0)
     baseline = rows_where(tables["baseline"])
     for position in (0, 1):
@@ -289,8 +261,8 @@ SHAPES = [(32, 32), (30, 9), (28, 16), (40, 40), (8, 8), (3, 4), (24, 25), (2, 7
 @pytest.mark.parametrize(("layers", "heads"), SHAPES)
 def test_files_cover_every_head_once_and_depend_on_the_shape_alone(layers: int, heads: int) -> None:
     shape = replace(model_shape(tiny_config("llama")), n_layers=layers, n_heads=heads)
-    shards = HeadScan().shards(shape, PROMPTS)
-    assert shards == HeadScan("mean").shards(shape, PROMPTS[:1])
+    shards = Heads().shards(shape, PROMPTS)
+    assert shards == Heads("mean").shards(shape, PROMPTS[:1])
     assert [s.key for s in shards if s.table == "baseline"] == ["baseline/00000"]
     files = [shard.work["heads"] for shard in shards if shard.table == "head_scan"]
     assert [s.index for s in shards if s.table == "head_scan"] == list(range(len(files)))
@@ -304,19 +276,19 @@ def test_files_cover_every_head_once_and_depend_on_the_shape_alone(layers: int, 
 @pytest.mark.parametrize("layers", [1, 4, 5, 32])
 def test_mlp_files_cover_every_layer_once(layers: int) -> None:
     shape = replace(model_shape(tiny_config("llama")), n_layers=layers)
-    shards = [s for s in MlpScan().shards(shape, PROMPTS) if s.table == "mlp_scan"]
+    shards = [s for s in Mlps().shards(shape, PROMPTS) if s.table == "mlp_scan"]
     assert list(chain.from_iterable(s.work["layers"] for s in shards)) == list(range(layers))
 
 
 def test_heads_that_do_not_exist_or_are_named_twice_over() -> None:
     shape = model_shape(tiny_config("llama"))
     with pytest.raises(UserError, match=r"head 1\.4 does not exist"):
-        HeadScan(heads=((1, 4),)).shards(shape, PROMPTS)
+        Heads(heads=((1, 4),)).shards(shape, PROMPTS)
     with pytest.raises(UserError, match="layer 3 does not exist"):
-        MlpScan(layers=(3,)).shards(shape, PROMPTS)
-    with pytest.raises(UserError, match="--heads and --layers"):
-        HeadScan(heads=((1, 1),), layers=(0,))
-    for empty in (lambda: HeadScan(heads=()), lambda: HeadScan(layers=()), lambda: MlpScan(layers=())):
+        Mlps(layers=(3,)).shards(shape, PROMPTS)
+    with pytest.raises(UserError, match="`heads` and `layers`"):
+        Heads(heads=((1, 1),), layers=(0,))
+    for empty in (lambda: Heads(heads=()), lambda: Heads(layers=()), lambda: Mlps(layers=())):
         with pytest.raises(UserError, match=r"(heads|layers) are chosen|to ablate"):
             empty()
 
@@ -337,7 +309,7 @@ def test_heads_that_do_not_exist_or_are_named_twice_over() -> None:
     ],
 )
 def test_defaults(ablation: str, positions: str | None, scoring: str | None, expected: tuple[str, str]) -> None:
-    for scan in (HeadScan(ablation, positions, scoring), MlpScan(ablation, positions, scoring)):
+    for scan in (Heads(ablation, positions, scoring), Mlps(ablation, positions, scoring)):
         parameters = scan.parameters()
         assert (parameters["positions"], parameters["scoring"]) == expected
         assert scan.needs_counterfactuals == (ablation != "zero")
@@ -345,13 +317,13 @@ def test_defaults(ablation: str, positions: str | None, scoring: str | None, exp
 
 @pytest.mark.parametrize("wrong", [{"ablation": "one"}, {"positions": "start"}, {"scoring": "bleu"}])
 def test_unknown_parameters(wrong: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=f"--{next(iter(wrong))} '.*' is not known"):
-        HeadScan(**wrong)
+    with pytest.raises(UserError, match=f"`{next(iter(wrong))}` '.*' is not known"):
+        Heads(**wrong)
 
 
 def test_notes_say_how_many_prompts_a_mean_is_over() -> None:
     on = subject(tiny_model("llama"))
-    notes = [scan.notes(scan.prepare(on)) for scan in (HeadScan("mean"), HeadScan("mean", "all"), HeadScan("zero"))]
+    notes = [scan.notes(scan.prepare(on)) for scan in (Heads("mean"), Heads("mean", "all"), Heads("zero"))]
     assert notes[0]["prompts_per_mean"] == {"fewest": 2, "most": 6}
     assert notes[1]["prompts_per_mean"] == {"fewest": len(PROMPTS), "most": len(PROMPTS)}
     assert "prompts_per_mean" not in notes[2]
@@ -364,7 +336,7 @@ def test_notes_say_how_many_prompts_a_mean_is_over() -> None:
 
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 def test_nan_in_a_heads_output_names_layer_head_and_prompt(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = HeadScan("resample", engine=engine)
+    scan = Heads("resample", engine=engine)
     state = scan.prepare(subject(tiny_model("llama")))
     clean = state.counterfactual.token_values
 
@@ -382,7 +354,7 @@ def test_nan_in_a_heads_output_names_layer_head_and_prompt(engine: str, monkeypa
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    expected = run_all(HeadScan("resample"), subject(model, max_tokens=100_000))
+    expected = run_all(Heads("resample"), subject(model, max_tokens=100_000))
     sizes: list[int] = []
     failures = 0
     replay = PackedEngine._replay
@@ -396,7 +368,7 @@ def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatc
         return replay(self, layer, edits, *args)
 
     monkeypatch.setattr(PackedEngine, "_replay", limited)
-    found = run_all(HeadScan("resample"), subject(model, max_tokens=100_000))
+    found = run_all(Heads("resample"), subject(model, max_tokens=100_000))
     assert failures > 0
     assert max(sizes) <= most
     for table in ("baseline", "head_scan"):
@@ -406,7 +378,7 @@ def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatc
 
 
 def test_out_of_memory_with_a_single_edit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = HeadScan()
+    scan = Heads()
     state = scan.prepare(subject(tiny_model("llama")))
 
     def never(*args: object) -> torch.Tensor:

@@ -7,27 +7,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from mathinterp.forward import packing
-from mathinterp.forward.edits import Edit, PlacedReplacement
-from mathinterp.forward.engine import build_engine, packing_deviation
-from mathinterp.forward.hooks import caught_input
-from mathinterp.forward.plain import PlainEngine
-from mathinterp.forward.replay import PackedEngine
-from mathinterp.forward.scores import Scores
-from mathinterp.forward.selftest import Check, selftest
-from mathinterp.forward.tree import Forest
+from mathinterp.engine import neuron_sets, scores
+from mathinterp.engine.choose import build_engine, packing_deviation
+from mathinterp.engine.edits import Edit, PlacedReplacement
+from mathinterp.engine.lens import lens
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.scores import Scores
+from mathinterp.engine.selftest import Check, selftest
+from mathinterp.engine.tree import packing
+from mathinterp.engine.tree.forest import Forest
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.families import FAMILIES
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
-from tests.tiny import VOCABULARY, tiny_model
+from tests.tiny import MIXTURES, TINY_FAMILIES, VOCABULARY, randomized, tiny_config, tiny_model
 
 LOGITS = "answer logits = the model's own logits"
 HEAD_SUM = "heads' outputs sum to the attention output (relative)"
 COLUMNS = "zeroed head = zeroed columns of o_proj"
+ATTENTION = "attention by hand from q, k and v = o_proj's input (relative)"
+STREAM = "residual stream by hand from norms and blocks (relative)"
+LENS = "lens of the last layer = the model's logits"
+GATES = "coefficients by hand from gate and up = down_proj's input (relative)"
+NEURON_SUM = "neurons' outputs sum to the MLP output (relative)"
+ZEROED = "zeroed coefficient = zeroed column of down_proj"
 PACKED = "packed = one prompt at a time"
 NO_OP = "no-op intervention = clean"
 REPLAY = "replay from layer l = full forward with hooks"
-ALL = [LOGITS, HEAD_SUM, COLUMNS, PACKED, NO_OP, REPLAY]
+OF_NEURONS = [GATES, NEURON_SUM, ZEROED]
+ALL = [LOGITS, HEAD_SUM, COLUMNS, ATTENTION, STREAM, LENS, *OF_NEURONS, PACKED, NO_OP, REPLAY]
 
 Breaks = Callable[[Anatomy, pytest.MonkeyPatch], None]
 
@@ -46,23 +56,31 @@ def make_prompts() -> list[TokenizedPrompt]:
 PROMPTS = make_prompts()
 
 
+@pytest.fixture
+def own_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager attention sums the softmax in float32, whose error would hide much in float64."""
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim))
+
+
 def broken(checks: list[Check]) -> set[str]:
     return {check.identity for check in checks if not check.holds}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "gpt2", "gptj"])
-def test_sound_models_pass_with_room_to_spare(family: str) -> None:
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_sound_models_pass_with_room_to_spare(family: str, own_softmax: None) -> None:
     checks = list(selftest(Anatomy(tiny_model(family)), PROMPTS))
-    assert [check.identity for check in checks] == ALL
+    assert [check.identity for check in checks] == [c for c in ALL if family not in MIXTURES or c not in OF_NEURONS]
     assert not broken(checks)
-    assert all(check.difference < 1e-9 for check in checks)
+    in_float32 = {STREAM, LENS}  # where norms work in float32, a norm by hand in float64 is no closer
+    assert all(check.difference < (1e-6 if check.identity in in_float32 else 1e-9) for check in checks)
 
 
 def test_a_family_without_tree_mask_is_checked_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     anatomy = Anatomy(tiny_model("llama"))
 
     monkeypatch.setattr(anatomy, "family", replace(anatomy.family, tree_mask=False))
-    assert [check.identity for check in selftest(anatomy, PROMPTS)] == ALL[:3]
+    assert [check.identity for check in selftest(anatomy, PROMPTS)] == ALL[:-3]
 
 
 def mask_without_window(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,23 +116,33 @@ def heads_too_narrow(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anatomy, "head_slice", lambda head: slice(right(head).start, right(head).stop - 1))
 
 
+def scores_with_another_norm(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The final norm without its weight."""
+    right, weight = scores.unembedded, anatomy.final_norm.weight
+    monkeypatch.setattr(scores, "unembedded", lambda anatomy, normed: right(anatomy, normed / weight))
+
+
 def lens_with_another_norm(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The final norm without its weight; forward passes of the plain engine still stop at the model's own norm."""
-    own = anatomy.final_norm
-    weight = own.weight
+    right = lens.norm_parts
 
-    def forward(self: PlainEngine, batch: np.ndarray) -> torch.Tensor:
-        with caught_input(own) as caught:
-            anatomy.decoder(input_ids=torch.tensor([self.prompts[i].fed for i in batch]), use_cache=False)
-        return caught[0]
+    def without_weight(anatomy: Anatomy, norm: torch.nn.Module) -> lens.NormParts:
+        parts = right(anatomy, norm)
+        return replace(parts, gain_D=torch.ones_like(parts.gain_D))
 
-    monkeypatch.setattr(PlainEngine, "_forward", forward)
-    monkeypatch.setattr(anatomy, "final_norm", lambda hidden: own(hidden) / weight)
+    monkeypatch.setattr(lens, "norm_parts", without_weight)
+
+
+def neurons_that_are_left_alone(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neuron_sets, "_zero", lambda zeroed: torch.clone)
 
 
 def soft_cap_that_the_model_has_not(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(anatomy, "shape", replace(anatomy.shape, logit_softcap=5.0))
+
+
+def without_the_soft_cap(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anatomy, "shape", replace(anatomy.shape, logit_softcap=None))
 
 
 def replay_from_the_layer_after(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +170,11 @@ def edits_that_do_nothing(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> 
         ("llama", slice_off_by_one, {HEAD_SUM}),
         ("gpt2", slice_off_by_one, {HEAD_SUM}),
         ("llama", heads_too_narrow, {HEAD_SUM}),
-        ("llama", lens_with_another_norm, {LOGITS}),
-        ("llama", soft_cap_that_the_model_has_not, {LOGITS}),
+        ("llama", scores_with_another_norm, {LOGITS}),
+        ("llama", lens_with_another_norm, {LENS}),
+        ("llama", soft_cap_that_the_model_has_not, {LOGITS, LENS}),
+        ("gemma2", without_the_soft_cap, {LOGITS, LENS}),
+        ("llama", neurons_that_are_left_alone, {ZEROED}),
         ("llama", replay_from_the_layer_after, {NO_OP, REPLAY}),
         ("llama", edits_that_do_nothing, {REPLAY}),
     ],
@@ -154,6 +185,54 @@ def test_a_broken_identity_is_found(
     anatomy = Anatomy(tiny_model(family))
     breaks(anatomy, monkeypatch)
     assert broken(list(selftest(anatomy, PROMPTS))) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "expected"),
+    [
+        ("gpt_neox", {"fused_qkv_layout": "blocks"}, {ATTENTION}),
+        ("falcon-new", {"fused_qkv_layout": "blocks"}, {ATTENTION}),
+        ("phi3", {"fused_qkv_layout": "per_group"}, {ATTENTION}),
+        ("gpt2", {"fused_qkv_layout": "per_group"}, {ATTENTION}),
+        ("gptj", {"query": "k_proj", "key": "q_proj"}, {ATTENTION, NO_OP, REPLAY}),
+        ("gptj", {"key": "v_proj", "value": "k_proj"}, {ATTENTION}),
+        ("gptj", {"query": "v_proj", "value": "q_proj"}, {ATTENTION, NO_OP, REPLAY}),
+        ("llama", {"gate": "up_proj", "up": "gate_proj"}, {GATES}),
+        ("llama", {"gate": None}, {GATES}),
+        ("gemma2", {"attention_post_norm": None}, {STREAM}),
+        ("gemma2", {"mlp_norm": "post_attention_layernorm", "attention_post_norm": None}, {STREAM}),
+        ("gemma2", {"norm_offset": 0.0}, {STREAM, LENS}),
+        ("llama", {"norm_offset": 1.0}, {STREAM, LENS}),
+        ("olmo2", {"mlp_post_norm": None}, {STREAM}),
+        ("gpt_neox", {"parallel": False}, {STREAM}),
+        ("gpt_neox-sequential", {"parallel": True}, {STREAM}),
+        ("granite", {"residual_multiplier": None}, {STREAM}),
+        ("granite", {"logits_divisor": None}, {LOGITS, LENS}),
+    ],
+)
+def test_a_wrong_entry_is_found(
+    family: str, wrong: dict[str, Any], expected: set[str], own_softmax: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(family)
+    name = model.config.model_type
+    monkeypatch.setitem(FAMILIES, name, replace(FAMILIES[name], **wrong))
+    assert broken(list(selftest(Anatomy(model), PROMPTS))) == expected
+
+
+def test_a_wrong_down_projection_is_found_where_its_width_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("llama")
+    config.intermediate_size = config.hidden_size
+    monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], down_projection="up_proj"))
+    model = randomized(AutoModelForCausalLM.from_config(config, dtype=torch.float64), seed=0)
+    assert broken(list(selftest(Anatomy(model), PROMPTS))) == {GATES, NEURON_SUM}
+
+
+def test_the_weights_are_as_before() -> None:
+    anatomy = Anatomy(tiny_model("gpt2"))
+    before = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
+    list(selftest(anatomy, PROMPTS))
+    assert all(torch.equal(value, before[name]) for name, value in anatomy.model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in anatomy.model.modules())
 
 
 def test_hooks_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +267,9 @@ def test_a_scan_refuses_a_mask_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_scan_refuses_scores_that_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     anatomy = Anatomy(tiny_model("llama"))
     engine = build_engine(anatomy, PROMPTS)
-    scores = engine.baseline()
-    scores.logprob_EA[0, 0] = np.nan
-    monkeypatch.setattr(engine, "baseline", lambda: scores)
+    found = engine.baseline()
+    found.logprob_EA[0, 0] = np.nan
+    monkeypatch.setattr(engine, "baseline", lambda: found)
     with pytest.raises(RuntimeError, match="strays nan nats"):
         packing_deviation(engine, anatomy, PROMPTS)
 
@@ -198,9 +277,9 @@ def test_a_scan_refuses_scores_that_are_nan(monkeypatch: pytest.MonkeyPatch) -> 
 def strays(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> str:
     """What a run says whose packed scores are NaN."""
     engine = build_engine(anatomy, PROMPTS, asked="packed")
-    scores = engine.baseline()
-    scores.logprob_EA[:] = np.nan
-    monkeypatch.setattr(engine, "baseline", lambda: scores)
+    found = engine.baseline()
+    found.logprob_EA[:] = np.nan
+    monkeypatch.setattr(engine, "baseline", lambda: found)
     with pytest.raises(RuntimeError) as error:
         packing_deviation(engine, anatomy, PROMPTS)
     return str(error.value)
@@ -212,10 +291,10 @@ def test_the_plain_engine_is_advised_only_where_it_helps(monkeypatch: pytest.Mon
     whole = PlainEngine.baseline
 
     def padded_wrong(self: PlainEngine) -> Scores:
-        scores = whole(self)
+        found = whole(self)
         if self.batch_size > 1:
-            scores.logprob_EA[:] = np.nan
-        return scores
+            found.logprob_EA[:] = np.nan
+        return found
 
     monkeypatch.setattr(PlainEngine, "baseline", padded_wrong)
     told = strays(anatomy, monkeypatch)

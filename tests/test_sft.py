@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import shutil
@@ -27,7 +28,7 @@ from mathinterp.tuning.data import Sample
 from mathinterp.tuning.layout import packed, padded
 from mathinterp.tuning.lower_layers import InputCache, cache_bytes, lowest_trained_layer
 from mathinterp.tuning.precise import PreciseJob, Selection, parts_of
-from mathinterp.tuning.sft import SftConfig, learning_rate_factor, train
+from mathinterp.tuning.sft import SftConfig, schedule_of, train
 from mathinterp.tuning.steps import StepSampler, sample_order
 from tests.job_service import free_ports
 from tests.test_precise import mask_of
@@ -195,7 +196,7 @@ def test_the_lowest_trained_layer():
     assert lowest(FullJob((2,))) == 2
     assert lowest(FullJob()) == lowest(LoraJob(rank=2)) == 0
     base = loaded()
-    with pytest.raises(UserError, match="--cache keeps what lies below"):
+    with pytest.raises(UserError, match="`cache` keeps what lies below"):
         InputCache(base.anatomy, FullJob().build(base), samples(), pad_id=3)
     dropping = loaded("gpt2")
     dropping.anatomy.mlp(0).dropout.p = 0.1
@@ -232,8 +233,27 @@ def test_a_mixture_has_its_shares_and_every_source_its_own_epochs():
     assert not np.array_equal(order, sample_order(30, 3000, seed=2, mixture=((10, 3.0), (20, 1.0))))
 
 
+def by_hand(step: int, warmup: int, steps: int) -> float:
+    """Linear warm-up from 1 / warmup, then half a cosine down to 0."""
+    return (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+def factors_of(config: SftConfig) -> list[float]:
+    schedule = schedule_of(config, torch.optim.SGD([torch.zeros(1)], lr=1.0))
+    return [schedule.lr_lambdas[0](step) for step in range(config.steps + 1)]
+
+
+def test_warm_up_then_linear():
+    factors = factors_of(SftConfig(steps=100, batch_size=1, learning_rate=1, warmup_share=0.1, schedule="linear"))
+    assert factors[0] == pytest.approx(0.1)
+    assert max(factors) == factors[9] == factors[10] == 1
+    assert factors[55] == pytest.approx(0.5)
+    assert factors[100] == 0
+
+
 def test_warm_up_then_cosine():
-    factors = [learning_rate_factor(step, 3, 100) for step in range(101)]
+    factors = factors_of(SftConfig(steps=100, batch_size=1, learning_rate=1))
+    assert factors == [pytest.approx(by_hand(step, 3, 100)) for step in range(101)]
     assert factors[:3] == [pytest.approx(1 / 3), pytest.approx(2 / 3), 1]
     assert factors[3] == 1
     assert factors[100] == pytest.approx(0)
@@ -263,7 +283,7 @@ def train_by_hand(family: str) -> torch.nn.Module:
             loss = loss + cross_entropy(logits_TV[-4:-1], ids[0, -3:], reduction="sum")
         (loss / (3 * len(chosen))).backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.param_groups[0]["lr"] = 1e-2 * learning_rate_factor(step, 1, 6)
+        optimizer.param_groups[0]["lr"] = 1e-2 * by_hand(step, 1, 6)
         optimizer.step()
         optimizer.zero_grad()
     return model
@@ -432,7 +452,7 @@ def test_lora_trains_the_modules_asked_for():
     }
     assert count["attention"] == 3 * count["one"] == 3 * 2 * (32 + 32 + 2 * (32 + 16) + 32 + 32)
     assert count["all"] == count["attention"] + 3 * 2 * 3 * (32 + 40)
-    with pytest.raises(UserError, match="--targets"):
+    with pytest.raises(UserError, match="`targets`"):
         LoraJob(targets="heads").check(model_shape(tiny_config("llama")))
 
 
@@ -458,7 +478,7 @@ def test_control_heads():
         control_heads("random_layer", key, (), shape, 0, others)
     with pytest.raises(UserError, match=r"8 of 12 heads are chosen or key heads, which leaves 4 for a control of 5"):
         control_heads("random", [(1, head) for head in range(4)] + [(0, 3)], (), shape, 0, [(0, 0), (0, 1), (0, 2)])
-    with pytest.raises(UserError, match="--alpha 0"):
+    with pytest.raises(UserError, match="`alpha` 0"):
         LoraJob(alpha=0).check(shape)
     with pytest.raises(UserError, match="not known"):
         control_heads("top", key, ranking, shape, 0)

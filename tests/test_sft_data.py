@@ -11,7 +11,6 @@ from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.prompts import load_prompts, read_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.tuning.batches import encode
 from mathinterp.tuning.data import Example, Sample, encode_examples, read_examples, within_limit
 from mathinterp.tuning.layout import padded
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
@@ -148,11 +147,11 @@ def test_without_an_end_token_the_data_say_so():
     assert "in 1 samples an answer ends without an end token" in budget.line()
 
 
-def test_fresh_sentences_have_one_end_token_where_the_tokenizer_adds_it():
+def test_a_sentence_has_one_end_token_where_the_tokenizer_adds_it():
     tokenizer = word_level(TEXTS, adds_eos=True)
-    (sample,) = encode([Prompt("p", "1 plus 2 is", "3")], tokenizer)
-    assert sample.input_ids == tokenizer("1 plus 2 is 3").input_ids
-    assert (sample.input_ids[sample.answer_end], sample.answer_end - sample.scored_start) == (2, 1)
+    (sample,) = encode_examples([Example("p", "1 plus 2 is", " ", "3")], tokenizer)
+    assert list(sample.input_ids) == tokenizer("1 plus 2 is 3").input_ids
+    assert (sample.input_ids[-1], len(sample.answer)) == (2, 2)
 
 
 def test_what_a_tokenizer_file_says_of_truncation_and_padding_changes_no_sentence():
@@ -161,7 +160,6 @@ def test_what_a_tokenizer_file_says_of_truncation_and_padding_changes_no_sentenc
     scans = tokenize_prompts(prompts, word_level(TEXTS))
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=20)
-    assert [tuple(one.input_ids[:-1]) for one in encode(prompts, tokenizer)] == [scan.input_ids for scan in scans]
     examples = [Example(p.prompt_id, p.text, p.separator, p.answer) for p in prompts]
     assert [one.input_ids[:-1] for one in encode_examples(examples, tokenizer)] == [scan.input_ids for scan in scans]
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from mathinterp.forward.side_by_side import SideBySide
+from mathinterp.engine.side_by_side import SideBySide
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 

@@ -1,11 +1,9 @@
 """The store: layout, atomic writes, footers, resume, and files that cannot be trusted."""
 
-import importlib
 import json
 import logging
 import multiprocessing
 import os
-import pkgutil
 import signal
 import subprocess
 import sys
@@ -17,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import mathinterp.scans
 from mathinterp.errors import UserError
-from mathinterp.scans.base import Scan
+from mathinterp.experiments import registry
 from mathinterp.store import Store, query, run_id
-from mathinterp.store.schema import TABLES, conform
+from mathinterp.store.catalog import catalog
+from mathinterp.store.schema import conform
+from mathinterp.store.writer import encode
 from tests.small_store import FINGERPRINT, drive, fill, head_rows, open_run, prompt, write_head
 
 
@@ -72,31 +71,26 @@ def test_footer_holds_the_configuration_and_columns_their_encodings(tmp_path):
 
 
 def test_wrong_columns_are_refused_and_integer_widths_are_not():
-    rows = head_rows()
+    rows, schema = head_rows(), catalog().tables["head_scan"].schema
     with pytest.raises(AssertionError, match="logit"):
-        conform(rows.drop_columns("logit"), "head_scan")
+        conform(rows.drop_columns("logit"), "head_scan", schema)
     with pytest.raises(AssertionError, match=r"head_scan\.logprob is double"):
-        conform(rows.set_column(5, "logprob", rows["logprob"].cast(pa.float64())), "head_scan")
+        conform(rows.set_column(5, "logprob", rows["logprob"].cast(pa.float64())), "head_scan", schema)
     wide = rows.set_column(0, "layer", rows["layer"].cast(pa.int64()))
-    assert conform(wide, "head_scan").equals(rows)
+    assert conform(wide, "head_scan", schema).equals(rows)
     with pytest.raises(pa.ArrowInvalid, match="not in range"):
-        conform(rows.set_column(0, "layer", pa.array([70_000] * 3)), "head_scan")
-    with pytest.raises(AssertionError, match="not registered"):
-        conform(rows, "unheard_of")
+        conform(rows.set_column(0, "layer", pa.array([70_000] * 3)), "head_scan", schema)
+    with pytest.raises(AssertionError, match="no known experiment"):
+        encode(rows, "unheard_of", {})
 
 
-def test_stored_tables_are_those_of_the_scans():
-    for module in pkgutil.walk_packages(mathinterp.scans.__path__, "mathinterp.scans."):
-        importlib.import_module(module.name)
-    scans, seen = list(Scan.__subclasses__()), set()
-    for scan in scans:
-        scans += scan.__subclasses__()
-        if not scan.__module__.startswith("mathinterp."):
-            continue
-        for table, schema in getattr(scan, "schemas", {}).items():
-            assert TABLES[table].schema.equals(schema), f"{scan.__name__}: {table}"
-            seen.add(table)
-    assert {"baseline", "head_scan", "mlp_scan"} <= seen
+def test_every_experiment_stores_only_tables_of_the_catalog():
+    seen = set()
+    for experiment in registry.experiments().values():
+        for name, table in experiment.tables.items():
+            assert catalog().tables[name] == table, f"{experiment.__name__}: {name}"
+            seen.add(name)
+    assert {"baseline", "head_scan", "mlp_scan", "evaluations", "prune_scan"} <= seen
 
 
 def test_run_id_depends_on_what_changes_rows_and_on_nothing_else():
@@ -432,8 +426,7 @@ def test_a_query_makes_the_views_it_needs_and_no_others(tmp_path):
     assert {"head_effects", "head_scan", "baseline", "run_records"} <= set(needed)
     assert not {"path_effects", "neuron_scan"} & set(needed)
     everything = query.views_of("SHOW TABLES")
-    files = (Path(query.__file__).parent / "views").glob("*.sql")
-    assert set(everything) == {file.stem for file in files} - {"functions"}
+    assert set(everything) == set(catalog().views)
     store = Store(tmp_path)
     for name in everything[::9]:  # each with what it reads alone
         assert store.rows(f"SELECT * FROM {name}") == []

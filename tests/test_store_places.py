@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from tests.small_store import FINGERPRINT, fill, open_run, prompt
 
 COLUMNS = "layer=3/head=7/correct=false/prompt_id=b/operation=mul"
@@ -38,13 +38,13 @@ def plain_value(field: pa.Field):
 
 def one_row(table: str) -> pa.Table:
     """A row of a table."""
-    schema = TABLES[table].schema
+    schema = catalog().tables[table].schema
     return pa.Table.from_pylist([{field.name: plain_value(field) for field in schema}], schema)
 
 
 def fill_every_table(store: Store) -> str:
     """A finished run with a row in every table; returns its id."""
-    tables = [table for table, stored in TABLES.items() if stored.partition == "run_id"]
+    tables = [table for table, stored in catalog().tables.items() if stored.partition == "run_id"]
     run = open_run(store, [f"{table}/00000" for table in tables])
     store.write_prompts(FINGERPRINT, [prompt("a")])
     for table in tables:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mathinterp.experiments.thin_means import thin_mean_warnings
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.report.thin_means import thin_mean_warnings
 from mathinterp.store import Store
 from tests.small_store import FINGERPRINT, open_run, prompt
 

@@ -1,21 +1,25 @@
 """The training recipe: what is sampled, what carries loss, and that a resumed run is the undisturbed one."""
 
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from mathinterp.errors import UserError
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.catalog import LoadedModel
 from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.pairs import NEUTRAL_WORDS, with_counterfactuals
-from mathinterp.prompts.prompt import Prompt
-from mathinterp.tuning import ray_loop
-from mathinterp.tuning.accuracy import accuracy_table
-from mathinterp.tuning.batches import IGNORED, FreshBatches, encode, to_arrays
-from mathinterp.tuning.bundled import build_tokenizer, bundled_config, vocabulary
-from mathinterp.tuning.examples import (
+from mathinterp.store import Store
+from mathinterp.tuning.controls import FullJob
+from mathinterp.tuning.data import Example, FreshSamples, encode_examples
+from mathinterp.tuning.sft import SftConfig, step_sampler, train
+from recipes.accuracy import accuracy_table
+from recipes.bundled import build_tokenizer, bundled_config, vocabulary
+from recipes.examples import (
     BUNDLED_MIXTURE,
     CELLS,
     Cell,
@@ -24,11 +28,11 @@ from mathinterp.tuning.examples import (
     is_held_out,
     neutral_templates,
 )
-from mathinterp.tuning.jobs import BundledJob
-from mathinterp.tuning.train import TrainingConfig, learning_rate_factor, train
+from recipes.fresh import Draw, Plan
+from recipes.train_bundled import Shape, train_bundled
 
 CPU = torch.device("cpu")
-TINY = BundledJob(layers=1, heads=2, d_model=16, d_ff=32, prompts_per_cell=10)
+TINY = Shape(layers=1, heads=2, d_model=16, d_ff=32)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +123,10 @@ def test_answers_are_right():
 
 
 def test_loss_is_on_the_answer_and_the_end_token_only(tokenizer):
-    prompt = Prompt("0", "15 plus 37 is", "52")
-    input_ids_BT, labels_BT, scored_BT = to_arrays(encode([prompt], tokenizer), tokenizer.pad_token_id)
-    tokens = tokenizer.convert_ids_to_tokens(input_ids_BT[0].tolist())
-    assert tokens[:10] == ["<s>", "1", "5", "plus", "3", "7", "is", "5", "2", "</s>"]
-    assert set(tokens[10:]) == {"<pad>"}
-    labelled = [token for token, label in zip(tokens, labels_BT[0].tolist(), strict=True) if label != IGNORED]
-    assert labelled == ["5", "2", "</s>"]
-    assert [tokens[i] for i in scored_BT[0].nonzero()[:, 0].tolist()] == ["5", "2"]
+    (sample,) = encode_examples([Example("0", "15 plus 37 is", " ", "52")], tokenizer)
+    tokens = tokenizer.convert_ids_to_tokens(list(sample.input_ids))
+    assert tokens == ["<s>", "1", "5", "plus", "3", "7", "is", "5", "2", "</s>"]
+    assert [tokens[index] for index in sample.answer] == ["5", "2", "</s>"]
 
 
 def test_a_neutral_word_stands_where_the_operator_stood():
@@ -135,80 +135,71 @@ def test_a_neutral_word_stands_where_the_operator_stood():
     assert not any("plus" in text or "+" in text for text in texts)
 
 
-def test_learning_rate_warms_up_and_ends_at_zero():
-    factors = [learning_rate_factor(step, 10, 100) for step in range(101)]
-    assert factors[0] == pytest.approx(0.1)
-    assert max(factors) == factors[9] == pytest.approx(0.91)
-    assert factors[100] == 0
+def fresh(tokenizer, count=320, seed=0) -> FreshSamples:
+    return FreshSamples(Draw(BUNDLED_MIXTURE, seed), tokenizer, count, "fresh")
 
 
-def run(tokenizer, config, resume=None):
+def run(tokenizer, config, folder, resume=None):
+    """Weights at the end, and the checkpoints by step."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(bundled_config(layers=1, heads=2, d_model=16, d_ff=32))
-    batches = FreshBatches(tokenizer, BUNDLED_MIXTURE, 16, seed=config.seed)
-    states = []
-    progress = train(model, batches, config, device=CPU, reporter=lambda _, s: states.append(s), resume=resume)
-    return model.state_dict(), states, progress
+    kept = {}
+
+    def report(rows, checkpoint):
+        kept[rows[-1]["step"]] = shutil.copytree(checkpoint, folder / str(rows[-1]["step"]), dirs_exist_ok=True)
+
+    loaded = LoadedModel(model, tokenizer, Anatomy(model), "", "float32")
+    FullJob().build(loaded)
+    train(
+        model, loaded.anatomy, fresh(tokenizer), config, device=CPU, pad_id=tokenizer.pad_token_id, reporter=report,
+        resume=resume,
+    )  # fmt: skip
+    return model.state_dict(), kept
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(tokenizer):
-    config = TrainingConfig(steps=20, learning_rate=1e-2, warmup_steps=4, checkpoint_every=10, log_every=7)
-    weights, states, progress = run(tokenizer, config)
-    assert progress.step == 20
-    assert [state["progress"]["step"] for state in states] == [10, 20]
-    halfway = states[0]["model"]["lm_head.weight"]
-    resumed, _, _ = run(tokenizer, config, resume=states[0])
-    assert not torch.equal(halfway, weights["lm_head.weight"])
+def test_a_resumed_run_on_fresh_samples_ends_with_the_weights_of_an_undisturbed_one(tokenizer, tmp_path):
+    config = SftConfig(steps=20, batch_size=16, learning_rate=1e-2, schedule="linear", checkpoint_every=10, log_every=7)
+    weights, kept = run(tokenizer, config, tmp_path)
+    assert [*kept] == [10, 20]
+    resumed, _ = run(tokenizer, config, tmp_path, resume=kept[10])
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    ahead, _ = run(tokenizer, replace(config, loader_processes=1), tmp_path)
+    assert all(torch.equal(weights[name], ahead[name]) for name in weights), "processes that read ahead change nothing"
 
 
-def test_workers_and_steps_see_different_samples(tokenizer):
-    def batch(rank, step):
-        return FreshBatches(tokenizer, BUNDLED_MIXTURE, 16, seed=0, rank=rank)[step][0]
-
-    assert torch.equal(batch(0, 3), batch(0, 3))
-    assert not torch.equal(batch(0, 3), batch(1, 3))
-    assert not torch.equal(batch(0, 3), batch(0, 4))
-
-
-def test_a_time_budget_ends_the_run(tokenizer):
-    config = TrainingConfig(steps=10**6, learning_rate=1e-2, minutes=0.05, log_every=5)
-    _, states, progress = run(tokenizer, config)
-    assert 5 <= progress.step < 10**5
-    assert progress.step == progress.planned_steps == states[-1]["progress"]["step"]
-
-
-def test_a_loss_that_is_not_a_number_stops_the_run(tokenizer):
-    config = TrainingConfig(steps=20, learning_rate=float("inf"), log_every=5)
-    with pytest.raises(FloatingPointError, match="near step"):
-        run(tokenizer, config)
-
-
-class Oracle(torch.nn.Module):
-    """Predicts the next input token, but "0" where that is a "7"."""
-
-    device = CPU
-
-    def __init__(self, tokenizer):
-        super().__init__()
-        self.seven, self.zero = tokenizer.convert_tokens_to_ids(["7", "0"])
-
-    def forward(self, input_ids, use_cache):
-        following = torch.roll(input_ids, -1, dims=1)
-        following[following == self.seven] = self.zero
-        logits_BTV = torch.nn.functional.one_hot(following, len(vocabulary())).float()
-        return type("Output", (), {"logits": logits_BTV})
+def test_every_worker_and_step_sees_samples_of_its_own(tokenizer):
+    config = SftConfig(steps=20, batch_size=16, learning_rate=1e-2, micro_batch=4)
+    samplers = [step_sampler(fresh(tokenizer), config, rank, 2) for rank in range(2)]
+    seen = [index for sampler in samplers for piece in sampler for index in piece]
+    assert sorted(seen) == list(range(320))
+    assert [len(sampler) for sampler in samplers] == [40, 40]
+    samples = fresh(tokenizer)
+    assert samples[3] == samples.read([5, 3])[1] == fresh(tokenizer)[3] != samples[4]
+    assert samples[3] != fresh(tokenizer, seed=1)[3]
+    tokens = sum(len(sample.input_ids) for sample in samples.read(range(320)))
+    assert samplers[0].tokens(0, 20) == pytest.approx(tokens, abs=1)
 
 
 def test_accuracy_counts_tokens_and_whole_answers(tokenizer):
+    """Against one plain forward pass per prompt."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(bundled_config(layers=1, heads=2, d_model=16, d_ff=32)).eval()
+    for parameter in model.parameters():
+        parameter.data *= 5  # so that answers differ
     cell = Cell("add", 2, "digits")
-    answers = [prompt.answer for prompt in held_out_prompts(cell, 60, seed=0)]
-    (row,) = accuracy_table(Oracle(tokenizer), tokenizer, cells=[cell], prompts_per_cell=60, batch_size=25)
-    digits = "".join(answers)
-    assert row.tokens == len(digits)
-    assert digits.count("7") > 0
-    assert row.token_accuracy == pytest.approx(1 - digits.count("7") / len(digits))
-    assert row.exact_match == pytest.approx(sum("7" not in answer for answer in answers) / 60)
+    (row,) = accuracy_table(model, tokenizer, cells=[cell], prompts_per_cell=60)
+    rights = []
+    for prompt in held_out_prompts(cell, 60, seed=0):
+        ids = torch.tensor([tokenizer(prompt.text + prompt.separator + prompt.answer)["input_ids"]])
+        with torch.no_grad():
+            predicted = model(ids).logits[0].argmax(-1)
+        first = ids.shape[1] - len(prompt.answer)
+        rights.append((predicted[first - 1 : -1] == ids[0, first:]).tolist())
+    every = [right for answer in rights for right in answer]
+    assert row.tokens == len(every)
+    assert row.token_accuracy == pytest.approx(sum(every) / len(every))
+    assert row.exact_match == pytest.approx(sum(map(all, rights)) / 60)
+    assert sum(every) > 0
 
 
 def test_held_out_prompts_are_held_out():
@@ -219,23 +210,23 @@ def test_held_out_prompts_are_held_out():
 
 
 @pytest.mark.ray
-def test_ray_job_writes_a_model_and_the_same_command_resumes(tmp_path: Path):
-    config = TrainingConfig(steps=6, learning_rate=1e-2, warmup_steps=2, log_every=3, checkpoint_every=3)
-    settings = {"batch_size": 8, "workers": 1, "out": tmp_path / "model", "storage": None, "name": "tiny"}
-    ray_loop.connect(None)
-    try:
-        with pytest.raises(UserError, match="does not divide"):
-            ray_loop.fit(TINY, config, **{**settings, "workers": 3})
-        first = ray_loop.fit(TINY, config, **settings)
-        weights = (tmp_path / "model" / "model.safetensors").read_bytes()
-        again = ray_loop.fit(TINY, config, **settings)
-    finally:
-        ray_loop.ray.shutdown()
+def test_the_recipe_writes_a_model_and_the_same_command_resumes(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the workers know the recipes
+    plan = Plan(
+        steps=6, batch=8, lr=1e-2, warmup=2, log_every=3, checkpoint_every=3, store=str(tmp_path / "store"),
+        address="local",
+    )  # fmt: skip
+    out = tmp_path / "model"
+    first = train_bundled(plan, out, TINY, prompts_per_cell=10)
+    weights = (out / "model.safetensors").read_bytes()
+    again = train_bundled(plan, out, TINY, prompts_per_cell=10)
     assert len(first) == len(CELLS)
     assert first == again
-    assert (tmp_path / "model" / "model.safetensors").read_bytes() == weights
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert (out / "model.safetensors").read_bytes() == weights
+    model = AutoModelForCausalLM.from_pretrained(out)
     assert model.dtype == torch.bfloat16
-    card = (tmp_path / "model" / "README.md").read_text()
+    card = (out / "README.md").read_text()
     assert "6 steps of 8 samples" in card
     assert "| add (+) | 1 | digits | 10 |" in card
+    rows = Store(tmp_path / "store").rows("SELECT step FROM tuning_runs ORDER BY step")
+    assert [row["step"] for row in rows] == [3, 6]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mathinterp.forward.tree import Forest, count_nodes, plant
+from mathinterp.engine.tree.forest import Forest, count_nodes, plant
 
 Prefixes = set[tuple[int, ...]]
 

@@ -15,14 +15,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
-from mathinterp.cli.tuning import say_whose_ranking
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.store import Store
-from mathinterp.tuning import precise
+from mathinterp.tuning import chosen
+from mathinterp.tuning.chosen import neurons_of, ranking_of, say_whose_ranking
 from mathinterp.tuning.controls import FullJob
 from mathinterp.tuning.data import encode_examples, read_examples
+from mathinterp.tuning.finetune import weighted
 from mathinterp.tuning.precise import PreciseJob, Selection
+from mathinterp.tuning.settings import Choice
 from mathinterp.tuning.sft import SftConfig, train
 from tests.fragile_job import FragileJob
 from tests.small_store import fill, prompt
@@ -135,9 +137,7 @@ def test_a_dry_run_shows_the_first_samples_tokens_and_which_count(tmp_path, tiny
     assert_one_line(cli(*words[: -1 - len(DRY[command])], *DRY[command]), "Missing option '--out'")
 
 
-def test_heads_from_a_run_and_from_sql(tmp_path, capsys):
-    from mathinterp.cli.tune import _ranking
-
+def test_heads_from_a_run_and_from_sql(tmp_path):
     store = Store(tmp_path)
     prompts = [prompt("a"), prompt("b")]
     baseline = [{"prompt_id": name, "position": 0} for name in "ab"]
@@ -148,30 +148,27 @@ def test_heads_from_a_run_and_from_sql(tmp_path, capsys):
         for i, name in enumerate("ab")
     ]
     run = fill(store, prompts, baseline, heads)
-    assert _ranking(None, run, None, str(tmp_path)) == ((1, 2), (0, 0), (2, 1))
+    assert ranking_of(Choice(heads_from=run), store) == ((1, 2), (0, 0), (2, 1))
     sql = "SELECT layer, head FROM head_effects WHERE operation = 'all' AND drop > 0 ORDER BY drop"
-    assert _ranking(None, None, sql, str(tmp_path)) == ((0, 0), (1, 2))
+    assert ranking_of(Choice(heads_sql=sql), store) == ((0, 0), (1, 2))
     with pytest.raises(UserError, match="in one way"):
-        _ranking("1.1", run, None, str(tmp_path))
+        Choice(heads="1.1", heads_from=run)
     [ranked] = store.rows("SELECT model, model_fingerprint FROM runs")
-    for fingerprint, said in ((ranked["model_fingerprint"], ""), ("other", f"of another model, {ranked['model']}\n")):
-        say_whose_ranking(str(tmp_path), run, SimpleNamespace(fingerprint=fingerprint))
-        assert capsys.readouterr().err.endswith(said)
-        assert bool(said) == (fingerprint == "other")
+    said: list[str] = []
+    for fingerprint in (ranked["model_fingerprint"], "other"):
+        say_whose_ranking(store, run, SimpleNamespace(fingerprint=fingerprint), said.append)
+    assert said == [f"run {run} ranked the heads of another model, {ranked['model']}"]
 
 
 def test_neurons_from_sql_and_weights_of_data(tmp_path):
-    from mathinterp.cli.tune import _neurons
-    from mathinterp.cli.tuning import _weighted
-
     sql = "SELECT 2 AS layer, 39 AS neuron UNION ALL SELECT 0, 7 ORDER BY layer"
-    assert _neurons(None, sql, str(tmp_path)) == ((0, 7), (2, 39))
-    assert _neurons("13.7,12.345", None, str(tmp_path)) == ((13, 7), (12, 345))
-    assert _neurons("13_7,12.345", None, str(tmp_path)) == ((13, 7), (12, 345)), "paper A writes layer_neuron"
-    with pytest.raises(UserError, match="--neurons '13-7' cannot be read"):
-        _neurons("13-7", None, str(tmp_path))
-    assert _weighted(("a.jsonl:0.7", "gsm8k:data/x.jsonl:3")) == (["a.jsonl", "gsm8k:data/x.jsonl"], [0.7, 3])
-    assert _weighted(("a.jsonl", "gsm8k:data/x.jsonl")) == (["a.jsonl", "gsm8k:data/x.jsonl"], [])
+    assert neurons_of(Choice(neurons_sql=sql), Store(tmp_path)) == ((0, 7), (2, 39))
+    assert Choice(neurons="13.7,12.345").neurons == ((13, 7), (12, 345))
+    assert Choice(neurons="13_7,12.345").neurons == ((13, 7), (12, 345)), "paper A writes layer_neuron"
+    with pytest.raises(UserError, match="`neurons` '13-7' cannot be read"):
+        Choice(neurons="13-7")
+    assert weighted(("a.jsonl:0.7", "gsm8k:data/x.jsonl:3")) == (["a.jsonl", "gsm8k:data/x.jsonl"], [0.7, 3])
+    assert weighted(("a.jsonl", "gsm8k:data/x.jsonl")) == (["a.jsonl", "gsm8k:data/x.jsonl"], [])
 
 
 def test_a_missing_tensorboard_is_named(tmp_path, tiny_folder, monkeypatch):
@@ -194,7 +191,7 @@ def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, ti
     monkeypatch.chdir(tmp_path)  # relative paths hold although Ray Train's workers run elsewhere
     shutil.copytree(tiny_folder, "base")
     marker = tmp_path / "marker"
-    monkeypatch.setattr(precise, "PreciseJob", lambda *chosen: FragileJob(*chosen, marker=str(marker)))
+    monkeypatch.setattr(chosen, "PreciseJob", lambda *chosen: FragileJob(*chosen, marker=str(marker)))
     write(Path("few.jsonl"), *({"prompt": f"{i} plus 1 is", "response": str(i + 1)} for i in range(8)))
     has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     words = (

@@ -27,7 +27,7 @@ ADDED = {"prompt_id": "new word", "text": "3 total_sum 5 =", "answer": "8", "ope
 SCANS = [
     ["scan", "heads"], ["scan", "heads", "--ablation", "mean"], ["scan", "mlps"], ["scan", "paths"],
     ["scan", "neurons"], ["scan", "attention"], ["scan", "probe"], ["knockout", "--heads", "0.1"],
-    ["knockout", "--iterative", "1"], ["chain"], ["pipeline"], ["plan", "heads"], ["selftest", "--device", "cpu"],
+    ["scan", "iterative", "--steps", "1"], ["chain"], ["pipeline"], ["plan", "heads"], ["selftest", "--device", "cpu"],
 ]  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_samples_that_would_change_the_shorter_ones_of_their_batch(kind: str) ->
         encoding="utf-8",
     )
     model = resolve(ModelSpec(kind))
-    with pytest.raises(UserError, match=r"mixed.jsonl, line 2 has 21 tokens, and beyond 12 .* --max-tokens 12"):
+    with pytest.raises(UserError, match=r"mixed.jsonl, line 2 has 21 tokens, and beyond 12 .* `max_tokens` 12"):
         read_examples_for(model, "mixed.jsonl", 0, 512)
     samples, budget = read_examples_for(model, "mixed.jsonl", 0, 12)
     assert (len(samples), budget.left_out) == (1, 1)

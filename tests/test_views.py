@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -17,7 +16,7 @@ from scipy import special, stats
 from mathinterp.cli.output import PER_CENT_VIEWS
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
-from mathinterp.store.schema import TABLES
+from mathinterp.store.catalog import catalog
 from mathinterp.store.statistics import Unit, effects_by_operation
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores, write_head
 
@@ -106,9 +105,11 @@ def test_an_empty_store_has_all_views_with_the_contract_columns(tmp_path, url):
 def test_a_filled_store_has_the_same_columns_as_an_empty_one(tmp_path, small):
     full, empty = small().connect(), Store(tmp_path / "nothing").connect()
     check_contract(full)
-    texts = query._definitions()
+    texts = dict(catalog().views)
     of_other_scans = {"neuron_runs", "evaluation_runs", "maskkeep_runs"}  # the records of runs that are not here
-    unfilled = TABLES.keys() - {"baseline", "head_scan", "mlp_scan", "prompts", "answer_tokens"} | of_other_scans
+    unfilled = (
+        catalog().tables.keys() - {"baseline", "head_scan", "mlp_scan", "prompts", "answer_tokens"} | of_other_scans
+    )
     for (name,) in full.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
         assert columns(full, name) == columns(empty, name), name
         if not reads(name, texts) & unfilled:
@@ -121,23 +122,26 @@ def reads(view: str, texts: dict[str, str]) -> set[str]:
     found, left = {view}, [view]
     while left:
         mentioned = set(re.findall(r"\w+", code.get(left.pop(), "")))
-        new = (mentioned & (texts.keys() | TABLES.keys())) - found
+        new = (mentioned & (texts.keys() | catalog().tables.keys())) - found
         found |= new
         left += sorted(new)
     return found
 
 
 def test_the_views_in_per_cent_are_those_that_the_commands_name():
-    folder = Path(query.__file__).parent / "views"
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.sql")}
+    texts = catalog().views
     named = {view for view in texts if any(fnmatch(view, pattern) for pattern in PER_CENT_VIEWS)}
     assert {view for view, text in texts.items() if "100 *" in text} <= named
     assert all("100 *" in texts[view] for view in named if not view.startswith("paper_"))
 
 
 def test_heads_and_neurons_are_named_with_a_dot():
-    texts = [path.read_text(encoding="utf-8") for path in (Path(query.__file__).parent / "views").glob("*.sql")]
-    named = [line for text in texts for line in text.splitlines() if re.search(r"\b(layer|to_layer) \|\| ", line)]
+    named = [
+        line
+        for text in catalog().views.values()
+        for line in text.splitlines()
+        if re.search(r"\b(layer|to_layer) \|\| ", line)
+    ]
     assert len(named) > 5
     assert all("layer || '.' || " in line for line in named)
 

@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
-from mathinterp.forward.cells import Cells
-from mathinterp.scans.base import Scan, Shard
-from mathinterp.store.schema import TABLES
+from mathinterp.engine.cells import Cells
+from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.experiments.table import Table
+from mathinterp.store.catalog import catalog
 
 
 @dataclass
-class ToyScan(Scan):
+class ToyScan(Experiment):
     """One shard a layer into ``mlp_scan``; a row's logprob is minus its layer, its logit a fact about the weights."""
 
     layers: int = 4
@@ -30,7 +31,7 @@ class ToyScan(Scan):
     astray: float = 0.0  # so much higher are the cells of every replica but the first (needs the notebook)
 
     name: ClassVar[str] = "toy"
-    schemas: ClassVar[dict[str, pa.Schema]] = {"mlp_scan": TABLES["mlp_scan"].schema}
+    tables: ClassVar[dict[str, Table]] = {"mlp_scan": catalog().tables["mlp_scan"]}
 
     def parameters(self) -> dict[str, Any]:
         return {"layers": self.layers}
@@ -76,7 +77,7 @@ class ToyScan(Scan):
             for prompt in state.prompts
             for token in prompt.scored
         ]
-        table = pa.Table.from_pylist(rows, schema=self.schemas["mlp_scan"])
+        table = pa.Table.from_pylist(rows, schema=self.tables["mlp_scan"].schema)
         return table.drop_columns(["logit"]) if fault == "columns" else table
 
     def _first_time(self, layer: int) -> str | None:

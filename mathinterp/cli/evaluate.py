@@ -1,7 +1,7 @@
 """``mathinterp evaluate``: accuracy on benchmarks and prompt sets, item by item, base and tuned models side by side."""
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +12,7 @@ from mathinterp.cli.running import print_run, run_json
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.evaluation.jobs import Job
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.evaluation.evaluate.summary import EvaluationSummary
 
 ALL_TASKS = "gsm8k,svamp,addsub,singleeq,multiarith,mmlu,commonsense_qa"
 
@@ -31,7 +30,7 @@ ALL_TASKS = "gsm8k,svamp,addsub,singleeq,multiarith,mmlu,commonsense_qa"
     metavar="FOLDER",
     help="Local copies of the public files (svamp/SVAMP.json, ...): nothing is downloaded. Default: the hub.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=None, help="At most so many items a task, spread evenly.")
+@click.option("--limit", type=click.IntRange(min=1), default=None, help="Items per task at most, spread evenly.")
 @click.option(
     "--fewshot",
     type=click.IntRange(min=0),
@@ -72,46 +71,21 @@ def evaluate(
       mathinterp evaluate --model smollm2 --tasks svamp,csqa --data-dir data --limit 32
       mathinterp evaluate --model smollm2 --adapter tuned --tasks svamp,csqa --data-dir data --limit 32
     """
-    from mathinterp.cluster.ray_cluster import connection
-    from mathinterp.evaluation.jobs import Settings, check_jobs, parse_tasks, prepare_jobs
+    from mathinterp.evaluation import jobs
     from mathinterp.models.catalog import ModelSpec
 
-    spec = ModelSpec(model, adapter, dtype, trust_remote_code)
-    jobs = prepare_jobs(parse_tasks(tasks), spec, Settings(data_dir, limit, fewshot, examples, seed))
-    check_jobs(jobs, spec)
-    with ExitStack() as stack:
-        if len(jobs) > 1:
-            stack.enter_context(connection(cluster["address"]))  # once for all tasks
-        runs = [_run(job, spec, store, **cluster) for job in jobs]
-    _print(jobs, runs, as_json)
-    if not all(run.complete for run in runs):
+    settings = jobs.Settings(data_dir, limit, fewshot, examples, seed)
+    found = jobs.evaluate(tasks, ModelSpec(model, adapter, dtype, trust_remote_code), settings, store, **cluster)
+    if as_json:
+        runs = [{"task": job.task, **run_json(run)} for job, run in zip(found.jobs, found.runs, strict=True)]
+        print_json({"runs": runs, "results": found.summary.results, "table": found.summary.table})
+    else:
+        _print(found.summary, found.runs)
+    if not found.complete:
         sys.exit(1)
 
 
-def _run(job: "Job", spec: "ModelSpec", store: str, **cluster: Any) -> "RunSummary":
-    from mathinterp.cluster.dispatch import NoReplicaLeft
-    from mathinterp.cluster.run import run_scan
-
-    try:
-        return run_scan(job.scan, spec, job.prompts, store, prompts_label=job.label, **cluster)
-    except NoReplicaLeft as error:
-        raise click.ClickException(f"{error}; the same command goes on from here") from error
-
-
-def _print(jobs: "list[Job]", runs: "list[RunSummary]", as_json: bool) -> None:
-    from mathinterp.report.evaluation import summarize_evaluations
-    from mathinterp.store import Store
-
-    summary = summarize_evaluations(Store(runs[0].store), [run.run_id for run in runs])
-    if as_json:
-        print_json(
-            {
-                "runs": [{"task": job.task, **run_json(run)} for job, run in zip(jobs, runs, strict=True)],
-                "results": summary.results,
-                "table": summary.table,
-            }
-        )
-        return
+def _print(summary: "EvaluationSummary", runs: "Sequence[RunSummary]") -> None:
     print_table(
         summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, exact McNemar p"
     )

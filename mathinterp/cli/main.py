@@ -6,6 +6,9 @@ inside the commands, so that ``--help`` is instant.
 """
 
 import logging
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import click
 
@@ -13,10 +16,10 @@ import mathinterp
 from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
-from mathinterp.cli.knockout import knockout
-from mathinterp.cli.maskkeep import maskkeep
+from mathinterp.cli.group import Group
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
+from mathinterp.cli.options import add_verbosity, set_level, with_flags
 from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
@@ -26,7 +29,7 @@ from mathinterp.cli.selftest import selftest
 from mathinterp.cli.sql import sql
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 
 
 class UserMistake(click.ClickException):
@@ -39,28 +42,66 @@ class UserMistake(click.ClickException):
         click.echo(f"mathinterp: {' '.join(self.message.split())}", err=True)
 
 
-class Commands(click.Group):
-    """A command group whose commands may raise UserError."""
+class Commands(Group):
+    """The whole command line: its commands, by workflow, may raise UserError."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Look before you run": ("models", "prompts", "plan", "selftest"),
+        "Scan a model": ("scan", "pipeline"),
+        "Explain what was found": ("knockout", "maskkeep", "neuron", "chain"),
+        "Tune and edit": ("tune", "edit"),
+        "Evaluate": ("evaluate",),
+        "Serve results, and run on a cluster": ("sql", "report", "submit"),
+    }
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options say how much is told; where they do not, warnings are."""
+        set_level(logging.WARNING)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, and of the experiments that have one of their own."""
+        return sorted({*super().list_commands(ctx), *_own_commands()})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of that name; None if there is none."""
+        found = super().get_command(ctx, name)
+        return scan.get_command(ctx, name) if found is None and name in _own_commands() else found
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; turn the user's mistake into one line."""
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise UserMistake(str(error)) from error
+            if logging.getLogger("mathinterp").isEnabledFor(logging.INFO):
+                click.echo("".join(traceback.format_exception(error)), err=True)
+            raise UserMistake(with_flags(str(error))) from error
+        except Unfinished as error:
+            raise click.ClickException(f"{error}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else ctx.command_path
-            raise UserMistake(f"{error.format_message().rstrip('.')}; see '{command} --help'") from error
+            raise UserMistake(f"{error.format_message().rstrip('.')}{_see(error, command)}") from error
+
+
+def _see(error: click.UsageError, command: str) -> str:
+    return f"{' See' if error.format_message().endswith('?') else '; see'} '{command} --help'"
+
+
+def _own_commands() -> list[str]:
+    from mathinterp.experiments import registry
+
+    return [name for name, experiment in registry.experiments().items() if experiment.own_command]
 
 
 class Warnings(logging.Handler):
-    """The package's warnings, one line each on stderr."""
+    """What the package logs, one line each on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the message."""
-        click.echo(f"warning: {' '.join(record.getMessage().split())}", err=True)
+        """Print the message; warnings are marked as such."""
+        mark = "warning: " if record.levelno >= logging.WARNING else ""
+        click.echo(mark + " ".join(record.getMessage().split()), err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -80,10 +121,11 @@ def main() -> None:
 
 
 for command in (
-    models, prompts, plan, scan, pipeline, knockout, maskkeep, neuron,
+    models, prompts, plan, scan, pipeline, neuron,
     report, sql, selftest, submit, tune, edit, evaluate, chain,
 ):  # fmt: skip
     main.add_command(command)
+add_verbosity(main)
 
 if __name__ == "__main__":
     main()

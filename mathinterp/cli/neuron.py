@@ -1,23 +1,21 @@
 """``mathinterp neuron``: the card of one FFN neuron, from a stored neuron scan and the model."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import json_option, model_options, parse_neurons, store_option
+from mathinterp.cli.options import json_option, model_options, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
-from mathinterp.errors import UserError
 
 if TYPE_CHECKING:
-    from mathinterp.models.catalog import LoadedModel, ModelSpec
-    from mathinterp.report.neuron import NeuronCard
+    from mathinterp.experiments.neurons.card import NeuronCard
 
 
 @click.command()
 @click.argument("neuron")
 @click.option(
     "--neurons-from",
-    "source",
     default=None,
     metavar="RUN_ID",
     help="The finished 'scan neurons' run; default: the model's only one.",
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--tokens", type=click.IntRange(min=1), default=10, show_default=True, help="Tokens of each list.")
 @store_option()
 @json_option()
-def neuron(neuron: str, source: str | None, tokens: int, store: str, as_json: bool, **options: Any) -> None:
+def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_json: bool, **options: Any) -> None:
     """Show what NEURON (layer.neuron) does: coefficient and importance by operation, and the tokens it writes.
 
     \b
@@ -39,64 +37,33 @@ def neuron(neuron: str, source: str | None, tokens: int, store: str, as_json: bo
       mathinterp neuron 4.312
       mathinterp neuron 28.3696 --model MODEL --neurons-from RUN_ID --json
     """
-    from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.report.neuron import neuron_card, only_run
-    from mathinterp.report.neuron_runs import check_model, neuron_run
+    from mathinterp.experiments.neurons.card import neuron_card
+    from mathinterp.models.catalog import ModelSpec
     from mathinterp.store import Store
 
-    chosen, results = _parse(neuron), Store(store)
     spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
-    resolved = resolve(spec)
-    if source is None:
-        run = only_run(results, resolved.fingerprint, resolved.label)
-    else:
-        run = neuron_run(results, source)
-        check_model(run, resolved.fingerprint, resolved.label)
-    loaded = load_here(spec)
-    card = neuron_card(results, run, chosen, loaded.anatomy, loaded.tokenizer, tokens)
+    results = Store(store)
+    card = neuron_card(neuron, spec, results, neurons_from, tokens)
     if as_json:
-        print_json({"run_id": run["run_id"], "model": resolved.label, **_json(card)})
+        print_json({name: value for name, value in asdict(card).items() if name != "queries"})
         return
     against = f" against {card.against}" if card.against else ""
-    print_table(card.operations, title=f"Neuron {card.neuron} of {resolved.label}, run {run['run_id']}{against}")
+    print_table(card.operations, title=f"Neuron {card.neuron} of {card.model}, run {card.run_id}{against}")
     print_table(card.prompts, title="Prompts that rank it highest")
     print_table(_token_rows(card), title="Tokens it raises (with the logit, but for the final norm's scale)")
     console.print(card.verdict, highlight=False)
     print_sql_hint(results.url, card.queries)
 
 
-def load_here(spec: "ModelSpec") -> "LoadedModel":
-    """The model, on the GPU of this machine if there is one."""
-    import torch
-
-    from mathinterp.models.catalog import load
-
-    return load(spec, "cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _parse(text: str) -> tuple[int, int]:
-    neurons = parse_neurons(text, "neuron")
-    if len(neurons) > 1:
-        raise UserError(f"neuron '{text}' names {len(neurons)}; a card is of one")
-    return neurons[0]
-
-
-def _json(card: "NeuronCard") -> dict[str, Any]:
-    tokens = {name: [{"token": text, "value": value} for text, value in tokens] for name, tokens in card.tokens.items()}
-    return {
-        "neuron": card.neuron, "against": card.against, "operations": card.operations, "prompts": card.prompts,
-        "tokens": tokens, "verdict": card.verdict,
-    }  # fmt: skip
-
-
 def _token_rows(card: "NeuronCard") -> list[dict[str, Any]]:
     """One row a place; a column each for v, -v and every operation's c v."""
-    places = len(card.tokens["v"])
     return [
-        {"place": place + 1, **{name: _cell(tokens[place]) for name, tokens in card.tokens.items()}}
-        for place in range(places)
+        {
+            "place": place + 1,
+            **{
+                name: f"{tokens[place]['token']!r} {tokens[place]['value']:+.3g}"
+                for name, tokens in card.tokens.items()
+            },
+        }
+        for place in range(len(card.tokens["v"]))
     ]
-
-
-def _cell(token: tuple[str, float]) -> str:
-    return f"{token[0]!r} {token[1]:+.3g}"

@@ -1,17 +1,21 @@
 """Options that several commands share, and how their text becomes values."""
 
+import dataclasses
+import logging
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from mathinterp.errors import UserError
+from mathinterp.models.units import Head, Neuron
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 Place = TypeVar("Place", str, os.PathLike[str], None)
 DEFAULT_STORE = "results"
 UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
@@ -30,9 +34,24 @@ def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Co
     return decorate
 
 
+def fields_of(owner: type[Value], options: dict[str, Any]) -> Value:
+    """A dataclass from the options that have its fields' names, which ``options`` then lacks."""
+    return owner(**{each.name: options.pop(each.name) for each in dataclasses.fields(owner) if each.name in options})  # type: ignore[arg-type]
+
+
+def parameters_of(decorators: Iterable[Callable[[Any], Any]]) -> list[click.Parameter]:
+    """The options that decorators would add to a command, in their order."""
+
+    def collected() -> None:
+        """Nothing: click keeps options on it."""
+
+    apply(list(decorators))(collected)
+    return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
+
+
 def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Refuse an unknown engine here: the scan itself would only do so in a replica that has loaded its model."""
-    from mathinterp.forward.engine import ENGINES
+    from mathinterp.engine.choose import ENGINES
 
     if value not in ENGINES:
         raise UserError(f"--engine '{value}' is not known; take one of {', '.join(ENGINES)}")
@@ -45,6 +64,12 @@ def with_scratch(context: click.Context, parameter: click.Parameter, value: str 
 
     require_scratch()
     return value
+
+
+def with_flags(message: str, options: Sequence[click.Parameter] = ()) -> str:
+    """Fields that the library names in backticks, as flags: those of ``options``, else of the field's own name."""
+    flags = {str(each.name): each.opts[0] for each in options}
+    return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
 
 
 class FiniteRange(click.FloatRange):
@@ -155,7 +180,7 @@ def cluster_options() -> Callable[[Command], Command]:
     return apply(
         [
             click.option(
-                "--address", default=None, callback=with_scratch,
+                "--address", default="local", envvar="RAY_ADDRESS", callback=with_scratch,
                 help="Running Ray cluster; without it a local Ray is started.",
             ),
             click.option(
@@ -190,6 +215,40 @@ def ablation_options() -> Callable[[Command], Command]:
     )  # fmt: skip
 
 
+def set_level(level: int) -> None:
+    """What the package logs: INFO what it does, WARNING what is doubtful, ERROR nothing."""
+    logging.getLogger("mathinterp").setLevel(level)
+
+
+def verbosity_options() -> Callable[[Command], Command]:
+    """--verbose, --quiet: they set the level of the package's log."""
+
+    def sets(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+        return lambda context, parameter, given: set_level(level) if given else None
+
+    return apply(
+        [
+            click.option(
+                "-v", "--verbose", is_flag=True, expose_value=False, callback=sets(logging.INFO),
+                help="Also say what is being done, and show where an error comes from.",
+            ),
+            click.option(
+                "-q", "--quiet", is_flag=True, expose_value=False, callback=sets(logging.ERROR),
+                help="Print results and errors only: no progress, no warnings, no hints.",
+            ),
+        ]
+    )  # fmt: skip
+
+
+def add_verbosity(command: click.Command) -> None:
+    """Give a command, and all that are made of it already, the options of ``verbosity_options``."""
+    if not any(parameter.name == "verbose" for parameter in command.params):
+        command.params += parameters_of([verbosity_options()])
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            add_verbosity(below)
+
+
 def json_option() -> Callable[[Command], Command]:
     """--json."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -211,7 +270,7 @@ def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] 
     return tuple(sorted(set(layers)))
 
 
-def parse_heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
+def parse_heads(text: str | None) -> tuple[Head, ...] | None:
     """ "17.22,14.19" -> ((14, 19), (17, 22)); raises UserError for anything else."""
     if text is None:
         return None
@@ -220,11 +279,11 @@ def parse_heads(text: str | None) -> tuple[tuple[int, int], ...] | None:
         layer, dot, head = part.strip().partition(".")
         if not (dot and layer.isdecimal() and head.isdecimal()):
             raise UserError(f"--heads '{text}' cannot be read; write layer.head, like 17.22,14.19")
-        heads.add((int(layer), int(head)))
+        heads.add(Head(int(layer), int(head)))
     return tuple(sorted(heads))
 
 
-def parse_neurons(text: str, option: str = "--neurons") -> tuple[tuple[int, int], ...]:
+def parse_neurons(text: str, option: str = "--neurons") -> tuple[Neuron, ...]:
     """ "28.3696,13.7", or "28_3696" as paper A writes it -> ((28, 3696), (13, 7)), in the order given.
 
     Raises UserError for anything else; ``option`` is what its line names.
@@ -234,7 +293,7 @@ def parse_neurons(text: str, option: str = "--neurons") -> tuple[tuple[int, int]
         layer, dot, neuron = part.strip().replace("_", ".").partition(".")
         if not (dot and layer.isdecimal() and neuron.isdecimal()):
             raise UserError(f"{option} '{text}' cannot be read; write layer.neuron, like 28.3696")
-        neurons.append((int(layer), int(neuron)))
+        neurons.append(Neuron(int(layer), int(neuron)))
     return tuple(neurons)
 
 

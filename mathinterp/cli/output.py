@@ -1,6 +1,8 @@
 """How results look on a terminal: rich tables, and plain JSON for scripts."""
 
 import json
+import logging
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mathinterp.cli.options import with_flags
+from mathinterp.report.cells import format_value
+
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
+logger = logging.getLogger("mathinterp")
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
 SHORT = 24  # characters: cells up to this length are never broken over lines
@@ -42,17 +48,10 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     (console if fits else wide).print(table)
 
 
-def format_value(value: Any) -> str:
-    """A cell's text."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+def warn(line: str) -> None:
+    """One line on stderr about figures that are doubtful."""
+    context = click.get_current_context(silent=True)
+    logger.warning(with_flags(line, context.command.params if context else ()))
 
 
 def file_name(text: str) -> str:
@@ -61,12 +60,55 @@ def file_name(text: str) -> str:
 
 
 def print_sql_hint(store: str, queries: Sequence[str]) -> None:
-    """Where the results are, and the SQL to go on with."""
-    console.print(
-        f"Results: {escape(store)}  (in SQL accuracies, drops, effects and shares are fractions of 1; per cent and"
-        f" points only in {', '.join(PER_CENT_VIEWS)})",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    option = "" if store == "results" else f" --store {shlex.quote(store)}"
+    """The SQL to go on with; where the results are is said last."""
+    if is_quiet():
+        return
+    option = store_option(store)
+    if queries:
+        console.print(
+            "In SQL (accuracies, drops, effects and shares are fractions of 1; per cent and points only in"
+            f" {', '.join(PER_CENT_VIEWS)}):",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     for query in queries:
         console.print(escape(f'  mathinterp sql{option} "{query}"'), highlight=False, soft_wrap=True)
+    say_where_at_last(store)
+
+
+def say_where_at_last(store: str) -> None:
+    """Say where the results are, as the last line of the command that runs, once."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        _say_where(store)
+        return
+    said = context.meta.setdefault("mathinterp.stores", set())
+    if store not in said:
+        said.add(store)
+        context.find_root().call_on_close(lambda: _say_where(store))
+
+
+def _say_where(store: str) -> None:
+    if not is_quiet():
+        option = store_option(store)
+        console.print(
+            escape(f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')"),
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def is_quiet() -> bool:
+    """Whether --quiet was given."""
+    return not logger.isEnabledFor(logging.WARNING)
+
+
+def place(where: str) -> str:
+    """A folder or URL as people type it from here: relative to the current folder where that is shorter."""
+    if "://" in where:
+        return where
+    return min(os.path.relpath(where), where, key=len)
+
+
+def store_option(store: str) -> str:
+    """`` --store PLACE`` for a command line, or nothing for the default store."""
+    shown = place(store)
+    return "" if shown == "results" else f" --store {shlex.quote(shown)}"

@@ -1,25 +1,21 @@
 """``mathinterp pipeline``: head scan, path patching, knock-out, attention and MLP probe on one model; the answer."""
 
-import logging
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.knockout import parse_ks
-from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
-from mathinterp.cli.running import print_run, run_chosen
-from mathinterp.errors import UserError
+from mathinterp.cli.experiment import Parsed
+from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option, with_flags
+from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.running import print_run, resumable
+from mathinterp.experiments.ablation import ABLATIONS
+from mathinterp.experiments.options import read_counts
+from mathinterp.experiments.paths import EFFECTS
 
 if TYPE_CHECKING:
-    from mathinterp.report.pipeline import PipelineAnswer, PipelineRuns
-    from mathinterp.scans.base import Scan
-    from mathinterp.scans.knockout import KnockoutScan
-    from mathinterp.scans.paths import PathScan
-
-logger = logging.getLogger("mathinterp.pipeline")
+    from mathinterp.cluster.run import RunSummary
+    from mathinterp.workflows.pipeline import PipelineResult
 
 
 @click.command(context_settings={"default_map": {"prompt_name": "pairs", "limit": 400}})
@@ -33,16 +29,30 @@ logger = logging.getLogger("mathinterp.pipeline")
     help="Prompts on which the heads are knocked out, too; again for more, '' for none.",
 )
 @click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Heads described, at least.")
-@click.option("--effect", default="logit", show_default=True, help="What ranks: logit, centred, probability, logprob.")
-@click.option("--ablation", default="mean", show_default=True, help="Of the knock-out: mean, zero or resample.")
-@click.option("--ks", default=None, help="Numbers of heads out; default 1,2,4,...,64 up to half of all heads.")
-@click.option("--control-seeds", type=int, default=5, show_default=True, help="Draws of each kind of random heads.")
+@click.option("--effect", default="logit", show_default=True, type=click.Choice(EFFECTS), help="What ranks heads.")
+@click.option(
+    "--ablation", default="mean", show_default=True, type=click.Choice(ABLATIONS), help="Of the knock-out."
+)  # fmt: skip
+@click.option(
+    "--ks",
+    default=None,
+    type=Parsed(read_counts),
+    help="Numbers of heads out; default 1,2,4,...,64 up to half of all heads.",
+)
+@click.option(
+    "--control-seeds",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Draws of each kind of random heads.",
+)
 @store_option()
 @cluster_options()
 @json_option()
 def pipeline(
-    transfer: tuple[str, ...], top: int, effect: str, ablation: str, ks: str | None, control_seeds: int,
-    as_json: bool, **options: Any,
+    transfer: tuple[str, ...], top: int, effect: str, ablation: str, ks: tuple[int, ...] | None, control_seeds: int,
+    model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str, limit: int | None,
+    seed: int, store: str, as_json: bool, **workers: Any,
 ) -> None:  # fmt: skip
     """Which heads do the arithmetic, for which operation, what they look at, whether they hold; which MLPs follow.
 
@@ -63,99 +73,41 @@ def pipeline(
       mathinterp pipeline --model smollm2 --adapter smollm2-arithmetic --limit 64 --ks 1,2,4,8
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
-    from mathinterp.cluster.ray_cluster import connection
-    from mathinterp.report.pipeline import answer_pipeline
-    from mathinterp.scans.knockout import KnockoutScan
-    from mathinterp.scans.paths import PathScan
+    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.prompts import prompts_of
     from mathinterp.store import Store
+    from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, Workers, run_pipeline
 
-    store = Store(options["store"])
-    paths = PathScan(effect=effect)
-    knockout = KnockoutScan(ablation=ablation, ranking=((0, 0),), seeds=control_seeds)
-    others = tuple(dict.fromkeys(name for name in transfer if name and name != options["prompt_name"]))
-    knockout = _checked(paths, knockout, parse_ks(ks), others, options)
-    if top > len(knockout.ranking):
-        raise UserError(f"--top {top}: the model has only {len(knockout.ranking)} heads")
-    with connection(options["address"]):
-        runs = _run_stages(paths, knockout, others, top, options)
-    answer = answer_pipeline(store, runs)
-    for warning in answer.warnings:
-        logger.warning(warning)
+    names = dict.fromkeys([prompt_name, *(name for name in transfer if name)])
+    own, *others = (NamedPrompts(name, prompts_of(name, seed=seed, limit=limit)) for name in names)
+    spec = ModelSpec(model, adapter, dtype, trust_remote_code)
+    asked = Pipeline(top, effect, ablation, ks, control_seeds)
+    opened = Store(store)
+    try:
+        with resumable():
+            result = run_pipeline(asked, spec, own, others, opened, Workers(**workers), _tell)
+    except StageUnfinished as error:
+        print_run(error.run)
+        sys.exit(1)
+    for warning in result.answer.warnings:
+        warn(with_flags(warning))
     if as_json:
-        print_json({"store": store.url, "runs": runs.named, **answer.as_json()})
+        print_json({"store": opened.url, "runs": result.runs.named, **result.answer.as_json()})
     else:
-        _print(answer, store.url, runs)
+        _print(result, opened.url)
 
 
-def _checked(
-    paths: "PathScan", knockout: "KnockoutScan", ks: tuple[int, ...] | None, others: tuple[str, ...],
-    options: dict[str, Any],
-) -> "KnockoutScan":  # fmt: skip
-    """The knock-out with ``ks``; raises UserError for what a later stage would refuse after minutes of work."""
-    from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.models.reading import read_prompts
-    from mathinterp.prompts import load_prompts
-    from mathinterp.prompts.pairs import with_counterfactuals
-    from mathinterp.scans.attention import AttentionScan
-    from mathinterp.scans.heads import chosen_heads
-    from mathinterp.scans.mlp_probe import MlpProbe
-
-    model = resolve(ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code"))))
-    knockout = replace(knockout, ranking=tuple(chosen_heads(model.shape, None, None)), ks=ks)
-    for name in (options["prompt_name"], *others):
-        prompts = load_prompts(name, seed=options["seed"], limit=options["limit"])
-        if name == options["prompt_name"] or knockout.needs_counterfactuals:
-            prompts = with_counterfactuals(prompts, model.tokenizer)
-        tokenized = read_prompts(prompts, model)
-        knockout.shards(model.shape, tokenized)
-        if name == options["prompt_name"]:
-            for scan in (paths, AttentionScan(), MlpProbe()):
-                scan.shards(model.shape, tokenized)
-    return knockout
-
-
-def _run_stages(
-    paths: "PathScan", knockout: "KnockoutScan", others: tuple[str, ...], top: int, options: dict[str, Any]
-) -> "PipelineRuns":
-    """Run, or resume, every stage; the ranking of one is what the next ones take out and look at."""
-    from mathinterp.report.knockout import key_heads_from, ranking_from
-    from mathinterp.report.pipeline import PipelineRuns, described_heads
-    from mathinterp.scans.attention import AttentionScan
-    from mathinterp.scans.heads import HeadScan
-    from mathinterp.scans.mlp_probe import MlpProbe
-    from mathinterp.store import Store
-
-    own = options["prompt_name"]
-    heads_run = _run(f"head scan, {own}", HeadScan(), options)
-    paths_run = _run(f"path patching, {own}", paths, options)
-    store = Store(options["store"])
-    knockout = replace(knockout, ranking=ranking_from(store, paths_run), key=key_heads_from(store, paths_run))
-    knockouts = {
-        name: _run(f"knock-out, {name}", knockout, {**options, "prompt_name": name}) for name in (own, *others)
-    }
-    described = described_heads(store, paths_run, top)
-    attention_run = _run(f"attention, {own}", AttentionScan(heads=described), options)
-    probe_run = _run(f"MLP probe, {own}", MlpProbe(), options)
-    return PipelineRuns(heads_run, paths_run, knockouts, attention_run, probe_run, described)
-
-
-def _run(title: str, scan: "Scan", options: dict[str, Any]) -> str:
-    """Run, or resume, one stage; its run id. Ends the command, exit code 1, if a shard was given up."""
-    run = run_chosen(scan, **options)
+def _tell(title: str, run: "RunSummary") -> None:
     work = f"{run.seconds:.1f} s" if run.done else "was there already"
     click.echo(f"{title}: run {run.run_id}, {work}", err=True)
-    if run.failed or not run.complete:
-        print_run(run)
-        sys.exit(1)
-    return run.run_id
 
 
-def _print(answer: "PipelineAnswer", store: str, runs: "PipelineRuns") -> None:
-    for number, section in enumerate(answer.sections, start=1):
+def _print(result: "PipelineResult", store: str) -> None:
+    for number, section in enumerate(result.answer.sections, start=1):
         console.print(f"\n{number}. {section.title}", style="bold", highlight=False, soft_wrap=True)
         for line in section.lines:
             console.print(line, highlight=False, soft_wrap=True)
         for title, rows in section.tables.items():
             print_table(rows, title=title)
-    console.print("\nRuns: " + ", ".join(f"{stage} {run}" for stage, run in runs.named.items()), highlight=False)
-    print_sql_hint(store, answer.queries)
+    console.print("\nRuns: " + ", ".join(f"{stage} {run}" for stage, run in result.runs.named.items()), highlight=False)
+    print_sql_hint(store, result.answer.queries)

@@ -1,6 +1,6 @@
-"""``mathinterp plan``: what a scan costs, before anything loads.
+"""``mathinterp plan``: what an experiment costs, before anything loads.
 
-Each command under it takes the options of the scan it plans, and asks the scan's own command what it would run.
+Each command under it takes the options of the experiment it plans.
 """
 
 import shlex
@@ -10,89 +10,71 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from mathinterp.cli.knockout import knockout
+from mathinterp.cli.experiment import ExperimentGroup, parse
 from mathinterp.cli.output import console, print_json, print_table
-from mathinterp.cli.running import NotRun, without_running
-from mathinterp.cli.scan import scan
 
 if TYPE_CHECKING:
     from mathinterp.cluster.plan import Plan
+    from mathinterp.experiments import Experiment
 
 PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields of a Plan that depend on the dtype
-SCANS = ("heads", "mlps", "paths", "attention", "probe", "neurons")
-PLANNED = {
-    **{name: (f"scan {name}", scan.commands[name]) for name in SCANS},
-    "knockout": ("knockout", knockout),
-}  # name under plan -> the command's words and the command
 
 
-@click.group()
-def plan() -> None:
-    """Show FLOPs, memory, rows and time of a scan; loads no weights and needs no Ray.
+def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
+    """Print what the experiment would cost with these options; loads no weights and needs no Ray."""
+    chosen, _, as_json, _ = parse(experiment, options)
+    from mathinterp.cluster.plan import measure_cpu, plan_scan
+    from mathinterp.cluster.run import prepare_work
+    from mathinterp.models.catalog import ModelSpec, resolve_dtype
+    from mathinterp.prompts import Prompts, prompts_of
+    from mathinterp.store import Store
+
+    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    prompts = Prompts(())
+    if experiment.prompt_set is not None:
+        limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed
+        prompts = prompts_of(options["prompt_name"], seed=options["seed"], limit=limit)
+    work = prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"]))
+    model = work.model
+    on_cpu = plan_scan(work.scan, model.shape, work.prompts, model.dtype, cpu=measure_cpu(model.shape))
+    if on_cpu is None:
+        _say_unknown(chosen.name, len(work.shards), as_json)
+        return
+    gpu_dtype = resolve_dtype(spec.dtype, "cuda")
+    on_gpu = plan_scan(work.scan, model.shape, work.prompts, gpu_dtype)
+    assert on_gpu is not None
+    devices = _devices(on_gpu, gpu_dtype) + _devices(on_cpu, model.dtype, only="this CPU")
+    if as_json:
+        counts = {name: value for name, value in asdict(on_cpu).items() if name not in PER_DEVICE}
+        print_json({"model": model.label, **counts, "prompts": len(work.prompts), "devices": devices})
+        return
+    _print(on_cpu, model.label, len(work.prompts), devices)
+    console.print("Nothing was run. To run it:", highlight=False)
+    console.print(f"  {_run_command(chosen.name)}", highlight=False, soft_wrap=True)
+
+
+def _say_unknown(name: str, shards: int, as_json: bool) -> None:
+    """An experiment that cannot count its cost says so, instead of being counted as another."""
+    if as_json:
+        print_json({"scan": name, "shards": shards, "flops": None})
+    else:
+        console.print(f"{name}: {shards} shards; what they cost is not known to this experiment.", highlight=False)
+
+
+plan = ExperimentGroup(
+    name="plan",
+    run=plan_experiment,
+    verb="plan",
+    others={},
+    help="""Show FLOPs, memory, rows and time of an experiment; loads no weights and needs no Ray.
 
     \b
     Examples:
       mathinterp plan heads
       mathinterp plan heads --model random:llama-2-7b
       mathinterp plan knockout --heads 0.6,0.1,0.2,0.7
-    """
-
-
-def _add(name: str, words: str, command: click.Command) -> None:
-    """Put ``plan NAME`` beside the command it plans, with the same options."""
-    example = " --heads 0.6,0.1,0.2,0.7" if name == "knockout" else " --limit 400"
-    text = f"""Show what 'mathinterp {words}' with the same options costs.
-
-    \b
-    Example:
-      mathinterp plan {name}{example}
-    """
-
-    def callback(**options: Any) -> None:
-        _show(_asked(command, options), words, options["as_json"])
-
-    settings = command.context_settings
-    plan.add_command(click.Command(name, settings, callback, params=command.params, help=text))
-
-
-for _name, (_words, _command) in PLANNED.items():
-    _add(_name, _words, _command)
-
-
-def _asked(command: click.Command, options: dict[str, Any]) -> NotRun:
-    """What the command would run."""
-    assert command.callback is not None
-    try:
-        with without_running():
-            command.callback(**options)
-    except NotRun as asked:
-        return asked
-    raise AssertionError(f"'{command.name}' ran nothing")
-
-
-def _show(asked: NotRun, words: str, as_json: bool) -> None:
-    from mathinterp.cluster.plan import measure_cpu, plan_scan
-    from mathinterp.models.catalog import ModelSpec, resolve, resolve_dtype
-    from mathinterp.models.reading import read_prompts
-    from mathinterp.prompts import load_prompts
-    from mathinterp.prompts.pairs import with_counterfactuals
-
-    resolved = resolve(ModelSpec(**asked.model_options))
-    prompts = load_prompts(**asked.prompt_options)
-    if asked.chosen.needs_counterfactuals:
-        prompts = with_counterfactuals(prompts, resolved.tokenizer)
-    tokenized = read_prompts(prompts, resolved, asked.chosen.tokens_read)
-    on_cpu = plan_scan(asked.chosen, resolved.shape, tokenized, resolved.dtype, cpu=measure_cpu(resolved.shape))
-    gpu_dtype = resolve_dtype(asked.model_options["dtype"], "cuda")
-    on_gpu = plan_scan(asked.chosen, resolved.shape, tokenized, gpu_dtype)
-    devices = _devices(on_gpu, gpu_dtype) + _devices(on_cpu, resolved.dtype, only="this CPU")
-    if as_json:
-        counts = {name: value for name, value in asdict(on_cpu).items() if name not in PER_DEVICE}
-        print_json({"model": resolved.label, **counts, "prompts": len(tokenized), "devices": devices})
-        return
-    _print(on_cpu, resolved.label, len(tokenized), devices)
-    console.print("Nothing was run. To run it:", highlight=False)
-    console.print(f"  {_run_command(words)}", highlight=False, soft_wrap=True)
+    """,
+)
 
 
 def _devices(cost: "Plan", dtype: str, only: str | None = None) -> list[dict[str, Any]]:
@@ -109,7 +91,7 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
     facts = {
         "model": f"{label}, {cost.parameters:,} parameters"
         + (", compared with another of as many" if cost.models > 1 else ""),
-        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} {_nodes(cost)}",
+        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} positions of a clean pass",
         "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
         + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")
         + (f" and {_tera(cost.terms)} * 10^12 terms of neurons' sums" if cost.terms else ""),
@@ -132,21 +114,22 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
     )
 
 
-def _nodes(cost: "Plan") -> str:
-    return "tree nodes" if cost.scan in ("heads", "mlps", "knockout", "iterative") else "of them up to END"
-
-
-def _run_command(words: str) -> str:
+def _run_command(name: str) -> str:
     """The command that is planned, with the options that were given here."""
     context = click.get_current_context()
-    line = ["mathinterp", *words.split()]
+    line = ["mathinterp", "scan", name]
     for option in context.command.params:
         given = option.name and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and option.name != "as_json":
+        if given and isinstance(option, click.Option) and option.expose_value and option.name != "as_json":
             value = context.params[str(option.name)]
             for one in value if option.multiple else [value]:
-                line += [option.opts[0]] if option.is_flag else [option.opts[0], str(one)]
+                line += [option.opts[0]] if option.is_flag else [option.opts[0], _written(one)]
     return shlex.join(line)
+
+
+def _written(value: object) -> str:
+    """An option's value as it is written on the command line."""
+    return ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
 
 
 def _size(count: int) -> str:

@@ -18,7 +18,7 @@ from mathinterp.cli.output import console, print_json
 def report(run_ids: tuple[str, ...], store: str, out: str, as_json: bool) -> None:
     """Draw finished runs (PNG and SVG) and write one HTML page about them; computes nothing again.
 
-    Layer-by-head maps of head and path scans, knock-out curves, attention bars, probing lines.
+    Each run has its figure, the tables and sentences that its own command prints, and SQL to go on with.
 
     \b
     Examples:

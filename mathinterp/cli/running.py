@@ -2,69 +2,62 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.output import console
+from mathinterp.cli.output import console, say_where_at_last
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.scans.base import Scan
-
-_running = ContextVar("running", default=True)
-
-
-class NotRun(Exception):
-    """In place of a run, inside ``without_running``: the scan, and the model and prompts it would run on."""
-
-    def __init__(self, chosen: "Scan", model_options: dict[str, Any], prompt_options: dict[str, Any]):
-        super().__init__(chosen, model_options, prompt_options)
-        self.chosen, self.model_options, self.prompt_options = chosen, model_options, prompt_options
-
-
-@contextmanager
-def without_running() -> Iterator[None]:
-    """Within the block ``run_chosen`` raises NotRun: so 'plan' learns from a command itself what it would run."""
-    token = _running.set(False)
-    try:
-        yield
-    finally:
-        _running.reset(token)
+    from mathinterp.experiments.base import Experiment
+    from mathinterp.prompts.prompt import Prompt
 
 
 def run_chosen(
-    chosen: "Scan", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
-    limit: int | None, seed: int, store: str, address: str | None, replicas: int | None, gpus_per_replica: float | None,
+    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str,
+    address: str | None, replicas: int | None, gpus_per_replica: float | None, prompt_name: str | None = None,
+    limit: int | None = None, seed: int = 0, shown: Any = None, sentence: "Prompt | None" = None,
 ) -> "RunSummary":  # fmt: skip
-    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options."""
-    if not _running.get():
-        named = {"name": model, "adapter": adapter, "dtype": dtype, "trust_remote_code": trust_remote_code}
-        raise NotRun(chosen, named, {"name_or_path": prompt_name, "limit": limit, "seed": seed})
-    from mathinterp.cluster.dispatch import NoReplicaLeft
+    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
+
+    Args:
+        prompt_name: None for an experiment that needs no prompts.
+        shown: the experiment's show_options, looked at before anything runs; None: nothing of it is shown.
+        sentence: read it alone, instead of a set of prompts.
+    """
+    limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     from mathinterp.cluster.run import run_scan
     from mathinterp.models.catalog import ModelSpec
-    from mathinterp.prompts import load_prompts
+    from mathinterp.prompts.given import Prompts, prompts_of
 
-    try:
+    if sentence is not None:
+        prompts = Prompts((sentence,), sentence.text)
+    else:
+        prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
+    if shown is not None:
+        chosen.check_shown(shown, prompts)
+    with resumable():
         return run_scan(
             chosen,
             ModelSpec(model, adapter, dtype, trust_remote_code),
-            load_prompts(prompt_name, seed=seed, limit=limit),
+            prompts,
             store,
             replicas=replicas,
             gpus_per_replica=gpus_per_replica,
             address=address,
-            prompts_label=_label(prompt_name, limit, seed),
         )
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Within the block replicas may all be lost: a line says so, and that the same command goes on; exit code 1."""
+    from mathinterp.cluster.dispatch import NoReplicaLeft
+
+    try:
+        yield
     except NoReplicaLeft as error:
         raise click.ClickException(f"{error}; the same command goes on from here") from error
-
-
-def _label(name: str, limit: int | None, seed: int) -> str:
-    """The prompts' name in the runs table, with what makes them differ from the whole set under seed 0."""
-    return " ".join([name, *([f"limit={limit}"] if limit else []), *([f"seed={seed}"] if seed else [])])
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:
@@ -84,7 +77,8 @@ def run_json(run: "RunSummary") -> dict[str, Any]:
 def print_run(run: "RunSummary") -> None:
     """The closing lines of a command: rows, pace, what was reused, what failed."""
     if run.done:
-        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if run.seconds else ""
+        paced = run.evaluations and run.seconds
+        pace = f", {run.evaluations / run.seconds:,.0f} forward evaluations/s" if paced else ""
         work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
     else:
         work = "nothing left to compute"
@@ -93,3 +87,4 @@ def print_run(run: "RunSummary") -> None:
         click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:
         click.echo("the run is incomplete: the same command runs what is missing", err=True)
+    say_where_at_last(run.store)

@@ -19,6 +19,9 @@ def selftest(
 ) -> None:  # fmt: skip
     """Check on your model that packed = plain, replay = full forward, hooks = zeroed weights, no-op = clean.
 
+    Attention, coefficients, norms, the residual stream and the lens are also recomputed by hand from the parts that the
+    model's family entry names, so that a wrong entry shows.
+
     Takes 8 prompts unless --limit says otherwise. Exit code 1 if an identity does not hold.
 
     \b
@@ -27,8 +30,8 @@ def selftest(
     """
     import torch
 
+    from mathinterp.engine.selftest import selftest as run_checks
     from mathinterp.errors import UserError
-    from mathinterp.forward.selftest import selftest as run_checks
     from mathinterp.models.catalog import ModelSpec, load, resolve
     from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts

@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import model_options, out_folder, parse_heads, parse_neurons, store_option
+from mathinterp.cli.options import model_options, out_folder, store_option
 from mathinterp.cli.output import console
-from mathinterp.cli.tuning import say_whose_ranking
-from mathinterp.errors import UserError
+from mathinterp.cli.tuning import say, spec_of
 
 
 @click.command()
@@ -46,29 +45,13 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
     Example:
       mathinterp tune zero --heads 0.6,0.1 --out without
     """
-    from mathinterp.models.catalog import ModelSpec, resolve
-    from mathinterp.report.knockout import ranking_from
-    from mathinterp.store import Store
-    from mathinterp.tuning.edit import check_free, export_edited
+    from mathinterp.tuning import edit
 
-    if heads is not None and heads_from is not None:
-        raise UserError("give the heads in one way: --heads or --heads-from")
-    chosen = parse_heads(heads) or ()
-    if heads_from is not None:
-        ranking = ranking_from(Store(store), heads_from)
-        if len(ranking) < top:
-            raise UserError(f"--top {top}: the ranking has only {len(ranking)} heads; give --top {len(ranking)}")
-        chosen = ranking[:top]
-    units = () if neurons is None else tuple(sorted(set(parse_neurons(neurons))))
-    if not chosen and not units:
-        raise UserError("nothing to zero: give --heads 17.22,14.19, --heads-from RUN_ID or --neurons 12.345")
-    check_free(out)
-    names = ("model", "adapter", "dtype", "trust_remote_code")
-    resolved = resolve(ModelSpec(*(options[name] for name in names)))
-    if heads_from is not None:
-        say_whose_ranking(store, heads_from, resolved)
-    export_edited(resolved, out, neurons=units, heads=chosen)
+    found = edit.zero(
+        spec_of(options), out, heads=heads, heads_from=heads_from, top=top, neurons=neurons, store=store, say=say
+    )
     console.print(
-        f"{resolved.label} without {len(chosen)} heads and {len(units)} neurons ({resolved.dtype}) is in {out}",
+        f"{found.base.label} without {len(found.heads)} heads and {len(found.neurons)} neurons ({found.base.dtype})"
+        f" is in {out}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

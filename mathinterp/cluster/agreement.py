@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mathinterp.cluster.dispatch import Ready
-from mathinterp.forward.cells import Cells, Difference
+from mathinterp.engine.cells import Cells, Difference
 from mathinterp.store import Run
 
 PROBE = "replica_probe"  # in the notes: what the first replica of the run computed, and where

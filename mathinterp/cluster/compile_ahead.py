@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import torch
 
+from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.models.catalog import ResolvedModel, files_to_load, stand_in
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Scan, Subject
 
 READ_SHARE = 0.5  # of the memory that is free: files larger than this would push themselves out of the page cache
 READ_AT_ONCE = 16 * 2**20  # bytes
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def compile_ahead(
-    scan: Scan,
+    scan: Experiment,
     resolved: ResolvedModel,
     prompts: Sequence[TokenizedPrompt],
     device: str,

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mathinterp.errors import UserError
-from mathinterp.scans.base import Shard
+from mathinterp.errors import Unfinished, UserError
+from mathinterp.experiments.base import Shard
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Outcome:
         return worked / self.ready_seconds if self.ready_seconds else 0.0
 
 
-class NoReplicaLeft(RuntimeError):
+class NoReplicaLeft(Unfinished):
     """Shards remain and there is no replica to run them, nor will there be one."""
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
-from mathinterp.cluster.scan_costs import parameters, scan_cost
-from mathinterp.forward.logsumexp import Base
-from mathinterp.forward.neuron_increases import neuron_increases
+from mathinterp.engine.lens.increases import neuron_increases
+from mathinterp.engine.lens.logsumexp import Base
+from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.costs import parameters
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Scan
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -65,16 +65,27 @@ class Plan:
     peak_bytes: int  # device memory of a replica, about
     seconds: dict[str, float]  # of computing: device -> on one GPU of that kind, or on all cores of this CPU
 
+    def __str__(self) -> str:
+        """For people, a line each."""
+        times = ", ".join(f"{device} {seconds:.3g} s" for device, seconds in self.seconds.items())
+        plain = "" if self.plain_flops is None else f" ({self.plain_flops / 1e12:.3g} by full forward passes)"
+        return (
+            f"{self.scan}: {self.evaluations:,} forward evaluations in {self.shards} shards,"
+            f" {self.flops / 1e12:.3g} TFLOP{plain}\n"
+            f"{self.rows:,} rows, about {self.result_bytes / 1e6:.3g} MB; a replica takes about"
+            f" {self.peak_bytes / 1e9:.3g} GB\ncomputing takes about: {times}"
+        )
+
 
 def plan_scan(
-    scan: Scan,
+    scan: Experiment,
     shape: ModelShape,
     prompts: Sequence[TokenizedPrompt],
     dtype: str,
     *,
     cpu: CpuSpeed | None = None,
-) -> Plan:
-    """Work out what ``scan`` costs on a model of ``shape``.
+) -> Plan | None:
+    """Work out what ``scan`` costs on a model of ``shape``; None where the experiment does not know.
 
     Args:
         scan: what would be run; its shards are cut as a run would cut them.
@@ -83,7 +94,9 @@ def plan_scan(
         cpu: this CPU's speed; None leaves it out of ``seconds``.
     """
     shards = scan.shards(shape, prompts)
-    cost = scan_cost(scan, shape, prompts, shards)
+    cost = scan.cost(shape, prompts, shards)
+    if cost is None:
+        return None
     width = DTYPE_BYTES[dtype]
     weights, kept = width * parameters(shape) * scan.models_held, width * cost.kept
     return Plan(
@@ -98,7 +111,7 @@ def plan_scan(
         flops=cost.flops,
         plain_flops=cost.plain_flops,
         terms=cost.terms,
-        result_bytes=round(sum(cost.rows[shard.key] * row_bytes(scan.schemas[shard.table]) for shard in shards)),
+        result_bytes=round(sum(cost.rows[shard.key] * row_bytes(scan.tables[shard.table].schema) for shard in shards)),
         model_bytes=weights,
         cache_bytes=kept,
         peak_bytes=weights + kept + width * cost.working + cost.working_bytes,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from mathinterp.cluster.dispatch import Finished, Observer, Ready
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 LINE_SECONDS = 10.0
 

@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +17,14 @@ import yaml
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
+from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
-THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
-LOCAL_OBJECT_STORE = 256 * 2**20  # bytes: only the prompts travel through it, and a container's /dev/shm may be small
+LOCAL_OBJECT_STORE = 256 * 2**20  # bytes beside carried weights: for prompts; a container's /dev/shm may be small
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
 BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How many replicas, and what each of them reserves."""
-
-    replicas: int
-    gpus: float  # each; 0 on CPU
-    cpus: float  # each
-    threads: int  # CPU threads of each
-
-    @property
-    def device(self) -> str:
-        """torch device type of the replicas."""
-        return "cuda" if self.gpus else "cpu"
 
 
 def existing_cluster(address: str | None) -> str | None:
@@ -50,12 +34,13 @@ def existing_cluster(address: str | None) -> str | None:
 
 
 @contextmanager
-def connection(address: str | None) -> Iterator[None]:
+def connection(address: str | None, carried_bytes: int = 0) -> Iterator[None]:
     """Be connected to Ray inside the block.
 
     Args:
         address: ``host:port`` or "auto" of a running cluster; None: the cluster of RAY_ADDRESS if that is set, else a
             local Ray that lives as long as the block. A connection that is already there is used and left open.
+        carried_bytes: of weights that will travel through the object store of a local Ray.
     Raises:
         UserError: no cluster answers at ``address``, or there is no folder that a local Ray could use.
     """
@@ -70,7 +55,7 @@ def connection(address: str | None) -> Iterator[None]:
             stack.enter_context(ray_folder())
         try:
             if cluster is None:
-                _start_local()
+                _start_local(carried_bytes)
             else:
                 attach(cluster)
             yield
@@ -80,7 +65,7 @@ def connection(address: str | None) -> Iterator[None]:
             os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
 
 
-def _start_local() -> None:
+def _start_local(carried_bytes: int) -> None:
     """A quiet Ray of this machine alone."""
     # Left unset, ray.init() would create a token in the home folder that clusters started later silently demand.
     os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -89,7 +74,7 @@ def _start_local() -> None:
         address="local",
         num_gpus=local_gpus(),
         include_dashboard=False,
-        object_store_memory=LOCAL_OBJECT_STORE,
+        object_store_memory=LOCAL_OBJECT_STORE + carried_bytes,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
@@ -99,7 +84,7 @@ def _require_listener(address: str) -> None:
     """Ray itself would try for minutes to reach a head node that is not there."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UserError(f"--address {address}: give host:port of the head node, for example 10.0.0.1:6379, or 'auto'")
+        raise UserError(f"`address` {address}: give host:port of the head node, for example 10.0.0.1:6379, or 'auto'")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
@@ -125,7 +110,7 @@ def attach(address: str) -> None:
     """
     if address.startswith(("ray://", "http://", "https://")):
         raise UserError(
-            f"--address {address}: give host:port of the head node (6379), run on a node of the cluster;"
+            f"`address` {address}: give host:port of the head node (6379), run on a node of the cluster;"
             " from elsewhere use 'mathinterp submit'"
         )
     if address != "auto":
@@ -153,11 +138,11 @@ def gpus_each(asked: float | None) -> float:
     if asked is None:
         return 1 if largest else 0
     if asked < 0:
-        raise UserError(f"--gpus-per-replica {asked:g}: give 0 for CPU, 1, or a fraction of a GPU")
+        raise UserError(f"`gpus_per_replica` {asked:g}: give 0 for CPU, 1, or a fraction of a GPU")
     if asked > largest:
-        raise UserError(f"--gpus-per-replica {asked:g}: no node has that many GPUs, the most is {largest:g}")
+        raise UserError(f"`gpus_per_replica` {asked:g}: no node has that many GPUs, the most is {largest:g}")
     if asked > 1:
-        raise UserError(f"--gpus-per-replica {asked:g}: a replica computes on one GPU; use more --replicas instead")
+        raise UserError(f"`gpus_per_replica` {asked:g}: a replica computes on one GPU; use more `replicas` instead")
     return asked
 
 
@@ -175,7 +160,7 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
         model_bytes: of the weights of all models that a replica holds.
     """
     if replicas is not None and replicas < 1:
-        raise UserError(f"--replicas {replicas}: at least one replica is needed")
+        raise UserError(f"`replicas` {replicas}: at least one replica is needed")
     cpus = cluster_total("CPU")
     threads = 1 if gpus else threads_each(model_bytes)
     if gpus:
@@ -192,12 +177,8 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
 
 
 def threads_each(model_bytes: int) -> int:
-    """CPU threads of one replica, from the model and the largest node's cores alone.
-
-    Threads share a sum, and so their number decides its last bits: it must not follow from the number of replicas, nor
-    from that of the shards left, or a run of other replicas, or one resumed, would have other rows.
-    """
-    return max(1, min(int(largest_node("CPU")), model_bytes // THREAD_BYTES))
+    """CPU threads of one replica, see ``places.threads_for``; of the largest node's cores."""
+    return threads_for(model_bytes, int(largest_node("CPU")))
 
 
 def largest_node(resource_name: str) -> float:

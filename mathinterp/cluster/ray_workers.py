@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Ready
-from mathinterp.scans.base import Shard
+from mathinterp.experiments.base import Shard
 
 _DEATHS = ("The actor is dead because", "The actor died because")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -24,12 +24,14 @@ import torch
 from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
+from mathinterp.engine import batching
+from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
-from mathinterp.forward import batching
-from mathinterp.forward.alone import alone_deviation
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
+from mathinterp.experiments import registry
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.models.catalog import LoadedModel, ResolvedModel
+from mathinterp.models.handle import ModelSource
 from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.scans.base import Scan, Shard, Subject
 from mathinterp.store import Store, prompts_fingerprint
 from mathinterp.versions import versions
 
@@ -43,8 +45,8 @@ LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 
 class ReplicaJob:
     """All that a replica needs to know; passed once, through Ray's object store."""
 
-    scan: Scan
-    spec: ModelSpec
+    scan: Experiment
+    source: ModelSource
     prompts: tuple[TokenizedPrompt, ...]
     model_fingerprint: str  # the driver's; a replica that finds another one must not add rows
     prompts_fingerprint: str
@@ -63,6 +65,7 @@ class Replica:
     """
 
     def __init__(self, job: ReplicaJob):
+        registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
         self._store = Store(job.store_url)
         self._state: Any = None
@@ -98,7 +101,7 @@ class Replica:
         self._versions = made_here(job.scan, resolved, job.device)
         subject = Subject(anatomy=loaded.anatomy, prompts=job.prompts, tokenizer=loaded.tokenizer)
         alone = {}
-        if job.scan.reads_together:
+        if job.scan.reads_together and job.prompts:
             sentences = [prompt.input_ids[: prompt.end + 1] for prompt in job.prompts]
             alone = {"alone_deviation": alone_deviation(loaded.anatomy, sentences)}
         self._state = job.scan.prepare(subject)
@@ -109,18 +112,18 @@ class Replica:
         return {**job.scan.notes(self._state), **alone, **ahead, **prepared, **checked}
 
     def _find_model(self) -> ResolvedModel:
-        resolved = resolve(self._job.spec, self._job.device)
-        _require_same(f"model '{self._job.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        resolved = self._job.source.resolve(self._job.device)
+        _require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
         return resolved
 
     def _load_model(self, resolved: ResolvedModel) -> LoadedModel:
         try:
-            return load(resolved, self._job.device)
+            return self._job.source.load(resolved, self._job.device)
         except torch.cuda.OutOfMemoryError as error:
             total = torch.cuda.get_device_properties(0).total_memory
             raise UserError(
-                f"model '{self._job.spec.name}' does not fit on the GPU of {_where()} ({total / 1e9:.0f} GB, shared by"
-                " all replicas on it); use fewer replicas a GPU, a narrower --dtype or a smaller model"
+                f"model '{resolved.spec.name}' does not fit on the GPU of {_where()} ({total / 1e9:.0f} GB, shared by"
+                " all replicas on it); use fewer replicas per GPU, a narrower `dtype` or a smaller model"
             ) from error
 
     def run(self, shard: Shard) -> Receipt:
@@ -133,7 +136,7 @@ class Replica:
         job = self._job
         computed = self._in_turn(self._compute, shard)
         started = time.perf_counter()
-        check_rows(computed.table, job.scan.schemas[shard.table], shard.key)
+        check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
         written = self._store.write_shard(
             job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": self._versions}
         )
@@ -149,6 +152,12 @@ class Replica:
             versions=self._versions,
             halved=computed.halved,
         )
+
+    def close(self) -> None:
+        """Let go of the model and of the thread that computes."""
+        self._state = None
+        if self._turns is not None:
+            self._turns.shutdown()
 
     def _compute(self, shard: Shard) -> "Computed":
         started, halved = time.perf_counter(), batching.halved
@@ -169,7 +178,7 @@ class Computed:
     halved: int
 
 
-def made_here(scan: Scan, model: ResolvedModel, device: str) -> dict[str, str]:
+def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, str]:
     """Versions of what computes rows in this process, of those packages that this scan and model use."""
     peft = [] if model.adapter is None else ["peft"]
     gguf = ["gguf"] if model.source.kind == "gguf" else []

@@ -1,32 +1,29 @@
-"""Run a scan: from a model's name and prompts to finished files in a store, as one function of named steps.
+"""Run a scan: from a model and prompts to finished files in a store, as one function of named steps.
 
-The driver resolves and tokenizes, then only hands out shards: it loads no weights and never initialises CUDA.
+The driver resolves and tokenizes, then only hands out shards; where they go to Ray, it loads no weights and never
+initialises CUDA.
 Running the same scan again resumes it: shards whose file is in the store are kept, only the missing ones run.
 """
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field, replace
-
-import ray
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
+from mathinterp.cluster.places import Here, OnRay, Placement, place_of
 from mathinterp.cluster.plan import DTYPE_BYTES, parameters
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
-from mathinterp.cluster.ray_cluster import Placement, connection, existing_cluster, gpus_each, place
-from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob, made_here
+from mathinterp.cluster.replica import ReplicaJob, made_here
 from mathinterp.errors import UserError
-from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
-from mathinterp.models.reading import read_prompts
-from mathinterp.prompts.pairs import with_counterfactuals
+from mathinterp.experiments.base import Context, Experiment, Shard
+from mathinterp.models.catalog import ModelSpec, ResolvedModel
+from mathinterp.models.handle import Model, ModelSource, NamedSource
+from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
-from mathinterp.scans.base import Scan, Shard
 from mathinterp.store import Run, Store, prompts_fingerprint
 from mathinterp.versions import code_version
 
@@ -62,17 +59,18 @@ class RunSummary:
 class Work:
     """A scan of one resolved model and tokenized prompts, and the shards it is cut into."""
 
-    scan: Scan
+    scan: Experiment
     model: ResolvedModel
     prompts: tuple[TokenizedPrompt, ...]
     prompts_fingerprint: str
     prompts_label: str
     shards: tuple[Shard, ...]
+    columns: Columns = field(default_factory=dict)  # further facts about prompts, kept beside them
 
 
 def run_scan(
-    scan: Scan,
-    spec: ModelSpec,
+    scan: Experiment,
+    model: Model | ModelSpec,
     prompts: Sequence[Prompt],
     store_url: str,
     *,
@@ -80,21 +78,23 @@ def run_scan(
     gpus_per_replica: float | None = None,
     address: str | None = None,
     progress: bool = True,
-    prompts_label: str = "prompts",
+    prompts_label: str | None = None,
     max_attempts: int = 3,
 ) -> RunSummary:
     """Run ``scan`` to its end, or resume it; every finished shard is a file in the store.
 
+    With none of replicas, gpus_per_replica and address it runs in this process, without Ray; the rows are the same.
+
     Args:
         scan: what to measure.
-        spec: the model; every node must find the same one under this name.
-        prompts: what to measure it on.
+        model: the model; every node must find the same one under its name, or gets the weights of a wrapped one.
+        prompts: what to measure it on; none for an experiment that needs none.
         store_url: folder or object-store URL; on several machines one that all of them share.
         replicas: number of model replicas; None: one a GPU, or one a CPU core while memory allows.
         gpus_per_replica: 1, a fraction, or 0 for CPU; None: 1 if the cluster has GPUs.
-        address: a running Ray cluster; None: a local Ray for this call.
+        address: a running Ray cluster; "local": a local Ray for this call.
         progress: show a bar (or lines) on stderr.
-        prompts_label: the prompts' name in tables.
+        prompts_label: the prompts' name in tables; None: their own.
         max_attempts: exceptions after which a shard is given up and reported.
     Returns:
         what was done; ``failed`` names the shards that were given up.
@@ -103,36 +103,57 @@ def run_scan(
         NoReplicaLeft: replicas died or failed to load until none was left.
     """
     started = time.monotonic()
+    if scan.one_replica and (replicas or 1) != 1:
+        raise UserError(f"{scan.name} runs on one replica, as each shard needs those before it; leave out `replicas`")
     store = Store(store_url)
+    model = Model(model) if isinstance(model, ModelSpec) else model
     with ExitStack() as stack:
-        if existing_cluster(address):
-            stack.enter_context(connection(address))
-        gpus = gpus_each(gpus_per_replica)
-        work = prepare_work(scan, spec, prompts, on_gpu=gpus > 0, prompts_label=prompts_label)
-        run = open_run(store, work, "cuda" if gpus else "cpu")
+        place = place_of(model, stack, replicas, gpus_per_replica, address)
+        work = bound_work(scan, place.described(), prompts, store, prompts_label)
+        run = open_run(store, work, place.device())
         missing = set(run.missing_shards())
+        logger.info(
+            f"run {run.run_id}: {scan.name} of {work.model.label} ({work.model.dtype}, {work.model.fingerprint}),"
+            f" {len(work.prompts)} prompts, {len(missing)} of {len(work.shards)} shards to compute in {store.url}"
+        )
         outcome, placement = Outcome(), None
         if missing:
-            stack.enter_context(connection(address))
             weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
-            placement = place(replicas, gpus, len(missing), weights)
-            outcome = dispatch(work, run, store, missing, placement, max_attempts, progress)
+            placement = place.placement(1 if work.scan.one_replica else len(missing), weights)
+            logger.info(f"{placement.replicas} replicas on {placement.device}")
+            outcome = dispatch(work, run, store, missing, place, placement, max_attempts, progress)
         else:
             run.finish()
     return summarize(work, run, store, missing, outcome, placement, time.monotonic() - started)
 
 
 def prepare_work(
-    scan: Scan, spec: ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, prompts_label: str = "prompts"
+    scan: Experiment,
+    model: Model | ModelSpec,
+    prompts: Sequence[Prompt],
+    on_gpu: bool,
+    store: Store,
+    prompts_label: str | None = None,
 ) -> Work:
-    """Resolve the model (no weights), tokenize the prompts and cut the work into shards."""
-    model = resolve(spec, "cuda" if on_gpu else "cpu")
-    if scan.needs_counterfactuals:
-        prompts = with_counterfactuals(prompts, model.tokenizer)
-    tokenized = tuple(read_prompts(prompts, model, scan.tokens_read))
+    """``bound_work`` for a kind of device; loads no weights."""
+    model = Model(model) if isinstance(model, ModelSpec) else model
+    return bound_work(scan, model.described_on("cuda" if on_gpu else "cpu"), prompts, store, prompts_label)
+
+
+def bound_work(
+    scan: Experiment, model: ResolvedModel, prompts: Sequence[Prompt], store: Store, prompts_label: str | None = None
+) -> Work:
+    """Bind the experiment, tokenize the prompts and cut the work into shards."""
+    given = prompts if isinstance(prompts, Prompts) else Prompts(tuple(prompts))
+    label = given.label if prompts_label is None else prompts_label
+    if scan.reads_neurons:
+        model.shape.check_neurons()
+    context = Context(model, prompts, store)
+    scan = scan.bind(context)
+    tokenized = context.read(scan)
     shards = tuple(scan.shards(model.shape, tokenized))
     assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
-    return Work(scan, model, tokenized, prompts_fingerprint(tokenized), prompts_label, shards)
+    return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns)
 
 
 def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
@@ -149,38 +170,47 @@ def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
         versions=made_here(work.scan, work.model, device),
         shards=[shard.key for shard in work.shards],
     )
-    store.write_prompts(work.prompts_fingerprint, work.prompts)
+    store.write_prompts(work.prompts_fingerprint, work.prompts, work.columns)
     return run
 
 
 def dispatch(
-    work: Work, run: Run, store: Store, missing: set[str], placement: Placement, max_attempts: int, progress: bool
+    work: Work,
+    run: Run,
+    store: Store,
+    missing: set[str],
+    place: Here | OnRay,
+    placement: Placement,
+    max_attempts: int,
+    progress: bool,
 ) -> Outcome:
-    """Run the missing shards on replicas, and bring the run's record up to date however that ends."""
+    """Run the missing shards, and bring the run's record up to date however that ends."""
     shards = [shard for shard in work.shards if shard.key in missing]
     evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
+    progress = progress and logger.isEnabledFor(logging.WARNING)  # nothing where the log is silenced
     shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
-    job = ray.put(replica_job(work, run, store, placement))
-    at_once = AT_ONCE if placement.gpus else 1
-    workers = RayWorkers(Replica, job, num_cpus=placement.cpus, num_gpus=placement.gpus, at_once=at_once)
-    dispatcher = Dispatcher(
-        workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
-        check=Agreement(run).joined,
-    )  # fmt: skip
+    job = replica_job(work, run, store, placement)
+    outcome = Outcome()
     try:
-        # Ray prints about dead workers on stdout, which is for results; they are told by the progress in one line.
-        with redirect_stdout(sys.stderr), shown:
-            return dispatcher.run()
+        with place.workers(job, placement) as workers:
+            dispatcher = Dispatcher(
+                workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
+                check=Agreement(run).joined,
+            )  # fmt: skip
+            outcome = dispatcher.outcome
+            with shown:
+                return dispatcher.run()
     finally:
-        workers.close()
-        close_run(run, dispatcher.outcome)
+        close_run(run, outcome)
 
 
-def replica_job(work: Work, run: Run, store: Store, placement: Placement) -> ReplicaJob:
-    """What every replica is told; the dtype is the driver's, so that "auto" means the same everywhere."""
+def replica_job(
+    work: Work, run: Run, store: Store, placement: Placement, source: ModelSource | None = None
+) -> ReplicaJob:
+    """What every replica is told; ``source``: how it gets the model, None = under its name."""
     return ReplicaJob(
         scan=work.scan,
-        spec=replace(work.model.spec, dtype=work.model.dtype),
+        source=source or NamedSource(work.model.spec),
         prompts=work.prompts,
         model_fingerprint=work.model.fingerprint,
         prompts_fingerprint=work.prompts_fingerprint,
@@ -229,7 +259,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
     if unseen:
         raise UserError(
             f"{len(unseen)} shards were written on {unseen[0].node} but are not in the store as this machine sees it;"
-            " give --store a folder that all nodes share, or an s3:// or gs:// URL"
+            " give `store` a folder that all nodes share, or an s3:// or gs:// URL"
         )
 
 

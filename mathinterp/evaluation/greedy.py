@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from mathinterp.engine.batching import in_batches
 from mathinterp.evaluation.harness import Answer, plain_greedy
 from mathinterp.evaluation.numbers import starts_with_answer
-from mathinterp.forward.batching import in_batches
 from mathinterp.models.positions import positions_of
 from mathinterp.prompts.alignment import without_bos
 from mathinterp.prompts.prompt import TokenizedPrompt

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from mathinterp.engine.batching import free_memory
 from mathinterp.errors import UserError
 from mathinterp.evaluation.numbers import final_number, same_number
 from mathinterp.evaluation.task_files import Document, TaskFile
-from mathinterp.forward.batching import free_memory
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.masks import keep_masks_finite
 

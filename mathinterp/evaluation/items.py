@@ -59,7 +59,7 @@ def read_examples(task: TaskFile, data_dir: str | None, source: str, count: int,
         if len(members) < count:
             where = f" of {subset}" if subset else ""
             raise UserError(
-                f"{task.title}{where} has {len(members)} '{source}' examples: --fewshot {count} is too many"
+                f"{task.title}{where} has {len(members)} '{source}' examples: `fewshot` {count} is too many"
             )
     return {subset: members[:count] for subset, members in pools.items()}
 
@@ -75,7 +75,7 @@ def refuse_leaks(task: TaskFile, items: Sequence[Document], examples: Examples) 
         if (found := asked.get((subset, _plain(example)))) is not None:
             raise UserError(
                 f"{task.title}: the worked example {example['item_id']} is test item '{found}' itself; take other"
-                " examples (--examples own, or another --seed)"
+                " examples (`examples` own, or another `seed`)"
             )
 
 
@@ -110,7 +110,7 @@ def _training(task: TaskFile, data_dir: str | None) -> list[Document]:
 def _from_files(task: TaskFile, folder: Path, place: str, worked: bool) -> list[Document]:
     path = folder / place
     if not path.exists():
-        hint = ", or give --examples own" if worked and not task.by_subject else ""
+        hint = ", or give `examples` own" if worked and not task.by_subject else ""
         raise UserError(f"{task.title} needs '{path}', which is not there: put the published {place} there{hint}")
     if task.by_subject:
         return mmlu_folder(path)
@@ -124,7 +124,7 @@ def _from_files(task: TaskFile, folder: Path, place: str, worked: bool) -> list[
 def _from_hub(task: TaskFile, place: dict[str, Any] | None, worked: bool) -> list[Document]:
     """The rows of a hub data set, all splits one after the other; ``datasets`` keeps them in the user's own cache."""
     if place is None:
-        raise UserError(f"no copy of {task.title} on the hub is known; give --data-dir with {task.metadata['file']}")
+        raise UserError(f"no copy of {task.title} on the hub is known; give `data_dir` with {task.metadata['file']}")
     from datasets import load_dataset
 
     documents: list[Document] = []
@@ -134,7 +134,7 @@ def _from_hub(task: TaskFile, place: dict[str, Any] | None, worked: bool) -> lis
             rows = load_dataset(place["path"], place.get("name"), split=split)
         except Exception as error:  # the client has no common base for offline, missing and gated data sets
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{task.title} could not be had from the hub ({reason}); give --data-dir") from error
+            raise UserError(f"{task.title} could not be had from the hub ({reason}); give `data_dir`") from error
         for row in rows:
             where = f"{place['path']}, {split}"
             subject = text_of(row, "subject", where) if task.by_subject else ""

@@ -1,25 +1,28 @@
-"""From options to evaluation runs: which tasks, which items, what the model was made from.
+"""Evaluation as one call: which tasks, which items, what the model was made from; then one run per task.
 
-Knows names, files and models; loads no weights. One run a task, so that a task asked again is not computed again.
+Knows names, files and models. One run per task, so that a task asked again is not computed again.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mathinterp.cluster.ray_cluster import connection
+from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import UserError
+from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluation
+from mathinterp.evaluation.evaluate.summary import EvaluationSummary, summarize_evaluations
 from mathinterp.evaluation.harness import require_harness
 from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
-from mathinterp.evaluation.scan import BenchmarkScan, Origin, PromptSetScan
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.reading import check_embedded, read_prompts
 from mathinterp.models.sources import find_adapter, find_source, read_json
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
-from mathinterp.tuning.about import read_about
-from mathinterp.tuning.edit import ABOUT_FILE as EDIT_FILE
-from mathinterp.tuning.sft_ray import ABOUT_FILE
+from mathinterp.store import Store
+from mathinterp.tuning.folders import EDIT_FILE, TUNING_FILE, read_about
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Settings:
 class Job:
     """One run to be: a scan, its prompts, and their name in tables."""
 
-    scan: BenchmarkScan | PromptSetScan
+    scan: Benchmark | PromptSetEvaluation
     prompts: list[Prompt]
     label: str
 
@@ -47,9 +50,58 @@ class Job:
         return self.scan.parameters()["task"]
 
 
-def parse_tasks(text: str) -> list[str]:
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation left: a run per task, and what they say."""
+
+    jobs: Sequence[Job]
+    runs: Sequence[RunSummary]
+    summary: EvaluationSummary
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item was answered."""
+        return all(run.complete for run in self.runs)
+
+
+def evaluate(
+    tasks: str | Sequence[str], spec: ModelSpec, settings: Settings, store: str, *, replicas: int | None = None,
+    gpus_per_replica: float | None = None, address: str | None = None,
+) -> Evaluated:  # fmt: skip
+    """Evaluate a model on benchmarks and prompt sets, or resume that; every item's answer is kept in the store.
+
+    Args:
+        tasks: names as ``parse_tasks`` takes them.
+        replicas, gpus_per_replica, address: as ``run_scan`` takes them.
+    Raises:
+        UserError: a mistake in the arguments or files, or a text that the model cannot read, before anything runs.
+        Unfinished: replicas died until none was left; the same call goes on from there.
+    """
+    jobs = prepare_jobs(parse_tasks(tasks), spec, settings)
+    check_jobs(jobs, spec)
+    with ExitStack() as stack:
+        if len(jobs) > 1:
+            stack.enter_context(connection(address))  # once for all tasks
+        runs = [
+            run_scan(
+                job.scan,
+                spec,
+                job.prompts,
+                store,
+                replicas=replicas,
+                gpus_per_replica=gpus_per_replica,
+                address=address,
+                prompts_label=job.label,
+            )
+            for job in jobs
+        ]
+    return Evaluated(jobs, runs, summarize_evaluations(Store(runs[0].store), [run.run_id for run in runs]))
+
+
+def parse_tasks(tasks: str | Sequence[str]) -> list[str]:
     """ "svamp,csqa" -> names, each once; UserError for one that is neither a benchmark nor a prompt set nor a file."""
-    names = [ALIASES.get(name.strip().lower(), name.strip()) for name in text.split(",")]
+    given = tasks.split(",") if isinstance(tasks, str) else tasks
+    names = [ALIASES.get(name.strip().lower(), name.strip()) for name in given]
     for name in names:
         kind, colon, _ = name.partition(":")
         known = name in ORDER or name in PROMPT_SETS or (colon and kind in WORD_PROBLEMS) or Path(name).is_file()
@@ -64,11 +116,11 @@ def parse_tasks(text: str) -> list[str]:
 def prepare_jobs(names: Sequence[str], spec: ModelSpec, settings: Settings) -> list[Job]:
     """Read everything that the tasks need; raises UserError before any work starts."""
     if settings.examples is not None and settings.examples not in EXAMPLE_SOURCES:
-        raise UserError(f"--examples '{settings.examples}' is not known; take one of {', '.join(EXAMPLE_SOURCES)}")
+        raise UserError(f"`examples` '{settings.examples}' is not known; take one of {', '.join(EXAMPLE_SOURCES)}")
     if any(name in ORDER for name in names):
         require_harness()
     elif settings.fewshot is not None or settings.examples is not None:
-        raise UserError("--fewshot and --examples are for benchmarks; prompt sets are asked without worked examples")
+        raise UserError("`fewshot` and `examples` are for benchmarks; prompt sets are asked without worked examples")
     origin, ends = origin_of(spec), own_ends(resolve(spec))
     return [(_benchmark if name in ORDER else _prompt_set)(name, origin, ends, settings) for name in names]
 
@@ -100,11 +152,11 @@ def check_jobs(jobs: Sequence[Job], spec: ModelSpec) -> None:
     model = resolve(spec)
     for job in jobs:
         read_prompts(job.prompts, model, job.scan.tokens_read)
-        if isinstance(job.scan, BenchmarkScan):
+        if isinstance(job.scan, Benchmark):
             _check_benchmark(job.scan, model)
 
 
-def _check_benchmark(scan: BenchmarkScan, model: ResolvedModel) -> None:
+def _check_benchmark(scan: Benchmark, model: ResolvedModel) -> None:
     """Words of items and worked examples have embeddings, and beside what is written something can be read."""
     written = 0 if scan.task.multiple_choice else scan.task.config["generation_kwargs"]["max_gen_toks"]
     limit = model.config.max_position_embeddings
@@ -137,8 +189,8 @@ def _about(folder: Path | None) -> dict[str, Any]:
     """What a folder of ``tune``, or one that was edited, zeroed or pruned, says of itself; else nothing."""
     if folder is None:
         return {}
-    if (folder / ABOUT_FILE).is_file():
-        return read_about(folder / ABOUT_FILE, "base_fingerprint", "method")
+    if (folder / TUNING_FILE).is_file():
+        return read_about(folder / TUNING_FILE, "base_fingerprint", "method")
     if (folder / EDIT_FILE).is_file():
         about = read_about(folder / EDIT_FILE, "base_fingerprint")
         return {**about, "method": about.get("edit") or "edited"}
@@ -153,7 +205,7 @@ def _benchmark(name: str, origin: Origin, ends: tuple[int, ...] | None, settings
     examples = read_examples(task, settings.data_dir, source, fewshot, settings.seed)
     refuse_leaks(task, items, examples)
     chosen, prompts = chosen_items(task, items, settings.limit)
-    scan = BenchmarkScan(
+    scan = Benchmark(
         task=task, items=tuple(chosen), examples=examples, fewshot=fewshot, source=source, seed=settings.seed,
         limit=settings.limit, origin=origin, ends=ends,
     )  # fmt: skip
@@ -165,5 +217,5 @@ def _prompt_set(name: str, origin: Origin, ends: tuple[int, ...] | None, setting
     label = name if name in PROMPT_SETS else Path(name.partition(":")[2] or name).name
     items = digest([[prompt.prompt_id, prompt.text, prompt.separator, prompt.answer] for prompt in prompts])
     seed = settings.seed if name in PROMPT_SETS else 0
-    scan = PromptSetScan(label=label, limit=settings.limit, seed=seed, items=items, origin=origin, ends=ends)
+    scan = PromptSetEvaluation(label=label, limit=settings.limit, seed=seed, items=items, origin=origin, ends=ends)
     return Job(scan, prompts, " ".join([label, scan.parameters()["setting"]]).strip())

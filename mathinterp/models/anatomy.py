@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
-from mathinterp.models.families import Family, family_of
+from mathinterp.models.families import Family, family_for
 from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 
 
@@ -25,7 +25,7 @@ class ModelShape:
     n_groups: int  # key/value groups; a "head" never means one of these
     d_head: int
     d_model: int
-    n_neurons: int  # FFN neurons per layer
+    n_neurons: int  # FFN neurons per layer; of a mixture of experts, those of one expert
     vocabulary: int
     gated_mlp: bool
     parallel: bool
@@ -33,6 +33,18 @@ class ModelShape:
     attention_windows: tuple[int | None, ...]  # per layer; None = full attention
     tied_unembedding: bool
     positions: Positions = ANY_LENGTH
+    n_experts: int = 0  # MLPs that each MLP is a mixture of; 0: it is none
+    experts_per_token: int = 0  # of these, those that a token goes through
+    residual_multiplier: float = 1.0  # what a block gives is added to the residual stream times this
+    logits_divisor: float = 1.0
+
+    def check_neurons(self) -> None:
+        """Raise UserError where MLPs are mixtures of experts: a neuron has no one coefficient for every token there."""
+        if self.n_experts:
+            raise UserError(
+                f"model family '{self.model_type}' has mixtures of experts for MLPs: heads and whole MLPs can be"
+                " studied and heads trained, but single neurons are not supported"
+            )
 
     def check_layer(self, layer: int) -> None:
         """Raise UserError unless ``layer`` exists."""
@@ -51,18 +63,18 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
 
     d_head is the config's ``head_dim`` where it names one (Qwen3, Gemma-2), else d_model / n_heads.
     """
-    family = family_of(config.model_type)
+    family = family_for(config)
     d_model, n_heads = config.hidden_size, config.num_attention_heads
-    n_neurons = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * d_model
+    groups = getattr(config, family.groups, None) if isinstance(family.groups, str) else family.groups
     parallel = getattr(config, family.parallel) if isinstance(family.parallel, str) else family.parallel
     return ModelShape(
         model_type=config.model_type,
         n_layers=config.num_hidden_layers,
         n_heads=n_heads,
-        n_groups=getattr(config, "num_key_value_heads", None) or n_heads,
+        n_groups=groups or n_heads,
         d_head=getattr(config, "head_dim", None) or d_model // n_heads,
         d_model=d_model,
-        n_neurons=n_neurons,
+        n_neurons=getattr(config, family.neurons, None) or 4 * d_model,
         vocabulary=config.vocab_size,
         gated_mlp=bool(family.gate or family.fused_gate_up),
         parallel=bool(parallel),
@@ -70,6 +82,10 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
         attention_windows=_attention_windows(config),
         tied_unembedding=bool(config.tie_word_embeddings),
         positions=positions_of(config),
+        n_experts=getattr(config, family.experts) if family.experts else 0,
+        experts_per_token=config.num_experts_per_tok if family.experts else 0,
+        residual_multiplier=getattr(config, family.residual_multiplier) if family.residual_multiplier else 1.0,
+        logits_divisor=getattr(config, family.logits_divisor) if family.logits_divisor else 1.0,
     )
 
 
@@ -81,6 +97,18 @@ def _attention_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     if layer_types:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
     return (window,) * config.num_hidden_layers
+
+
+class Multiplied(nn.Module):
+    """Stands for the norm between a block and the residual stream, where the model multiplies by a number instead."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The input times the factor."""
+        return hidden * self.factor
 
 
 @dataclass(frozen=True)
@@ -110,13 +138,15 @@ class Anatomy:
         self.model = model
         self.shape = model_shape(model.config)
         without_memory(model)
-        self.family: Family = family_of(model.config.model_type)
+        self.family: Family = family_for(model.config)
         self.decoder: nn.Module = getattr(model, self.family.decoder)
         self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)
         self.final_norm: nn.Module = getattr(self.decoder, self.family.final_norm)
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        if self.shape.n_experts and self.dtype == torch.float64:
+            model.set_experts_implementation("eager")  # grouped products know no float64
         self._check_widths()
 
     def attention(self, layer: int) -> nn.Module:
@@ -124,8 +154,8 @@ class Anatomy:
         return getattr(self.layers[layer], self.family.attention)
 
     def attention_norm(self, layer: int) -> nn.Module:
-        """The norm whose output attention reads."""
-        return getattr(self.layers[layer], self.family.attention_norm)
+        """The norm whose output attention reads; an identity where it reads the residual stream itself."""
+        return self._norm(layer, self.family.attention_norm) or nn.Identity()
 
     def output_projection(self, layer: int) -> nn.Module:
         """o_proj: its input is B T (H * d_head), the query heads side by side."""
@@ -136,21 +166,34 @@ class Anatomy:
         return getattr(self.layers[layer], self.family.mlp)
 
     def mlp_norm(self, layer: int) -> nn.Module:
-        """The norm whose output the MLP reads."""
-        return getattr(self.layers[layer], self.family.mlp_norm)
+        """The norm whose output the MLP reads; an identity where it reads the residual stream itself."""
+        return self._norm(layer, self.family.mlp_norm) or nn.Identity()
+
+    def stream_reader(self, layer: int) -> nn.Module:
+        """The module whose input is the residual stream before the MLP: its norm or, where it has none, the MLP."""
+        return self._norm(layer, self.family.mlp_norm) or self.mlp(layer)
 
     def attention_post_norm(self, layer: int) -> nn.Module | None:
-        """The norm between o_proj's output and the residual stream, where the family has one."""
-        name = self.family.attention_post_norm
-        return None if name is None else getattr(self.layers[layer], name)
+        """What stands between o_proj's output and the residual stream, where the family has a norm or a number there.
+
+        A number is a module of ours, which the model does not call: hooks on it would never fire.
+        """
+        return self._norm(layer, self.family.attention_post_norm) or self._multiplied()
 
     def mlp_post_norm(self, layer: int) -> nn.Module | None:
-        """The norm between the MLP's output and the residual stream, where the family has one."""
-        name = self.family.mlp_post_norm
+        """The same between the MLP's output and the residual stream."""
+        return self._norm(layer, self.family.mlp_post_norm) or self._multiplied()
+
+    def _norm(self, layer: int, name: str | None) -> nn.Module | None:
         return None if name is None else getattr(self.layers[layer], name)
 
+    def _multiplied(self) -> nn.Module | None:
+        factor = self.shape.residual_multiplier
+        return None if factor == 1 else Multiplied(factor)
+
     def down_projection(self, layer: int) -> nn.Module:
-        """down_proj: its input is B T K, the neurons' coefficients."""
+        """down_proj: its input is B T K, the neurons' coefficients. Raises UserError for a mixture of experts."""
+        self.shape.check_neurons()
         return getattr(self.mlp(layer), self.family.down_projection)
 
     def head_slice(self, head: int) -> slice:
@@ -180,6 +223,7 @@ class Anatomy:
 
     def gate(self, layer: int) -> Projection | None:
         """W_gate: K features, whose activation multiplies ``up``'s; None for an MLP without a gate."""
+        self.shape.check_neurons()
         if self.family.fused_gate_up is not None:
             return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons))
         if self.family.gate is None:
@@ -188,6 +232,7 @@ class Anatomy:
 
     def up(self, layer: int) -> Projection:
         """W_up of a gated MLP, the first matrix of a plain one: K features."""
+        self.shape.check_neurons()
         if self.family.fused_gate_up is not None:
             n = self.shape.n_neurons
             return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(n, 2 * n))
@@ -196,10 +241,10 @@ class Anatomy:
 
     def _check_widths(self) -> None:
         """Raise UserError when heads or neurons cannot be where the family's entry says; the self-test proves more."""
-        for what, module, width in (
-            ("output_projection", self.output_projection(0), self.shape.n_heads * self.shape.d_head),
-            ("down_projection", self.down_projection(0), self.shape.n_neurons),
-        ):
+        wanted = [("output_projection", self.output_projection(0), self.shape.n_heads * self.shape.d_head)]
+        if not self.shape.n_experts:
+            wanted.append(("down_projection", self.down_projection(0), self.shape.n_neurons))
+        for what, module, width in wanted:
             found = tuple(input_major_weight(module).shape)
             if found != (width, self.shape.d_model):
                 raise UserError(
@@ -219,20 +264,28 @@ class Anatomy:
         if family.fused_qkv_layout == "blocks":
             start = (0, heads * d, (heads + groups) * d)[which]
             return Projection(module, slice(start, start + (heads, groups, groups)[which] * d))
-        assert family.fused_qkv_layout == "per_head"
-        assert groups == heads, "per_head means q, k, v of head 0, then of head 1, ..."
-        features = torch.arange(3 * heads * d).view(heads, 3, d)[:, which].reshape(-1)
+        assert family.fused_qkv_layout == "per_group"
+        queries = heads // groups
+        part = (slice(queries), slice(queries, queries + 1), slice(queries + 1, None))[which]
+        features = torch.arange((heads + 2 * groups) * d).view(groups, queries + 2, d)[:, part].reshape(-1)
         return Projection(module, features)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm, unembedding and, where the family has one, the final soft-cap.
+        """Final norm, unembedding and, where the family has them, the division of logits and the final soft-cap.
 
         Args:
             hidden: ... D, output of the last layer before the final norm.
         Returns:
             ... V, the logits the model itself would give.
         """
-        logits = self.unembedding(self.final_norm(hidden))
+        return self.finished(self.unembedding(self.final_norm(hidden)))
+
+    def finished(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the model makes of the unembedding's output: divided and soft-capped, where the family does so."""
+        return self.capped(logits if self.shape.logits_divisor == 1 else logits / self.shape.logits_divisor)
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits under the final soft-cap, where the family has one."""
         cap = self.shape.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -152,17 +152,17 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
     )
 
 
-def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str) -> LoadedModel:
-    """Load a model onto ``device``.
+def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str | None = None) -> LoadedModel:
+    """Load a model onto ``device``; None: this machine's GPU if it has one, else its CPU.
 
     Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are
     missing, left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
     """
-    device = torch.device(device)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
     resolved = resolve(wanted, device.type, has_bfloat16) if isinstance(wanted, ModelSpec) else wanted
     if resolved.dtype == "bfloat16" and not has_bfloat16:
-        raise UserError(f"{device} has no bfloat16: give --dtype float16 or float32")
+        raise UserError(f"{device} has no bfloat16: give `dtype` float16 or float32")
     dtype = DTYPES[resolved.dtype]
     if resolved.source.kind == "random":
         model = random_model(*parse_random(resolved.spec.name), device=device, dtype=dtype)
@@ -196,7 +196,7 @@ def stand_in(resolved: ResolvedModel, device: torch.device | str) -> Anatomy:
 
 def files_to_load(resolved: ResolvedModel) -> list[Path]:
     """The large files that ``load`` will read."""
-    if resolved.source.kind == "random":
+    if resolved.source.path is None:
         return []
     location = resolved.source.location
     return [location] if resolved.source.kind == "gguf" else weight_files(location)
@@ -240,7 +240,7 @@ def _bundled_entry() -> ModelEntry:
     try:
         config = AutoConfig.from_pretrained(find_source("bundled").location)
     except UserError:
-        how = "train it: python ray_jobs/train_bundled.py"
+        how = "train it: python -m recipes.train_bundled"
         return ModelEntry("bundled", str(BUNDLED_FOLDER), False, how, "")
     adapters = known_adapters()
     where = "comes with the package" + (f"; adapters in {ADAPTERS_FOLDER}: {', '.join(adapters)}" if adapters else "")

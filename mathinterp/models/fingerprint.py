@@ -49,7 +49,7 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
     else:
         folder = source.location
         parts.append(("weights", sorted(file_digests(weight_files(folder)))))
-        parts.append(("config", _without(read_json(folder / "config.json"), _INERT_CONFIG)))
+        parts.append(("config", plain_config(read_json(folder / "config.json"))))
         parts += [(f"tokenizer/{file.name}", _tokenizer_content(file)) for file in tokenizer_files(folder)]
         if with_code:
             code = sorted(folder.rglob("*.py"))  # modules may import others in folders below
@@ -59,6 +59,11 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
         parts.append(("adapter config", _adapter_content(read_json(adapter / "adapter_config.json"))))
     content = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def plain_config(fields: dict[str, Any]) -> dict[str, Any]:
+    """A config without the fields that say where it came from or how it was saved."""
+    return _without(fields, _INERT_CONFIG)
 
 
 def file_digest(file: Path) -> str:

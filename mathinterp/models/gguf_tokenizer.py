@@ -50,7 +50,7 @@ def file_tokenizer(metadata: GgufMetadata, built: PreTrainedTokenizerBase) -> Pr
     for name in _MUST_BE_OFF:
         if own.get(name):
             raise UserError(f"GGUF file '{metadata.file}' sets tokenizer.ggml.{name}, which is not known here")
-    backend = _without_additions(built.backend_tokenizer, len(own["tokens"]))  # type: ignore[attr-defined]
+    backend = _without_additions(built.backend_tokenizer, len(own["tokens"]))
     kind = own.get("model")
     if kind == "gpt2":
         _cut_bytes(metadata, own, backend)
@@ -89,7 +89,7 @@ def _cut_bytes(metadata: GgufMetadata, own: dict[str, Any], backend: Tokenizer) 
     backend.pre_tokenizer = _pre_tokenizer(_KINDS[named])
     if _KINDS[named] == "qwen2":
         backend.normalizer = normalizers.NFC()
-    backend.model.ignore_merges = _KINDS[named] in _WHOLE_WORDS_AND_BOS  # type: ignore[attr-defined]
+    backend.model.ignore_merges = _KINDS[named] in _WHOLE_WORDS_AND_BOS
 
 
 def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:

@@ -74,6 +74,12 @@ def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
     """Evaluation mode, no gradients, no key/value cache; raises UserError if a weight is not a finite number."""
     model.eval().requires_grad_(False)
     model.config.use_cache = False
+    check_finite_weights(model, label)
+    return model
+
+
+def check_finite_weights(model: PreTrainedModel, label: str) -> None:
+    """Raise UserError naming the first tensor that has NaN or infinity."""
     names, finite = [], []
     for name, parameter in model.named_parameters():
         names.append(name)
@@ -84,7 +90,6 @@ def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
             f"model '{label}' has NaN or infinite weights in {len(bad)} of {len(names)} tensors "
             f"(as {str(model.dtype).removeprefix('torch.')}), first {bad[0]}"
         )
-    return model
 
 
 def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
 from mathinterp.models.families import family_of
 from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.templates import PAPER_A, PAPER_B
@@ -67,7 +67,8 @@ def parse_random(name: str) -> tuple[str, int]:
     """
     _, shape, seed = [*name.split(":"), "0"][:3]
     if shape not in SHAPES:
-        raise UserError(f"model '{name}': no shape '{shape}' is known (known: {', '.join(SHAPES)})")
+        likely = did_you_mean(shape, SHAPES)
+        raise UserError(f"model '{name}': no shape '{shape}' is known (known: {', '.join(SHAPES)}).{likely}")
     if name.count(":") > 2 or not seed.isdecimal():
         raise UserError(f"model '{name}': write random:{shape} or random:{shape}:SEED with a whole number")
     return shape, int(seed)
@@ -102,15 +103,18 @@ def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtyp
 def stand_in_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A copy of ``config`` with only as many layers as show every kind: the first, each kind between, the last.
 
-    One layer between does for all where the config names no kinds (``layer_types``, as Gemma-2's windows in turn).
+    One layer between does for all where the config names no kinds (``layer_types``, as Gemma-2's windows in turn, or
+    ``no_rope_layers``, as SmolLM3's layers without positions).
     """
     small = copy.deepcopy(config)
-    kinds: list[str] | None = getattr(config, "layer_types", None)
-    between = len(set(kinds[1:-1])) if kinds else 1
-    if config.num_hidden_layers > between + 2:
-        small.num_hidden_layers = between + 2
-        if kinds:
-            small.layer_types = [kinds[0], *dict.fromkeys(kinds[1:-1]), kinds[-1]]
+    last = config.num_hidden_layers - 1
+    lists = {name: found for name in ("layer_types", "no_rope_layers") if (found := getattr(config, name, None))}
+    kinds = list(zip(*lists.values(), strict=False)) or [()] * (last + 1)
+    between = [kinds.index(kind, 1) for kind in dict.fromkeys(kinds[1:last])]
+    if last + 1 > len(between) + 2:
+        small.num_hidden_layers = len(between) + 2
+        for name, of_layer in lists.items():
+            setattr(small, name, [of_layer[layer] for layer in (0, *between, last)])
     return small
 
 

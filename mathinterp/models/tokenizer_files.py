@@ -85,7 +85,7 @@ def with_backend(
         **specials,
     )
     # The constructor marks special tokens that the file does not mark, which changes how texts that hold them are cut.
-    tokenizer._tokenizer = own  # type: ignore[assignment]
+    tokenizer._tokenizer = own
     return tokenizer
 
 

@@ -1,13 +1,18 @@
 """The prompts room: sentences, their answers, and which token is what.
 
-Knows text and tokenizers; knows nothing about models, interventions or clusters.
+Knows text and tokenizers; knows nothing about models, interventions or clusters. The module itself can be called:
+``mathinterp.prompts("two_digit")`` is ``prompts_of("two_digit")``.
 """
 
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
 from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.files import read_prompts, write_prompts
+from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.json_lines import exists
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.prompts.spread import even_spread
@@ -17,11 +22,13 @@ __all__ = [
     "PROMPT_SETS",
     "WORD_PROBLEMS",
     "Prompt",
+    "Prompts",
     "ScoredToken",
     "TokenizedPrompt",
     "even_spread",
     "load_prompts",
     "prompt_set",
+    "prompts_of",
     "read_prompts",
     "read_word_problems",
     "write_prompts",
@@ -43,7 +50,17 @@ def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None =
     path = Path(name_or_path)
     if not exists(path):
         raise UserError(
-            f"'{name_or_path}' is neither a prompt file that exists nor a prompt set; "
-            f"the sets are {', '.join(PROMPT_SETS)}"
+            f"'{name_or_path}' is neither a prompt file that exists nor a prompt set."
+            f"{did_you_mean(str(name_or_path), PROMPT_SETS)} The sets are {', '.join(PROMPT_SETS)}"
         )
     return even_spread(read_prompts(path), limit)
+
+
+class _Callable(ModuleType):
+    """The room under the name that the package's face gives to ``prompts_of``."""
+
+    def __call__(self, source: Any, **options: Any) -> Prompts:
+        return prompts_of(source, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -3,18 +3,28 @@
 Knows the fields of a prompt file and what a user may get wrong in one; knows nothing about tokenizers or models.
 Fields: ``text`` and ``answer`` required; ``prompt_id`` (else the line number, as text), ``operation``, ``operand_a``,
 ``operand_b``, ``template``, ``counterfactual`` and ``separator`` (else one space) optional. null is as good as absent.
-A number keeps the text that it is written with (1.0 is "1.0"); names take true and false too.
+A number keeps the text that it is written with (1.0 is "1.0"); names take true and false too. Any other field is a
+further column of the prompt, unless it is nearly the name of one of these.
 """
 
+import difflib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.json_lines import NumberText, check_characters, json_object, lines_of, scalar_text, shown
+from mathinterp.prompts.json_lines import (
+    NumberText,
+    check_characters,
+    full_text,
+    json_object,
+    lines_of,
+    scalar_text,
+    shown,
+)
 from mathinterp.prompts.prompt import Prompt
 
 FIELDS = tuple(field.name for field in fields(Prompt))
@@ -23,30 +33,38 @@ NUMERIC = ("answer", "operand_a", "operand_b")  # may be JSON numbers, of which 
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
 FORM = '; write {"text": ..., "answer": ...}'
 DEFAULT_SEPARATOR = " "
+NEARLY = 0.8  # of 1: a field as like as this to one of FIELDS is a misspelling of it
 RESERVED_OPERATION = "all"  # in the views: the mean over operations
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
-    """Read a prompt file (JSON lines, UTF-8; blank lines are skipped but counted).
+    """Read a prompt file (JSON lines, UTF-8; blank lines are skipped but counted); further columns are left out.
 
-    Raises UserError, naming file and line, for: a missing or empty file, text that is not UTF-8, broken JSON, an
-    unknown, missing, empty or repeated field, a value that is no text (or number, or name), a prompt_id used twice.
+    Raises UserError, naming file and line, for: a missing or empty file, text that is not UTF-8, broken JSON, a
+    misspelled, missing, empty or repeated field, a value that is no text (or number, or name), a prompt_id used twice.
     """
+    return [prompt for prompt, _ in read_rows(path)]
+
+
+def read_rows(path: str | Path) -> list[tuple[Prompt, dict[str, str]]]:
+    """The prompts of a file, each with its further columns; raises UserError as ``read_prompts`` does."""
     path = Path(path)
-    prompts: list[Prompt] = []
+    rows: list[tuple[Prompt, dict[str, str]]] = []
     line_of: dict[str, int] = {}
     for number, line in lines_of(path, "prompts"):
-        prompt = _prompt(line, number, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        record = json_object(line, where, FORM, parse_float=NumberText, parse_int=NumberText)
+        prompt, more = prompt_of(record, number, where)
         if prompt.prompt_id in line_of:
             raise UserError(
-                f"{path}, line {number}: prompt_id '{prompt.prompt_id}' is already that of line "
-                f"{line_of[prompt.prompt_id]}; give each prompt its own"
+                f"{where}: prompt_id '{prompt.prompt_id}' is already that of line {line_of[prompt.prompt_id]};"
+                " give each prompt its own"
             )
         line_of[prompt.prompt_id] = number
-        prompts.append(prompt)
-    if not prompts:
+        rows.append((prompt, more))
+    if not rows:
         raise UserError(f"{path} holds no prompts; write one JSON object with text and answer per line")
-    return prompts
+    return rows
 
 
 def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
@@ -70,12 +88,19 @@ def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _prompt(line: str, number: int, where: str) -> Prompt:
-    record = json_object(line, where, FORM, parse_float=NumberText, parse_int=NumberText)
-    unknown = [name for name in record if name not in FIELDS]
-    if unknown:
-        raise UserError(f"{where}: unknown field '{unknown[0]}'; the fields are {', '.join(FIELDS)}")
-    values = {name: _text(name, value, where) for name, value in record.items() if value is not None}
+def prompt_of(record: Mapping[str, object], number: int, where: str) -> tuple[Prompt, dict[str, str]]:
+    """A prompt and its further columns, as text, from one row; None is as good as absent.
+
+    Args:
+        record: field -> JSON value; numbers are NumberText.
+        number: of the row, the prompt_id of one that has none.
+        where: what a UserError begins with.
+    """
+    given = {name: value for name, value in record.items() if value is not None}
+    for name in given.keys() - FIELDS:
+        if difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEARLY):
+            raise UserError(f"{where}: unknown field '{name}'; the fields are {', '.join(FIELDS)}")
+    values = {name: _text(name, value, where) for name, value in given.items() if name in FIELDS}
     for name in REQUIRED:
         if name not in values:
             raise UserError(f"{where}: the field '{name}' is missing")
@@ -83,7 +108,15 @@ def _prompt(line: str, number: int, where: str) -> Prompt:
         raise UserError(
             f"{where}: operation 'all' stands for the mean over all operations in results; name it otherwise"
         )
-    return Prompt(**{"prompt_id": str(number), **values})
+    more = {name: _column_text(name, value, where) for name, value in given.items() if name not in FIELDS}
+    return Prompt(**{"prompt_id": str(number), **values}), more
+
+
+def _column_text(name: str, value: object, where: str) -> str:
+    text = scalar_text(value, numbers=True, flags=True)
+    text = full_text(value) if text is None else text
+    check_characters(text, where, name)
+    return text
 
 
 def _text(name: str, value: object, where: str) -> str:

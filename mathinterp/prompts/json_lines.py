@@ -107,7 +107,7 @@ def scalar_text(value: object, *, numbers: bool, flags: bool = False) -> str | N
 
 def shown(value: object) -> str:
     """A JSON value for a message, numbers as they were written; at most 80 characters."""
-    return _json_text(value)[:80]
+    return full_text(value)[:80]
 
 
 def check_characters(text: str, where: str, field: str) -> None:
@@ -118,13 +118,14 @@ def check_characters(text: str, where: str, field: str) -> None:
         raise UserError(f"{where}: '{field}' holds half of a surrogate pair, which is no character") from error
 
 
-def _json_text(value: object) -> str:
+def full_text(value: object) -> str:
+    """A JSON value as text, numbers as they were written."""
     if isinstance(value, NumberText):
         return str(value)
     if isinstance(value, list):
-        return f"[{', '.join(map(_json_text, value))}]"
+        return f"[{', '.join(map(full_text, value))}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)}: {_json_text(each)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)}: {full_text(each)}" for name, each in value.items()) + "}"
     return json.dumps(value, default=str)
 
 

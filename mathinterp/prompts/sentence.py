@@ -25,7 +25,7 @@ def sentence_prompt(text: str, answer: str | None = None, separator: str | None 
     """
     text = text.strip()
     if not text:
-        raise UserError("--sentence is empty; write one like '3+5=' or 'The sum of 3 and 5 is'")
+        raise UserError("`sentence` is empty; write one like '3+5=' or 'The sum of 3 and 5 is'")
     if separator is None:
         separator = "" if text.endswith("=") and " " not in text else " "
     numbers, operation = NUMBER.findall(text), _operation(text)
@@ -34,7 +34,7 @@ def sentence_prompt(text: str, answer: str | None = None, separator: str | None 
         if operation is None or operands[0] is None or operands[1] is None:
             raise UserError(
                 f"the answer of {text!r} cannot be worked out: it needs two numbers in digits and one of the operations"
-                f" {', '.join(OPERATIONS)}; give --answer"
+                f" {', '.join(OPERATIONS)}; give `answer`"
             )
         answer = _answer(operation, int(operands[0]), int(operands[1]), text)
     return Prompt(
@@ -58,6 +58,6 @@ def _has_operator(operation: str, text: str) -> bool:
 def _answer(operation: str, a: int, b: int, text: str) -> str:
     if operation == "div":
         if b == 0 or a % b:
-            raise UserError(f"{a} is no multiple of {b} in {text!r}; give --answer")
+            raise UserError(f"{a} is no multiple of {b} in {text!r}; give `answer`")
         return str(a // b)
     return str({"add": a + b, "sub": a - b, "mul": a * b}[operation])

@@ -1,42 +1,25 @@
-"""One HTML page of a store's finished runs: what was run, its figure, its leading rows, and the SQL behind them.
+"""One HTML page of a store's finished runs: what was run, its figure, what it says, and the SQL to go on with.
 
-Knows stored tables only; figures lie beside the page as PNG and SVG.
+Knows stored tables and the registry; what a run means and how it looks, its experiment says. Figures lie beside the
+page as PNG and SVG.
 """
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+from matplotlib.figure import Figure
+
 from mathinterp.errors import UserError
-from mathinterp.report.figures import FIGURES, draw, save
+from mathinterp.experiments import registry
+from mathinterp.experiments.figures import save
+from mathinterp.experiments.results import Results, Row, Summary
+from mathinterp.report.cells import format_value
 from mathinterp.store import Store
 
-# scan -> the query whose rows the page shows; {run} is the run's id
-QUERIES = {
-    "heads": "SELECT layer, head, 100 * drop AS drop_points, 100 * drop_low AS low, 100 * drop_high AS high, q_value"
-    " FROM head_effects WHERE run_id = '{run}' AND operation = 'all' ORDER BY drop DESC LIMIT 10",
-    "paths": "SELECT node, layer, head, mean AS effect, low, high, q_value, key FROM path_effects"
-    " WHERE run_id = '{run}' AND operation = 'all' ORDER BY mean LIMIT 10",
-    "knockout": "SELECT ranking, k, avg(accuracy) AS accuracy FROM knockout_curve"
-    " WHERE run_id = '{run}' AND operation = 'all' GROUP BY ALL ORDER BY ranking, k",
-    "attention": "SELECT layer, head, token_type, mean, mass FROM attention_by_type"
-    " WHERE run_id = '{run}' AND operation = 'all' AND token_type <> 'bos' ORDER BY mass DESC LIMIT 10",
-    "probe": "SELECT * FROM mlp_probe_curve WHERE run_id = '{run}' AND operation = 'all' ORDER BY layer, target",
-    "graph": "SELECT operation, cases, k, n, root, root_low, root_high, random FROM paper_a_table6"
-    " WHERE run_id = '{run}' AND operation = 'all' ORDER BY cases, k DESC",
-    "chain": "SELECT stage, name, via, token_type, share, strength FROM chain_summary WHERE run_id = '{run}'"
-    " AND operation = 'all' QUALIFY row_number() OVER (PARTITION BY stage ORDER BY strength DESC, name) <= 5"
-    " ORDER BY stage_number, strength DESC, name",
-    "lora_sweep": "SELECT layer, band, learning_rate, accuracy, low, high FROM paper_a_table9"
-    " WHERE run_id = '{run}' ORDER BY layer",
-}
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse}td,th{padding:.15em .8em;text-align:right;border-bottom:1px solid #ddd}"
-    "img{max-width:100%}pre{background:#f5f5f5;padding:.6em;white-space:pre-wrap}"
-)
+TEMPLATE = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -47,59 +30,88 @@ class Report:
     figures: list[Path]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """One run on the page; ``png`` and ``svg`` are names of files beside it."""
+
+    run_id: str
+    title: str
+    png: str
+    svg: str
+    summary: Summary
+
+
 def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report:
     """Draw runs (all finished ones that have a figure, or those named) and write ``out``/index.html.
 
     Raises:
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
     """
-    runs = store.rows(
-        "SELECT run_id, scan, model, prompts, dtype, status, shards_done, shards FROM runs ORDER BY started_at"
-    )
-    known = {str(run["run_id"]): run for run in runs}
-    for run_id in run_ids:
-        if run_id not in known:
-            raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(known) or 'none'}")
-    finished = [run for run in runs if run["scan"] in FIGURES and run["status"] == "finished"]
-    chosen = [known[run_id] for run_id in run_ids] or finished
-    if not chosen:
-        raise UserError(f"{store.url} has no finished run that can be drawn ({', '.join(FIGURES)}); run a scan first")
-    drawn = [draw(store, run["run_id"]) for run in chosen]
+    figures = _figures(store, _runs(store), run_ids)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be made: {error.strerror}; name another folder") from error
-    sections, figures = [], []
-    for run, figure in zip(chosen, drawn, strict=True):
+        raise UserError(f"`out` {out} cannot be made: {error.strerror}; name another folder") from error
+    drawn, files = [], []
+    for run, figure in figures:
         png, svg = save(figure, out / f"{run['scan']}-{run['run_id']}")
-        figures += [png, svg]
-        sections.append(_section(store, run, png.name, svg.name))
+        files += [png, svg]
+        drawn.append(Drawn(run["run_id"], _title(run), png.name, svg.name, _summary(store, run)))
     page = out / "index.html"
-    page.write_text(
-        f"<!doctype html><meta charset=utf-8><title>mathinterp</title><style>{STYLE}</style>"
-        f"<h1>mathinterp: {html.escape(store.url)}</h1>" + "".join(sections),
-        encoding="utf-8",
+    page.write_text(render(store.url, drawn), encoding="utf-8")
+    return Report(page, files)
+
+
+def draw(store: Store, run_id: str) -> Figure:
+    """The figure of a run, by its experiment; raises UserError for an unknown run or one that has none."""
+    return _figures(store, _runs(store), [run_id])[0][1]
+
+
+def render(store: str, runs: Sequence[Drawn]) -> str:
+    """The page's HTML; every text in it is escaped."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return Report(page, figures)
+    environment.filters["cell"] = format_value
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(store=store, runs=runs)
 
 
-def _section(store: Store, run: dict[str, Any], png: str, svg: str) -> str:
-    query = QUERIES[run["scan"]].format(run=run["run_id"])
+def _runs(store: Store) -> dict[str, Row]:
+    rows = store.rows(
+        "SELECT run_id, scan, model, prompts, dtype, status, shards_done, shards FROM runs ORDER BY started_at"
+    )
+    return {str(row["run_id"]): row for row in rows}
+
+
+def _figures(store: Store, runs: dict[str, Row], run_ids: Sequence[str]) -> list[tuple[Row, Figure]]:
+    """Each named run, or else each finished one that can be drawn, with its figure."""
+    for run_id in run_ids:
+        if run_id not in runs:
+            raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(runs) or 'none'}")
+    asked = [runs[run_id] for run_id in run_ids] or [run for run in runs.values() if run["status"] == "finished"]
+    found = [(run, figure) for run in asked if (figure := _figure(store, run)) is not None]
+    if without := [run for run in asked if run_ids and all(run is not drawn for drawn, _ in found)]:
+        run = without[0]
+        raise UserError(f"run {run['run_id']} is a scan of {run['scan']}, which has no figure")
+    if not found:
+        raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")
+    return found
+
+
+def _figure(store: Store, run: Row) -> Figure | None:
+    experiment = registry.experiments().get(run["scan"])  # None: of a package that is not installed here
+    if experiment is None:
+        return None
+    if not run["shards_done"]:
+        raise UserError(f"run {run['run_id']} has none of its {run['shards']} shards; its command computes them")
+    return experiment.figure(Results(store, run["run_id"]), experiment.show_options())
+
+
+def _summary(store: Store, run: Row) -> Summary:
+    experiment = registry.find(run["scan"])
+    return experiment.summarize(Results(store, run["run_id"]), experiment.show_options())
+
+
+def _title(run: dict[str, Any]) -> str:
     state = "" if run["status"] == "finished" else f" ({run['shards_done']} of {run['shards']} shards: incomplete)"
-    title = f"{run['scan']}: {run['model']} on {run['prompts']}, {run['dtype']}{state}"
-    return (
-        f"<h2>{html.escape(title)}</h2><p>run {run['run_id']}, <a href='{svg}'>SVG</a></p><img src='{png}'>"
-        f"{_table(store.rows(query))}<pre>{html.escape(query)}</pre>"
-    )
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    if not rows:
-        return "<p>no rows</p>"
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row.values()) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _cell(value: Any) -> str:
-    return html.escape(f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value))
+    return f"{run['scan']}: {run['model']} on {run['prompts']}, {run['dtype']}{state}"

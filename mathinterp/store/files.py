@@ -8,6 +8,7 @@ import os
 import re
 import time
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -132,7 +133,7 @@ class StoreFiles:
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def _walk(self, folder: str):
+    def _walk(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
         try:
             entries = list(os.scandir(os.path.join(self.root, folder)))
         except (FileNotFoundError, NotADirectoryError):

@@ -1,9 +1,8 @@
 """SQL over a store: the text of its views, a DuckDB connection that has them, and results in plain forms.
 
-Knows DuckDB; which files can be trusted is told to it. Every ``views/<name>.sql`` makes one view; in it
-``${table}`` stands for the stored rows of a table, ``${run_records}`` for the runs' JSON records and
-``${shard_files}`` for the list of result files. A row's run is read from the last folder of its file's name and
-from nothing above: DuckDB's own hive partitions would turn a folder "layer=3" above the store into a column.
+Knows DuckDB; which files can be trusted is told to it, and which views there are it asks the catalog. A row's run is
+read from the last folder of its file's name and from nothing above: DuckDB's own hive partitions would turn a folder
+"layer=3" above the store into a column.
 """
 
 import datetime
@@ -12,9 +11,6 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
-from graphlib import TopologicalSorter
-from importlib.resources import files as package_files
 from string import Template
 from typing import Any
 
@@ -22,8 +18,9 @@ import duckdb
 import pyarrow as pa
 
 from mathinterp.errors import UserError
+from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
-from mathinterp.store.schema import RUN_COLUMNS, TABLES, sql_columns
+from mathinterp.store.schema import RUN_COLUMNS, sql_columns
 
 _HEADER = """\
 -- Views over the results in $root
@@ -46,16 +43,14 @@ def views_sql(
         bad: names of files that must not be read; tables that have one list their good files one by one.
         views: those wanted, in an order in which each comes after those it mentions; None = all.
     """
-    sources = {table: _rows_source(files, table, good[table], bad) for table in TABLES}
+    sources = {table: _rows_source(files, table, good[table], bad) for table in catalog().tables}
     sources["run_records"] = _records_source(files, good["runs"], bad)
     sources["shard_files"] = _shard_files_source(files, good, bad)
     parts = [Template(_HEADER).substitute(root=_comment(files.root))]
     parts += [f"-- left out: {_comment(name)}\n" for name in bad]
-    definitions = _definitions()
-    parts.append(definitions["functions"])
-    parts += [
-        Template(definitions[name]).substitute(sources) for name in (_dependency_order() if views is None else views)
-    ]
+    known = catalog()
+    parts.append(known.functions)
+    parts += [Template(known.views[name]).substitute(sources) for name in (known.order if views is None else views)]
     return "\n".join(parts)
 
 
@@ -66,18 +61,13 @@ def views_of(sql: str) -> list[str]:
     itself needs all.
     """
     if CATALOG_WORDS.search(sql):
-        return list(_dependency_order())
-    words = {word.lower() for word in re.findall(r"\w+", sql)}
-    needed = set()
-    for name in reversed(_dependency_order()):  # a view comes after those it mentions
-        if name in words or name in needed:
-            needed |= {name, *_mentions()[name]}
-    return [name for name in _dependency_order() if name in needed]
+        return list(catalog().order)
+    return catalog().needed({word.lower() for word in re.findall(r"\w+", sql)})
 
 
 def reads_table(views: str, table: str) -> bool:
     """Whether the text of a views.sql reads files of ``table`` (else its view is an empty one)."""
-    return f"/{table}/{TABLES[table].partition}=" in views
+    return f"/{table}/{catalog().tables[table].partition}=" in views
 
 
 def connect(files: StoreFiles, views: str) -> duckdb.DuckDBPyConnection:
@@ -89,10 +79,11 @@ def connect(files: StoreFiles, views: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def arrow(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """The result of a query; raises UserError with DuckDB's first line."""
+def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
+    """The result of a query, ``$name`` taking its value from ``values``; raises UserError with DuckDB's first line."""
+    named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
     try:
-        relation = connection.sql(sql)
+        relation = connection.sql(sql, params=named or None)
         return pa.table({}) if relation is None else relation.to_arrow_table()  # None: a statement without a result
     except duckdb.Error as error:
         raise UserError(f"SQL: {str(error).splitlines()[0]}{_like_a_view(str(error))}") from error
@@ -103,7 +94,7 @@ def _like_a_view(message: str) -> str:
     missing = re.search(r"Table with name (\w+) does not exist", message)
     if missing is None:
         return ""
-    alike = difflib.get_close_matches(missing[1].lower(), _dependency_order(), n=3)
+    alike = difflib.get_close_matches(missing[1].lower(), catalog().order, n=3)
     return f" Did you mean {' or '.join(alike)}?" if alike else " 'mathinterp sql' without a query lists the views."
 
 
@@ -132,35 +123,10 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-@cache
-def _definitions() -> dict[str, str]:
-    """Name -> text of every file in views/."""
-    folder = package_files("mathinterp.store") / "views"
-    return {
-        entry.name.removesuffix(".sql"): entry.read_text()
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".sql")
-    }
-
-
-@cache
-def _mentions() -> dict[str, list[str]]:
-    """View -> the views that it reads."""
-    code = {name: re.sub(r"--[^\n]*", "", text) for name, text in _definitions().items() if name != "functions"}
-    uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
-    return {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
-
-
-@cache
-def _dependency_order() -> tuple[str, ...]:
-    """Views in an order in which each comes after those it mentions."""
-    return tuple(TopologicalSorter(_mentions()).static_order())
-
-
 def _rows_source(files: StoreFiles, table: str, good: Sequence[str], bad: Sequence[str]) -> str:
     if not good:
-        return _empty(sql_columns(table))
-    partition = TABLES[table].partition
+        return _empty(sql_columns(catalog().tables[table]))
+    partition = catalog().tables[table].partition
     where = _file_list(files, table, f"{table}/{partition}=*/*.parquet", good, bad)
     value = f"regexp_extract(filename, '/{partition}=([^/]+)/[^/]+$', 1) AS {partition}"
     rows = f"read_parquet({where}, hive_partitioning = false, filename = true)"
@@ -177,7 +143,9 @@ def _records_source(files: StoreFiles, good: Sequence[str], bad: Sequence[str]) 
 
 def _shard_files_source(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
     if not files.takes_patterns:
-        names = [name for table in TABLES if TABLES[table].partition == "run_id" for name in good[table]]
+        names = [
+            name for table, stored in catalog().tables.items() if stored.partition == "run_id" for name in good[table]
+        ]
         there = f"SELECT unnest([{', '.join(_quote(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
     else:
         there = f"SELECT file FROM glob({_quote(files.address('*/run_id=*/shard-*.parquet'))})"

@@ -1,24 +1,11 @@
-"""What each stored table holds: the one place to register a new one.
+"""The store's own tables, the fields of a run's record, and how rows are brought into a table's columns.
 
-Knows columns and partitions; knows nothing about how rows are computed. A new scan adds its columns to
-scans/tables.py, an entry to TABLES and a file ``views/<table>.sql``; writing, checking, resuming and the views follow.
+Knows columns and SQL types; which tables experiments fill is told by the catalog.
 """
-
-from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mathinterp.scans import tables
-
-
-@dataclass(frozen=True)
-class StoredTable:
-    """Columns of the Parquet files of one table, and the folder name that partitions them."""
-
-    schema: pa.Schema  # without the partition column
-    partition: str = "run_id"  # <store>/<table>/<partition>=<value>/*.parquet
-    dictionary: tuple[str, ...] = ()  # columns of few values in long runs: layer and head ids
-
+from mathinterp.experiments.table import Table
 
 _PROMPT = [
     pa.field("prompt_id", pa.string()),
@@ -38,46 +25,32 @@ _ANSWER_TOKEN = [
     pa.field("kind", pa.string()),
     pa.field("carry_class", pa.string()),
 ]
+_PROMPT_COLUMN = [
+    pa.field("prompt_id", pa.string()),
+    pa.field("name", pa.string()),
+    pa.field("value", pa.string()),
+]
 
-TABLES: dict[str, StoredTable] = {
-    "prompts": StoredTable(pa.schema(_PROMPT), partition="prompts_fingerprint"),
-    "answer_tokens": StoredTable(pa.schema(_ANSWER_TOKEN), partition="prompts_fingerprint"),
-    "baseline": StoredTable(tables.BASELINE),
-    "head_scan": StoredTable(tables.HEAD_SCAN, dictionary=("layer", "head")),
-    "mlp_scan": StoredTable(tables.MLP_SCAN, dictionary=("layer",)),
-    "knockout_scan": StoredTable(tables.KNOCKOUT_SCAN, dictionary=("ranking",)),
-    "knockout_heads": StoredTable(tables.KNOCKOUT_HEADS),
-    "knockout_examples": StoredTable(tables.KNOCKOUT_EXAMPLES),
-    "iterative_scan": StoredTable(tables.ITERATIVE_SCAN),
-    "path_scan": StoredTable(tables.PATH_SCAN, dictionary=("node", "layer", "head")),
-    "path_pairs": StoredTable(tables.PATH_PAIRS),
-    "attribution_scan": StoredTable(tables.ATTRIBUTION_SCAN, dictionary=("node", "layer", "head")),
-    "tuning_runs": StoredTable(tables.TUNING_RUNS),
-    "neuron_scan": StoredTable(tables.NEURON_SCAN, dictionary=("node", "layer", "operation", "prompt_id")),
-    "neuron_targets": StoredTable(tables.NEURON_TARGETS, dictionary=("condition",)),
-    "maskkeep_scan": StoredTable(tables.MASKKEEP_SCAN, dictionary=("mode", "ranking", "prompt_id")),
-    "maskkeep_neurons": StoredTable(tables.MASKKEEP_NEURONS, dictionary=("ranking", "prompt_id", "layer")),
-    "edit_scan": StoredTable(tables.EDIT_SCAN, dictionary=("edit",)),
-    "edit_text": StoredTable(tables.EDIT_TEXT, dictionary=("edit",)),
-    "edit_neurons": StoredTable(tables.EDIT_NEURONS, dictionary=("edit",)),
-    "gender_neurons": StoredTable(tables.GENDER_NEURONS, dictionary=("layer", "stereotype")),
-    "sweep_scan": StoredTable(tables.SWEEP_SCAN, dictionary=("layer",)),
-    "sweep_neurons": StoredTable(tables.SWEEP_NEURONS, dictionary=("tuned_layer", "prompt_id", "layer")),
-    "prune_scan": StoredTable(tables.PRUNE_SCAN, dictionary=("condition",)),
-    "prune_neurons": StoredTable(tables.PRUNE_NEURONS, dictionary=("condition", "layer")),
-    "neuron_graph_nodes": StoredTable(tables.NEURON_GRAPH_NODES, dictionary=("graph", "operation", "layer")),
-    "neuron_graph_edges": StoredTable(tables.NEURON_GRAPH_EDGES, dictionary=("graph", "layer", "to_layer")),
-    "neuron_graph_check": StoredTable(
-        tables.NEURON_GRAPH_CHECK, dictionary=("graph", "operation", "prompt_id", "k", "zeroed", "layer")
+STORE_TABLES: dict[str, Table] = {
+    "prompts": Table(
+        pa.schema(_PROMPT),
+        partition="prompts_fingerprint",
+        doc="one row per prompt of every prompt set used. counterfactual: the same sentence with a neutral operator.",
     ),
-    "chain_scan": StoredTable(
-        tables.CHAIN_SCAN, dictionary=("prompt_id", "stage", "layer", "via_layer", "via_head", "token_type")
+    "answer_tokens": Table(
+        pa.schema(_ANSWER_TOKEN),
+        partition="prompts_fingerprint",
+        doc="one row per scored answer token. position: 0 = first scored token of the prompt; kind: digit, sign or"
+        " text. carry_class (paper A, Table 3): change-one if the token's column received a carry or borrow, else"
+        " memorize; mixed where one token covers columns of both.",
     ),
-    "attention_scan": StoredTable(tables.ATTENTION_SCAN, dictionary=("layer", "head", "token_type")),
-    "mlp_probe": StoredTable(tables.MLP_PROBE, dictionary=("layer", "target")),
-    "evaluations": StoredTable(tables.EVALUATIONS, dictionary=("task", "subset")),
-    "concept_scan": StoredTable(tables.CONCEPT_SCAN, dictionary=("layer", "attention_layer", "sign", "hits")),
-    "concept_zeroing": StoredTable(tables.CONCEPT_ZEROING, dictionary=("neurons", "level", "seed", "zeroed")),
+    "prompt_columns": Table(
+        pa.schema(_PROMPT_COLUMN),
+        ("name",),
+        partition="prompts_fingerprint",
+        doc="further columns that prompts were given with, a row per prompt and column, as text. They are no part of"
+        " the fingerprint: the last ones given for the same prompts are kept.",
+    ),
 }
 
 RUN_COLUMNS: dict[str, str] = {
@@ -113,19 +86,16 @@ _SQL_TYPES = {
 }
 
 
-def sql_columns(table: str) -> dict[str, str]:
+def sql_columns(stored: Table) -> dict[str, str]:
     """Column -> DuckDB type of a stored table, its partition column first."""
-    stored = TABLES[table]
     return {stored.partition: "VARCHAR"} | {field.name: _SQL_TYPES[field.type] for field in stored.schema}
 
 
-def conform(rows: pa.Table, table: str) -> pa.Table:
+def conform(rows: pa.Table, table: str, schema: pa.Schema) -> pa.Table:
     """``rows`` in the stored column order and integer widths; any other difference is a fault of the program.
 
     Raises pyarrow.ArrowInvalid if an integer does not fit the stored width.
     """
-    assert table in TABLES, f"table '{table}' is not registered in store/schema.py"
-    schema = TABLES[table].schema
     assert sorted(rows.column_names) == sorted(schema.names), f"{table}: {rows.column_names} are not {schema.names}"
     columns = []
     for field in schema:

@@ -6,6 +6,7 @@ Knows where everything lies and which files can be trusted; knows nothing about 
     <store>/<table>/run_id=<run_id>/shard-00000.parquet
     <store>/prompts/prompts_fingerprint=<fingerprint>/prompts.parquet
     <store>/answer_tokens/prompts_fingerprint=<fingerprint>/answer_tokens.parquet
+    <store>/prompt_columns/prompts_fingerprint=<fingerprint>/prompt_columns.parquet
     <store>/views.sql
 """
 
@@ -24,14 +25,16 @@ import pyarrow as pa
 from mathinterp.prompts.alignment import token_table
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
+from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFiles
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
-from mathinterp.store.schema import TABLES
 from mathinterp.store.writer import encode, fault
 from mathinterp.versions import differences
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mathinterp.store.frame import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,13 @@ class Store:
         """Raise UserError unless a small file can be written here."""
         self.files.check_writable()
 
+    @staticmethod
+    def run_id(
+        scan: str, parameters: Mapping[str, Any], dtype: str, model_fingerprint: str, prompts_fingerprint: str
+    ) -> str:
+        """The id that ``open_run`` gives a run, whether there is one yet or not."""
+        return run_id(scan, {**parameters, "dtype": dtype}, model_fingerprint, prompts_fingerprint)
+
     def open_run(
         self,
         *,
@@ -89,8 +99,7 @@ class Store:
         Raises UserError if the store is not writable or the run was cut into other shards before.
         """
         self.check_writable()
-        parameters = {**parameters, "dtype": dtype}
-        run = run_id(scan, parameters, model_fingerprint, prompts_fingerprint)
+        run = self.run_id(scan, parameters, dtype, model_fingerprint, prompts_fingerprint)
         identity = {
             "run_id": run,
             "scan": scan,
@@ -99,7 +108,7 @@ class Store:
             "prompts": prompts,
             "prompts_fingerprint": prompts_fingerprint,
             "dtype": dtype,
-            "parameters": parameters,
+            "parameters": {**parameters, "dtype": dtype},
             "code_version": code_version,
             "versions": [dict(versions)] if versions else [],
         }
@@ -138,7 +147,7 @@ class Store:
         Any other file in the run's folders is named in a warning and in ``problems``, and counts as missing.
         """
         finished = set()
-        for table, stored in TABLES.items():
+        for table, stored in catalog().tables.items():
             if stored.partition != "run_id":
                 continue
             found = self._inspect(self.files.find(f"{table}/run_id={run}", ".parquet"))
@@ -174,18 +183,36 @@ class Store:
             "host": socket.gethostname(),
         }
 
-    def write_prompts(self, fingerprint: str, prompts: Sequence[TokenizedPrompt]) -> None:
-        """Keep the prompts and their scored answer tokens, unless they are there already."""
-        for table, rows in (
-            ("prompts", [asdict(prompt.prompt) for prompt in prompts]),
-            ("answer_tokens", token_table(prompts)),
-        ):
+    def write_prompts(
+        self,
+        fingerprint: str,
+        prompts: Sequence[TokenizedPrompt],
+        columns: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """Keep the prompts and their scored answer tokens, unless they are there already.
+
+        Args:
+            columns: prompt_id -> further columns; they replace those that were kept before.
+        """
+        kept = {"prompts": [asdict(prompt.prompt) for prompt in prompts], "answer_tokens": token_table(prompts)}
+        for table, rows in kept.items():
             name = f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet"
             if self._inspect(self.files.find(name.rpartition("/")[0], ".parquet")).get(name, "absent") is not None:
-                config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-                content = encode(pa.Table.from_pylist(rows, TABLES[table].schema), table, config)
-                self.files.write(name, content)
+                self._write_prompt_table(table, fingerprint, rows)
+        ids = [prompt.prompt.prompt_id for prompt in prompts]
+        more = [
+            {"prompt_id": prompt_id, "name": name, "value": value}
+            for prompt_id in ids
+            for name, value in (columns or {}).get(prompt_id, {}).items()
+        ]
+        if more:
+            self._write_prompt_table("prompt_columns", fingerprint, more)
         self.write_views()
+
+    def _write_prompt_table(self, table: str, fingerprint: str, rows: list[dict[str, Any]]) -> None:
+        config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
+        content = encode(pa.Table.from_pylist(rows, catalog().tables[table].schema), table, config)
+        self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
 
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
@@ -205,19 +232,38 @@ class Store:
         wanted = query.views_of(" ".join(views)) if views else None
         return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted))
 
-    def arrow(self, sql: str) -> pa.Table:
-        """The result of a query; raises UserError with DuckDB's first line."""
-        return query.arrow(
-            query.connect(self.files, query.views_sql(self.files, *self._survey(), query.views_of(sql))), sql
-        )
+    def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
+        """The result of a query; ``$name`` in it takes the value of that name, if there is one.
 
-    def dataframe(self, sql: str) -> "pd.DataFrame":
-        """The result of a query as a pandas data frame; raises UserError with DuckDB's first line."""
-        return self.arrow(sql).to_pandas()
+        Raises UserError with DuckDB's first line.
+        """
+        views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
+        return query.arrow(query.connect(self.files, views), sql, values)
 
-    def rows(self, sql: str) -> list[dict[str, Any]]:
-        """The result of a query as plain JSON; raises UserError with DuckDB's first line."""
-        return query.json_rows(self.arrow(sql))
+    def sql(self, query: str, **values: Any) -> "Frame":
+        """The result of a query as a pandas data frame that also gives Arrow and polars.
+
+        Args:
+            query: ``$name`` in it takes its value from ``values``.
+        Raises:
+            UserError: with DuckDB's first line.
+
+        >>> import mathinterp as mi
+        >>> mi.open_store("results").sql("SELECT $n + 1 AS more", n=41)
+           more
+        0    42
+        """
+        from mathinterp.store.frame import Frame
+
+        return Frame.of(self.arrow(query, values))
+
+    def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":
+        """The result of a query as a pandas data frame; see ``arrow``."""
+        return self.arrow(sql, values).to_pandas()
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The result of a query as plain JSON; see ``arrow``."""
+        return query.json_rows(self.arrow(sql, values))
 
     def _current_views(self) -> str:
         try:
@@ -231,7 +277,7 @@ class Store:
         known = {name.removeprefix("runs/").removesuffix(".json") for name, why in records.items() if why is None}
         good = {"runs": [name for name, why in records.items() if why is None]}
         bad = [name for name, why in records.items() if why is not None]
-        for table in TABLES:
+        for table in catalog().tables:
             good[table] = []
             for name, why in self._inspect(self.files.find(table, ".parquet")).items():
                 shard = _SHARD_FILE.fullmatch(name)
@@ -262,7 +308,7 @@ class Store:
         shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
         place = shard or prompts
         expected = "run_id" if shard else "prompts_fingerprint"
-        if place is None or TABLES[place["table"]].partition != expected:
+        if place is None or catalog().tables[place["table"]].partition != expected:
             return "foreign: its name is not one that mathinterp gives"
         if shard:
             identity = {"run_id": shard["run"], "shard": f"{shard['table']}/{shard['index']}"}

@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mathinterp.store.schema import TABLES, conform
+from mathinterp.store.catalog import catalog
+from mathinterp.store.schema import conform
 
 FOOTER_KEY = b"mathinterp"
 
@@ -21,11 +22,12 @@ def encode(rows: pa.Table, table: str, config: dict[str, Any]) -> bytes:
 
     Raises AssertionError if the columns are not those of the table.
     """
-    stored = TABLES[table]
+    assert table in catalog().tables, f"table '{table}' belongs to no known experiment"
+    stored = catalog().tables[table]
     footer = {FOOTER_KEY: json.dumps(config, sort_keys=True, allow_nan=False).encode()}
     buffer = BytesIO()
     pq.write_table(
-        conform(rows, table).replace_schema_metadata(footer),
+        conform(rows, table, stored.schema).replace_schema_metadata(footer),
         buffer,
         compression="zstd",
         use_dictionary=list(stored.dictionary) or False,
@@ -53,7 +55,7 @@ def fault(file: BinaryIO, table: str, identity: dict[str, str]) -> str | None:
     for key, expected in identity.items():
         if config.get(key) != expected:
             return f"foreign: its footer says {key} '{config.get(key)}', its place says '{expected}'"
-    if not schema.equals(TABLES[table].schema):
+    if not schema.equals(catalog().tables[table].schema):
         return f"its columns are not those of {table}"
     return None
 

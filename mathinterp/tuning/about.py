@@ -1,13 +1,11 @@
-"""Fine-tunings in words: the card of what was learnt, and lines on the way; what a folder says of itself.
+"""Fine-tunings in words: the card of what was learnt, and lines on the way.
 
 Knows Markdown, JSON and the figures it is given; computes nothing.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
-from mathinterp.errors import UserError
 from mathinterp.tuning.answers import Evaluation
 from mathinterp.tuning.sft import Row
 
@@ -29,18 +27,6 @@ Settings:
 
 Made by `mathinterp tune {about["command"]}`, run {about["run_id"]}.
 """
-
-
-def read_about(file: Path, *fields: str) -> dict[str, Any]:
-    """What ``file`` (tuning.json and the like) says; raises UserError if it is broken or lacks one of ``fields``."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSON or UTF-8
-        raise UserError(f"'{file}' is no JSON ({error}); give another folder") from error
-    missing = [name for name in fields if not isinstance(found, dict) or name not in found]
-    if missing:
-        raise UserError(f"'{file}' does not say its {missing[0]}: not written by this program; give another folder")
-    return found
 
 
 def row_line(row: Row, steps: int) -> str:

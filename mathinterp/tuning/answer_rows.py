@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mathinterp.forward.parts import Twin, fill_rows
+from mathinterp.engine.parts import Twin, fill_rows
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.attached import other_layers
 
@@ -26,7 +26,8 @@ class OnRows(nn.Module):
 
     def forward(self, values_BTX: torch.Tensor) -> torch.Tensor:
         """B T X -> B T Y."""
-        found_NY = self._modules["module"](values_BTX.flatten(0, 1)[self._flat_N])  # type: ignore[misc]
+        chosen_1NX = values_BTX.flatten(0, 1)[None, self._flat_N]  # mixtures of experts want a batch
+        found_NY = self._modules["module"](chosen_1NX)[0]  # type: ignore[misc]
         return fill_rows(found_NY, self._flat_N, values_BTX.shape[:2])
 
 

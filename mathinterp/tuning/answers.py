@@ -56,9 +56,7 @@ class AnswerLoss(nn.Module):
             lower = self._cache.standing_in(input_ids_BT, samples, places)
         with lower, last_layer_on_rows(self._parts, before_N.unique()):
             hidden_BTD = self._parts.decoder(input_ids=input_ids_BT, use_cache=False, **arguments).last_hidden_state
-        logits_NV = self._parts.unembedding(hidden_BTD.flatten(0, 1)[before_N])
-        cap = self._parts.shape.logit_softcap
-        logits_NV = logits_NV if cap is None else torch.tanh(logits_NV / cap) * cap
+        logits_NV = self._parts.finished(self._parts.unembedding(hidden_BTD.flatten(0, 1)[before_N]))
         return logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
 
     def forward(

@@ -21,7 +21,7 @@ def attached(anatomy: Anatomy, folder: Path) -> Iterator[nn.Module]:
     Raises UserError if there is no adapter.
     """
     if not (folder / "adapter_config.json").is_file():
-        raise UserError(f"the adapter {folder} is not there: give the --out it was trained with, on a shared folder")
+        raise UserError(f"the adapter {folder} is not there: give the folder it was written to, which all nodes see")
     put_on = PeftModel.from_pretrained(anatomy.model, str(folder), torch_device=str(anatomy.device))
     with detached_after(put_on) as tuned:
         yield tuned

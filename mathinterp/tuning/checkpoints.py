@@ -1,4 +1,4 @@
-"""What training loops on Ray Train share: checkpoints in and out, as a state or as a folder."""
+"""Checkpoints of Ray Train, in and out as folders."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,26 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
-import torch
 
-STATE_FILE = "state.pt"
 EXPORT_FOLDER = "model"
 MOST_FAILURES = 3
-
-State = dict[str, Any]
-
-
-def latest_state() -> State | None:
-    """The state of the last checkpoint; None at the first start."""
-    with latest_folder() as folder:
-        return None if folder is None else torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-
-
-def report(metrics: dict[str, Any], state: State | None, folder: Path) -> None:
-    """Every worker reports; only rank 0 has a state and therefore a checkpoint (``folder``, with all that is in it)."""
-    if state is not None:
-        torch.save(state, folder / STATE_FILE)
-    report_folder(metrics, None if state is None else folder)
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.models.anatomy import Anatomy, ModelShape
 from mathinterp.models.catalog import LoadedModel
-from mathinterp.scans.controls import layer_matched_heads, random_heads
-from mathinterp.tuning.precise import Head, save_adapter
+from mathinterp.models.units import Head
+from mathinterp.tuning.precise import save_adapter
+from mathinterp.tuning.settings import CONTROLS
 
-CONTROLS = ("random", "random_layer", "bottom")
 TARGETS = ("attention", "mlp", "all")
 
 
@@ -44,7 +45,7 @@ def control_heads(
             "random_layer": in a layer).
     """
     if kind not in CONTROLS:
-        raise UserError(f"--control '{kind}' is not known; take one of {', '.join(CONTROLS)}")
+        raise UserError(f"`control` '{kind}' is not known; take one of {', '.join(CONTROLS)}")
     for head in (*key, *never):
         shape.check_head(*head)
     excluded, heads = {*key, *never}, shape.n_layers * shape.n_heads
@@ -56,11 +57,11 @@ def control_heads(
     if kind == "bottom":
         if len(set(ranking)) < heads:  # the last of some heads may well matter
             raise UserError(
-                f"--control bottom needs a ranking of all {heads} heads, and this one has "
-                f"{len(set(ranking))}: give --heads-from RUN, a scan of all heads, with --top K"
+                f"`control` bottom needs a ranking of all {heads} heads, and this one has "
+                f"{len(set(ranking))}: give `heads_from`, a scan of all heads, with `top`"
             )
         return [head for head in ranking if head not in excluded][-len(key) :]
-    every = [(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
+    every = [Head(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
     if kind == "random":
         return random_heads(every, key, seed, never)
     for layer in sorted({layer for layer, _ in key}):
@@ -68,7 +69,7 @@ def control_heads(
         if wanted > shape.n_heads - out:
             raise UserError(
                 f"layer {layer}: {out} of {shape.n_heads} heads are chosen or key heads, which leaves"
-                f" {shape.n_heads - out} for a control of {wanted} there: choose fewer, or --control random"
+                f" {shape.n_heads - out} for a control of {wanted} there: choose fewer, or `control` random"
             )
     return layer_matched_heads(every, key, seed, never)
 
@@ -135,11 +136,11 @@ class LoraJob:
         for layer in self.layers or ():
             shape.check_layer(layer)
         if self.targets not in TARGETS:
-            raise UserError(f"--targets '{self.targets}' is not known; take one of {', '.join(TARGETS)}")
+            raise UserError(f"`targets` '{self.targets}' is not known; take one of {', '.join(TARGETS)}")
         if self.rank < 1:
-            raise UserError(f"--rank {self.rank}: at least 1 is needed")
+            raise UserError(f"`rank` {self.rank}: at least 1 is needed")
         if self.alpha < 1:
-            raise UserError(f"--alpha {self.alpha}: at least 1 is needed; at 0 the adapter would change nothing")
+            raise UserError(f"`alpha` {self.alpha}: at least 1 is needed; at 0 the adapter would change nothing")
 
     def build(self, loaded: LoadedModel) -> nn.Module:
         """The model with the adapter; a module's lora_A is drawn from torch's generator, lora_B is 0."""

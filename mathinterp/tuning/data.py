@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -33,6 +33,7 @@ from mathinterp.tuning.chat import ASSISTANT, NO_END, encode_chat
 
 CALCULATOR_NOTE = re.compile(r"<<[^<>]*>>")
 SEPARATOR = " "
+LOOKED_AT = 1000  # samples whose mean length stands for that of all that are drawn
 NUMERIC = ("response", "answer", "content")  # may be JSON numbers, of which the text is kept
 UNTRAINED = ("tool_calls", "tool_call_id", "function_call", "reasoning_content", "reasoning", "thinking", "weight")
 
@@ -55,6 +56,28 @@ class Sample:
     input_ids: tuple[int, ...]
     answer: tuple[int, ...]
     remarks: tuple[str, ...] = ()  # what a reader of the data should know: NO_END, LEFT_OUT
+
+
+class FreshSamples(Sequence[Sample]):
+    """Samples drawn when they are read, each from its index alone, so many that training sees none of them twice."""
+
+    def __init__(
+        self, draw: Callable[[int], Example], tokenizer: PreTrainedTokenizerBase, count: int, fingerprint: str
+    ) -> None:
+        """``draw``: index -> example; it and ``count`` are what ``fingerprint`` stands for in the run id."""
+        self._draw, self._tokenizer, self._count, self.fingerprint = draw, tokenizer, count, fingerprint
+        some = self.read(range(min(count, LOOKED_AT)))
+        self.mean_length = sum(len(sample.input_ids) for sample in some) / len(some)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.read([index])[0]
+
+    def read(self, indices: Sequence[int]) -> list[Sample]:
+        """These samples, tokenized together."""
+        return encode_examples([self._draw(index) for index in indices], self._tokenizer)
 
 
 @dataclass(frozen=True)
@@ -92,10 +115,10 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
         return _of_prompts(name, seed)
     path = Path(name)
     if exists(path) and path.is_dir():
-        raise UserError(f"--data '{name}' is a folder; give a file of JSON lines")
+        raise UserError(f"`data` '{name}' is a folder; give a file of JSON lines")
     if not exists(path):
         raise UserError(
-            f"--data '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
+            f"`data` '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
         )
     form = '; write {"prompt": ..., "response": ...}'
     records = json_lines(path, "samples", form, parse_float=NumberText, parse_int=NumberText)
@@ -127,7 +150,7 @@ def within_limit(samples: Sequence[Sample], limit: int) -> tuple[list[Sample], T
     if not kept:
         shortest = min(len(sample.input_ids) for sample in samples)
         raise UserError(
-            f"all {len(samples)} samples are longer than {limit} tokens (the shortest: {shortest}); raise --max-tokens"
+            f"all {len(samples)} samples are longer than {limit} tokens (the shortest: {shortest}); raise `max_tokens`"
         )
     lengths = [len(sample.input_ids) for sample in kept]
     budget = TokenBudget(
@@ -145,7 +168,9 @@ def within_limit(samples: Sequence[Sample], limit: int) -> tuple[list[Sample], T
 
 
 def data_fingerprint(samples: Sequence[Sample]) -> str:
-    """16 hex digits that identify the token ids, what carries loss, and the order."""
+    """16 hex digits that identify the token ids, what carries loss, and the order; or how fresh samples are drawn."""
+    if isinstance(samples, FreshSamples):
+        return samples.fingerprint
     digest = hashlib.sha256()
     for sample in samples:
         digest.update(json.dumps([sample.input_ids, sample.answer]).encode() + b"\n")

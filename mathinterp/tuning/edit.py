@@ -1,30 +1,33 @@
-"""Edits of weights that are exact twins of ablations: a model with neurons or heads zeroed, as a Hugging Face folder.
+"""Models changed for good, as Hugging Face folders: neurons or heads at zero, or an adapter added to its base.
 
-A neuron's column of down_proj at zero equals its coefficient at zero; a head's columns of o_proj at zero equal its
-slice of o_proj's input at zero (method.md section 2). Biases stay. Everything else is bitwise what it was.
+Zeroing is the exact twin of ablation: a neuron's column of down_proj at zero equals its coefficient at zero; a head's
+columns of o_proj at zero equal its slice of o_proj's input at zero (method.md section 2). Biases stay. Everything else
+is bitwise what it was.
 """
 
-import contextlib
 import json
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.finished_run import ranking_from
+from mathinterp.experiments.options import read_heads, read_neurons
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import ResolvedModel, load
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, load, resolve
 from mathinterp.models.loading import quiet_transformers
+from mathinterp.models.units import Head, Neuron
+from mathinterp.store import Store
+from mathinterp.tuning.chosen import first, say_whose_ranking
 from mathinterp.tuning.controls import save_model
-
-Pair = tuple[int, int]  # layer, neuron or head
-ABOUT_FILE = "edit.json"
+from mathinterp.tuning.folders import EDIT_FILE, TUNING_FILE, check_free, read_about, written_whole
 
 
 @torch.no_grad()
-def zero_columns(anatomy: Anatomy, neurons: Sequence[Pair] = (), heads: Sequence[Pair] = ()) -> None:
+def zero_columns(anatomy: Anatomy, neurons: Sequence[Neuron] = (), heads: Sequence[Head] = ()) -> None:
     """Set the neurons' columns of down_proj and the heads' columns of o_proj to zero, in place.
 
     Raises UserError for a neuron or head that does not exist.
@@ -45,26 +48,8 @@ def zero_columns(anatomy: Anatomy, neurons: Sequence[Pair] = (), heads: Sequence
         anatomy.output_weight(layer)[anatomy.head_slice(head)] = 0
 
 
-def check_free(out: Path) -> None:
-    """Raise UserError if something is at ``out`` already."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out '{out}' exists already; give a new folder")
-
-
-@contextlib.contextmanager
-def written_whole(out: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes ``out`` (free: see check_free) at the end of the block, or not at all."""
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)  # of a call that was killed
-    part.mkdir(parents=True)
-    yield part
-    if out.exists():
-        out.rmdir()
-    part.replace(out)
-
-
 def export_edited(
-    resolved: ResolvedModel, out: Path, *, neurons: Sequence[Pair] = (), heads: Sequence[Pair] = (),
+    resolved: ResolvedModel, out: Path, *, neurons: Sequence[Neuron] = (), heads: Sequence[Head] = (),
     about: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """Load the model on the CPU, zero the columns, and write it to ``out``, as a whole or not at all.
@@ -84,4 +69,56 @@ def export_edited(
     with written_whole(out) as part:
         with quiet_transformers():
             save_model(loaded.model, loaded.tokenizer, part)
-        (part / ABOUT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        (part / EDIT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Zeroed:
+    """A model that was written with heads and neurons at zero."""
+
+    base: ResolvedModel
+    heads: tuple[Head, ...]
+    neurons: tuple[Neuron, ...]
+
+
+def zero(
+    spec: ModelSpec, out: Path, *, heads: str | Sequence[Head] | None = None, heads_from: str | None = None,
+    top: int = 32, neurons: str | Sequence[Neuron] | None = None, store: str = "results",
+    say: Callable[[str], None] = lambda line: None,
+) -> Zeroed:  # fmt: skip
+    """Write a model without these heads (or the first ``top`` of a run's ranking) and neurons to the folder ``out``.
+
+    Raises UserError for a folder that is taken, a run that ranks too few heads, and what the model does not have.
+    """
+    if heads is not None and heads_from is not None:
+        raise UserError("give the heads in one way: `heads` or `heads_from`")
+    chosen = tuple(sorted(set(read_heads(heads) or ())))
+    if heads_from is not None:
+        chosen = first(ranking_from(Store(store), heads_from), top)
+    units = tuple(sorted(set(read_neurons(neurons) or ())))
+    if not chosen and not units:
+        raise UserError("nothing to zero: give `heads` (17.22,14.19), `heads_from` or `neurons` (12.345)")
+    check_free(out)
+    base = resolve(spec)
+    if heads_from is not None:
+        say_whose_ranking(Store(store), heads_from, base, say)
+    export_edited(base, out, neurons=units, heads=chosen)
+    return Zeroed(base, chosen, units)
+
+
+def merge(adapter: Path, spec: ModelSpec, out: Path) -> str:
+    """Add an adapter's update to its base and write the model to the folder ``out``; returns the weights' dtype.
+
+    Raises UserError for a folder that is taken, and for an adapter that says it was trained on another base.
+    """
+    check_free(out)
+    fingerprint, about = resolve(spec).fingerprint, adapter / TUNING_FILE
+    trained_on = read_about(about, "base_fingerprint")["base_fingerprint"] if about.is_file() else fingerprint
+    if trained_on != fingerprint:
+        raise UserError(f"adapter '{adapter}' was trained on a model of fingerprint {trained_on}, not {fingerprint}")
+    loaded = load(ModelSpec(spec.name, str(adapter), spec.dtype, spec.trust_remote_code), "cpu")
+    with written_whole(out) as part:
+        save_model(loaded.model, loaded.tokenizer, part)
+        if about.is_file():
+            (part / TUNING_FILE).write_bytes(about.read_bytes())
+    return loaded.dtype

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from mathinterp.engine.layers import tree_mask
+from mathinterp.engine.tree.forest import plant
 from mathinterp.errors import UserError
-from mathinterp.forward.layers import tree_mask
-from mathinterp.forward.tree import plant
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.positions import ANY_LENGTH, Positions
 from mathinterp.tuning.data import Sample
@@ -35,6 +36,12 @@ def padded(samples: Sequence[Sample], pad_id: int, positions: Positions = ANY_LE
     return {"input_ids_BT": torch.tensor(rows), **_answers(samples, places)}
 
 
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What fills a row on the right; a causal model without labels there never sees it, so any token would do."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token_id for token_id in candidates if token_id is not None)
+
+
 def packed(samples: Sequence[Sample], size: int, anatomy: Anatomy) -> Batch:
     """Several samples a row of about ``size`` tokens, on the model's device, with the mask in its family's form.
 
@@ -42,7 +49,7 @@ def packed(samples: Sequence[Sample], size: int, anatomy: Anatomy) -> Batch:
     which changes neither values nor gradients. Raises UserError for a family that takes no 4-D mask.
     """
     if not anatomy.family.tree_mask:
-        raise UserError(f"models of family '{anatomy.shape.model_type}' take no 4-D mask; train without --pack")
+        raise UserError(f"models of family '{anatomy.shape.model_type}' take no 4-D mask; train without `pack`")
     forest = plant([sample.input_ids for sample in samples], pack_size=size, alignment=WIDTH_MULTIPLE)
     return {
         "input_ids_BT": torch.from_numpy(forest.token_ids_PN),

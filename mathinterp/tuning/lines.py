@@ -1,11 +1,10 @@
-"""What worker 0 says while it trains, printed by the driver, and why it would not train at all.
+"""What worker 0 says while it trains, handed on by the driver, and why it would not train at all.
 
 Knows Ray; knows nothing about what is said. Ray's own forwarding would print every process's output twice over.
 """
 
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +12,7 @@ import ray
 
 
 class Lines:
-    """What worker 0 says, for the driver to print."""
+    """What worker 0 says, for the driver."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -42,17 +41,17 @@ def new_lines() -> Any:
 
 
 @contextmanager
-def printing(lines: Any) -> Iterator[None]:
-    """Print the lines on stderr, within a second, as long as the block lasts."""
+def followed(lines: Any, say: Callable[[str], None]) -> Iterator[None]:
+    """Hand the lines to ``say``, within a second, as long as the block lasts."""
     done = threading.Event()
 
     def follow() -> None:
-        printed = 0
+        said = 0
         while True:
             last = done.wait(1.0)
-            for line in ray.get(lines.since.remote(printed)):
-                sys.stderr.write(line + "\n")
-                printed += 1
+            for line in ray.get(lines.since.remote(said)):
+                say(line)
+                said += 1
             if last:
                 return
 

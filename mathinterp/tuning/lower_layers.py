@@ -42,13 +42,13 @@ class InputCache:
         """Raises UserError if nothing lies below, if the layers below drop out at random, or memory is too small."""
         self.first = lowest_trained_layer(anatomy, model)
         if not 0 < self.first < anatomy.shape.n_layers:
-            raise UserError("--cache keeps what lies below the lowest trained layer, but nothing does: leave it out")
+            raise UserError("`cache` keeps what lies below the lowest trained layer, but nothing does: leave it out")
         if _drops_out(anatomy, self.first):
-            raise UserError("--cache: layers below the lowest trained one drop out at random, so nothing can be kept")
+            raise UserError("`cache`: layers below the lowest trained one drop out at random, so nothing can be kept")
         needed = cache_bytes(samples, anatomy.shape.d_model, anatomy.dtype) / 2**30
         free = psutil.virtual_memory().available / 2**30
         if needed > free:
-            raise UserError(f"--cache needs {needed:.1f} GiB of memory, and {free:.1f} GiB are free: leave it out")
+            raise UserError(f"`cache` needs {needed:.1f} GiB of memory, and {free:.1f} GiB are free: leave it out")
         self._anatomy, self._samples, self._pad_id = anatomy, samples, pad_id
         self._kept: dict[int, torch.Tensor] = {}  # sample -> T D on the CPU
         self._layer_returns_tuple = False

@@ -22,9 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy, ModelShape, Projection, input_major_weight
 from mathinterp.models.catalog import LoadedModel
+from mathinterp.models.units import Head, Neuron
 
-Head = tuple[int, int]  # layer, query head
-Neuron = tuple[int, int]  # layer, FFN neuron
 ADAPTER = "default"  # PEFT's name for the one adapter
 
 
@@ -40,9 +39,11 @@ class Selection:
     def check(self, shape: ModelShape) -> None:
         """Raise UserError for a head, neuron or layer that does not exist or is given twice, or for none at all."""
         if not (self.heads or self.neurons or self.mlp_layers):
-            raise UserError("no head is chosen: give --heads 17.22,14.19, --heads-from RUN or --heads-sql SQL")
+            raise UserError("no head is chosen: give `heads` (17.22,14.19), `heads_from` or `heads_sql`")
         for layer, head in self.heads:
             shape.check_head(layer, head)
+        if self.neurons or self.mlp_layers:
+            shape.check_neurons()
         for layer, neuron in self.neurons:
             shape.check_layer(layer)
             if not 0 <= neuron < shape.n_neurons:
@@ -97,7 +98,7 @@ def heads_that_move_along(shape: ModelShape, heads: Sequence[Head]) -> list[Head
     """The heads not chosen that read a key/value group of a chosen one: with ``with_groups`` they change too."""
     size = shape.n_heads // shape.n_groups
     groups = {(layer, head // size) for layer, head in heads}
-    members = [(layer, group * size + i) for layer, group in sorted(groups) for i in range(size)]
+    members = [Head(layer, group * size + i) for layer, group in sorted(groups) for i in range(size)]
     return [head for head in members if head not in set(heads)]
 
 

@@ -17,7 +17,7 @@ from mathinterp.tuning.readable import read_examples_for
 
 @dataclass(frozen=True)
 class Source:
-    """The samples of one ``--data`` or ``--held-out``, those over the limit left out."""
+    """The samples of one file or set, those over the limit left out."""
 
     name: str
     samples: Sequence[Sample]

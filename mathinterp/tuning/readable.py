@@ -1,6 +1,6 @@
 """Training data that one model can read: every token with an embedding and a position, one set of rotary frequencies.
 
-Knows models that were looked at but not loaded; nothing is cut or dropped beyond --max-tokens, which data.py counts.
+Knows models that were looked at but not loaded; nothing is cut or dropped beyond the limit, which data.py counts.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,6 @@ def _check_one_kind(within: Sequence[tuple[Example, Sample]], model: ResolvedMod
         example, sample = beyond
         raise UserError(
             f"{example.where} has {len(sample.input_ids)} tokens, and beyond {positions.alike_up_to} the model"
-            f" '{model.label}' reads every position otherwise, also in shorter samples of its batch; give --max-tokens"
+            f" '{model.label}' reads every position otherwise, also in shorter samples of its batch; give `max_tokens`"
             f" {positions.alike_up_to}"
         )

@@ -8,6 +8,7 @@ below the lowest trained one build no autograd graph: torch starts it at the fir
 
 import contextlib
 import math
+import os
 import resource
 import tempfile
 import time
@@ -20,15 +21,22 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    get_scheduler,
+)
 from transformers.trainer_callback import PrinterCallback
 
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.answers import AnswerLoss, computes_in_bfloat16
-from mathinterp.tuning.data import Sample
+from mathinterp.tuning.data import FreshSamples, Sample
 from mathinterp.tuning.layout import Batch, packed, padded
 from mathinterp.tuning.lower_layers import InputCache
-from mathinterp.tuning.steps import Mixture, StepSampler
+from mathinterp.tuning.steps import FreshSteps, Mixture, StepSampler
 
 COMPILE_FROM = 3e17  # operations: about ten minutes on an H100, a quarter of which compiled layers save
 Row = dict[str, float | int]
@@ -54,6 +62,8 @@ class SftConfig:
     recompute: bool = False  # activations in the backward pass: less memory, more time
     pack: int = 0  # tokens of a row that holds several samples; 0: one sample a row
     cache: bool = False  # keep the inputs of the lowest trained layer across epochs
+    schedule: str = "cosine"  # a name of transformers' schedulers, for example linear
+    loader_processes: int = 0  # that read samples ahead, on each worker; pays where they are drawn and tokenized
     compiled: bool | None = None  # layers through torch.compile; None: on GPUs, where there is work enough
 
     def parameters(self) -> dict[str, Any]:
@@ -61,7 +71,7 @@ class SftConfig:
         names = ("steps", "batch_size", "learning_rate", "seed", "weight_decay", "warmup_share", "clip_norm")
         values = {name: getattr(self, name) for name in names}
         mixed = {"mixture": [list(part) for part in self.mixture]} if self.mixture else {}
-        return {**values, **mixed, "betas": list(self.betas), "schedule": "cosine", "optimizer": "AdamW"}
+        return {**values, **mixed, "betas": list(self.betas), "schedule": self.schedule, "optimizer": "AdamW"}
 
     @property
     def warmup_steps(self) -> int:
@@ -77,11 +87,23 @@ class Progress:
     seconds: float  # spent in steps, those before a resume included
 
 
-def learning_rate_factor(step: int, warmup_steps: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine down to 0 at ``steps``; ``step`` counts from 0."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
+def schedule_of(config: SftConfig, optimizer: torch.optim.Optimizer) -> LambdaLR:
+    """transformers' schedule, its warm-up counted from 1: at 0 the first step of all would change nothing."""
+    unused = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    curve = get_scheduler(config.schedule, unused, config.warmup_steps, config.steps).lr_lambdas[0]
+    return LambdaLR(optimizer, lambda step: curve(step + (step < config.warmup_steps)))
+
+
+def step_sampler(samples: Sequence[Sample], config: SftConfig, rank: int = 0, world_size: int = 1) -> StepSampler:
+    """Which of the samples each step trains, on this worker."""
+    sizes: dict[str, Any] = {
+        "steps": config.steps, "batch_size": config.batch_size, "micro_batch": config.micro_batch,
+        "rank": rank, "world_size": world_size,
+    }  # fmt: skip
+    if isinstance(samples, FreshSamples):
+        return FreshSteps(samples.mean_length, **sizes)
+    lengths = [len(sample.input_ids) for sample in samples]
+    return StepSampler(lengths, seed=config.seed, mixture=config.mixture, **sizes)
 
 
 def train(
@@ -110,16 +132,12 @@ def train(
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert trained, "nothing would train"
-    sampler = StepSampler(
-        [len(sample.input_ids) for sample in samples],
-        steps=config.steps, batch_size=config.batch_size, micro_batch=config.micro_batch, seed=config.seed,
-        mixture=config.mixture, rank=rank, world_size=world_size,
-    )  # fmt: skip
+    sampler = step_sampler(samples, config, rank, world_size)
     cache = InputCache(anatomy, model, samples, pad_id) if config.cache else None
     compiled = worth_compiling(model, device, sampler, world_size) if config.compiled is None else config.compiled
 
     def lay_out(chosen: list[int]) -> Batch:
-        piece = [samples[index] for index in chosen]
+        piece = samples.read(chosen) if isinstance(samples, FreshSamples) else [samples[index] for index in chosen]
         positions = anatomy.shape.positions
         batch = packed(piece, config.pack, anatomy) if config.pack else padded(piece, pad_id, positions)
         return {**batch, "samples": chosen}
@@ -128,8 +146,10 @@ def train(
         trained, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay,
         fused=device.type == "cuda",
     )  # fmt: skip
-    schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, config.warmup_steps, config.steps))
-    loader: DataLoader[int] = DataLoader(range(len(samples)), batch_sampler=sampler, collate_fn=lay_out)  # type: ignore[arg-type]
+    loader: DataLoader[int] = DataLoader(
+        range(len(samples)), batch_sampler=sampler, collate_fn=lay_out, num_workers=config.loader_processes,  # type: ignore[arg-type]
+        worker_init_fn=_start_loader_process,
+    )  # fmt: skip
     with contextlib.ExitStack() as during:
         folder = during.enter_context(tempfile.TemporaryDirectory())
         if config.recompute:
@@ -140,7 +160,7 @@ def train(
         watch = _Watch(config, sampler, device, reporter, on_row, rank)
         trainer = AnswerTrainer(
             AnswerLoss(model, anatomy, cache), _arguments(config, sampler, folder, device, anatomy.dtype),
-            loader=loader, optimizers=(optimizer, schedule), callbacks=[watch],
+            loader=loader, optimizers=(optimizer, schedule_of(config, optimizer)), callbacks=[watch],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
@@ -150,13 +170,20 @@ def train(
 class AnswerTrainer(Trainer):
     """transformers' Trainer on given batches: not shuffled, cut or shared out by it, since all that is in them."""
 
-    def __init__(self, model: AnswerLoss, arguments: TrainingArguments, *, loader: DataLoader, **rest: Any) -> None:
+    def __init__(
+        self, model: AnswerLoss, arguments: TrainingArguments, *, loader: DataLoader[Any], **rest: Any
+    ) -> None:
         self._loader = loader
         super().__init__(model, arguments, **rest)
 
-    def get_train_dataloader(self) -> DataLoader:
+    def get_train_dataloader(self) -> DataLoader[Any]:
         """This worker's micro-batches of all steps."""
         return self._loader
+
+
+def _start_loader_process(_: int) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the tokenizers' thread pool does not survive a fork
+    torch.set_num_threads(1)
 
 
 def _arguments(

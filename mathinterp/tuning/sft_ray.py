@@ -8,7 +8,7 @@ interval at a time, so that what is trained again replaces its own rows.
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,17 +21,17 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from mathinterp.cluster.ray_cluster import cluster_total, connection
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
-from mathinterp.tuning.about import read_about
 from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES
 from mathinterp.tuning.data import Sample, data_fingerprint
-from mathinterp.tuning.lines import new_lines, printing
+from mathinterp.tuning.folders import TUNING_FILE, read_about, written_whole
+from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
-from mathinterp.tuning.sft_workers import ABOUT_FILE, TABLE, worker_loop
+from mathinterp.tuning.sft_workers import TABLE, worker_loop
 from mathinterp.versions import code_version, versions
 
 
@@ -93,8 +93,6 @@ def named(tuning: Tuning, resolved: ResolvedModel) -> Tuning:
     Paths become absolute: Ray Train gives its workers a working directory of their own.
     """
     tuning.job.check(resolved.shape)
-    if Path(tuning.model.name).expanduser().exists():
-        tuning = replace(tuning, model=replace(tuning.model, name=str(Path(tuning.model.name).expanduser().resolve())))
     tuning = replace(tuning, store_url=Store(tuning.store_url).url)
     if tuning.tensorboard is not None and "://" not in tuning.tensorboard:
         tuning = replace(tuning, tensorboard=str(Path(tuning.tensorboard).expanduser().resolve()))
@@ -140,29 +138,22 @@ def earlier_result(out: Path, run_id: str) -> dict[str, Any] | None:
     """What ``out`` says about this very run, or None if it is free; raises UserError if something else is there."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    about = out / ABOUT_FILE
+    about = out / TUNING_FILE
     if not about.is_file():
-        raise UserError(f"--out '{out}' exists and holds something else; give a new folder")
+        raise UserError(f"`out` '{out}' exists and holds something else; give a new folder")
     found = read_about(about, "run_id")
     if found["run_id"] != run_id:
         raise UserError(
-            f"--out '{out}' holds run {found['run_id']}, and this one is {run_id} (other settings, data or model); "
+            f"`out` '{out}' holds run {found['run_id']}, and this one is {run_id} (other settings, data or model); "
             "give a new folder"
         )
     return found
 
 
-def check_base(adapter: Path, fingerprint: str) -> None:
-    """Raise UserError if an adapter made here says that it was trained on a model of another fingerprint."""
-    about = adapter / ABOUT_FILE
-    trained_on = read_about(about, "base_fingerprint")["base_fingerprint"] if about.is_file() else fingerprint
-    if trained_on != fingerprint:
-        raise UserError(f"adapter '{adapter}' was trained on a model of fingerprint {trained_on}, not {fingerprint}")
-
-
 def fit(
-    tuning: Tuning, *, workers: int, gpu: bool | None, out: Path, storage: str | None, address: str | None = None
-) -> TuningResult:
+    tuning: Tuning, *, workers: int, gpu: bool | None, out: Path, storage: str | None, address: str | None,
+    say: Callable[[str], None],
+) -> TuningResult:  # fmt: skip
     """Train, or resume, and write the folder ``out``; ``tuning`` comes from ``named``.
 
     Args:
@@ -170,10 +161,11 @@ def fit(
         gpu: whether to use GPUs; None: if the cluster has enough.
         storage: folder or URI for checkpoints, seen by all nodes; None: ``out`` with "-training" added.
         address: a running Ray cluster; None: that of RAY_ADDRESS, else a local Ray for this call.
+        say: gets what worker 0 says, a line at a time.
     Raises:
         UserError: ``out`` holds something else, a batch that does not divide, more workers than there are CPUs (GPUs),
             or what a worker refused: a cache without layers below, a loss that is not finite.
-        ray.train.TrainingFailedError: workers failed again and again.
+        Unfinished: workers failed again and again; the same call goes on from the last checkpoint.
     """
     found = earlier_result(out, tuning.run_id)
     if found is not None:
@@ -193,18 +185,27 @@ def fit(
                 failure_config=ray.train.FailureConfig(max_failures=MOST_FAILURES),
             ),
         )
-        with redirect_stdout(sys.stderr), printing(lines):
-            result = trainer.fit()
+        # What Ray prints belongs to stderr: stdout is for results.
+        with redirect_stdout(sys.stderr), followed(lines, say):
+            result = _fitted(trainer)
         refusal = ray.get(lines.refusal.remote())
         if refusal is not None:
             raise UserError(refusal)
         assert result.checkpoint is not None
-        with result.checkpoint.as_directory() as folder:
-            _copy_folder(Path(folder) / EXPORT_FOLDER, out)
-    about = read_about(out / ABOUT_FILE)
+        with result.checkpoint.as_directory() as folder, written_whole(out) as part:
+            shutil.copytree(Path(folder) / EXPORT_FOLDER, part, dirs_exist_ok=True)
+    about = read_about(out / TUNING_FILE)
     run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device", "chosen_from")})
     run.finish()
     return TuningResult(tuning.run_id, out, about, trained_now=True)
+
+
+def _fitted(trainer: ray.train.torch.TorchTrainer) -> ray.train.Result:
+    try:
+        return trainer.fit()
+    except ray.train.TrainingFailedError as error:
+        first = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+        raise Unfinished(f"training failed: {first.strip()}") from error
 
 
 def scaling(tuning: Tuning, workers: int, gpu: bool | None) -> ray.train.ScalingConfig:
@@ -220,12 +221,3 @@ def scaling(tuning: Tuning, workers: int, gpu: bool | None) -> ray.train.Scaling
     smallest = min(int(node["Resources"]["CPU"]) for node in ray.nodes() if node["Resources"].get("CPU", 0) >= 1)
     each = {"CPU": 1, "GPU": 1} if use_gpu else {"CPU": min(cpus // workers, smallest)}
     return ray.train.ScalingConfig(num_workers=workers, use_gpu=use_gpu, resources_per_worker=each)
-
-
-def _copy_folder(source: Path, target: Path) -> None:
-    """As a whole or not at all; what ``target`` held is gone."""
-    part = target.with_name(target.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part)
-    shutil.rmtree(target, ignore_errors=True)
-    part.replace(target)

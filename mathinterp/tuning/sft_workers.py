@@ -21,20 +21,20 @@ from torch import nn
 
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import LoadedModel, load
-from mathinterp.scans.tables import TUNING_RUNS
 from mathinterp.store import Store
 from mathinterp.tuning.about import card, evaluation_line, row_line
 from mathinterp.tuning.answers import Evaluation, evaluate
-from mathinterp.tuning.batches import padding_id
 from mathinterp.tuning.checkpoints import EXPORT_FOLDER, latest_folder, report_folder
+from mathinterp.tuning.folders import TUNING_FILE
+from mathinterp.tuning.layout import padding_id
 from mathinterp.tuning.sft import Row, train
 from mathinterp.tuning.tensorboard import Board
+from mathinterp.tuning.training.tables import TUNING_RUNS
 
 if TYPE_CHECKING:
     from mathinterp.tuning.sft_ray import Tuning
 
 TABLE = "tuning_runs"
-ABOUT_FILE = "tuning.json"
 TRAINER_STATE = "trainer_state.json"  # in a checkpoint, by transformers' Trainer
 
 
@@ -52,7 +52,7 @@ def worker_loop(settings: dict[str, Any]) -> None:
         try:
             worker.run()
         except (UserError, FloatingPointError) as error:  # both are raised by all workers alike
-            hint = "; a lower --lr may help" if isinstance(error, FloatingPointError) else ""
+            hint = "; a lower `lr` may help" if isinstance(error, FloatingPointError) else ""
             problems = [f"{error}{hint}"]
     if rank == 0 and (found := next((problem for problem in problems if problem), None)) is not None:
         ray.get(lines.refuse.remote(found))
@@ -138,7 +138,7 @@ class _Worker:
         tuning = self.tuning
         tuning.job.export(self.model, self.loaded.tokenizer, target, tuning.model.label)
         about = about_run(tuning, self.model, before, after, seconds, self.device)
-        (target / ABOUT_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        (target / TUNING_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         (target / "README.md").write_text(card(about), encoding="utf-8")
 
 

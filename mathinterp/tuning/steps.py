@@ -76,8 +76,36 @@ class StepSampler(Sampler[list[int]]):
         """This worker's share of a step, in pieces of samples of about the same length."""
         chosen = self.samples_of(step)
         share = chosen[np.argsort(self.lengths[chosen], kind="stable")][self.rank :: self.world_size]
+        return self._pieces(share)
+
+    def _pieces(self, share: np.ndarray) -> list[list[int]]:
         return [share[first : first + self.micro_batch].tolist() for first in range(0, len(share), self.micro_batch)]
 
     def tokens(self, first: int, last: int) -> int:
         """Tokens of the samples of steps ``first`` to ``last`` - 1, all workers together, padding not counted."""
         return int(self.lengths[self._order[first * self.batch_size : last * self.batch_size]].sum())
+
+
+class FreshSteps(StepSampler):
+    """As StepSampler for samples that are drawn as they are read: each once, in order, lengths unknown before."""
+
+    def __init__(
+        self, mean_length: float, *, steps: int, batch_size: int, micro_batch: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """``mean_length``: tokens of a sample, for ``tokens`` alone."""
+        assert batch_size % world_size == 0, f"a batch of {batch_size} does not divide over {world_size} workers"
+        self.mean_length = mean_length
+        self.steps, self.batch_size, self.micro_batch = steps, batch_size, micro_batch
+        self.rank, self.world_size = rank, world_size
+
+    def samples_of(self, step: int) -> np.ndarray:
+        """What all workers train in ``step``, counted from 0."""
+        return np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+
+    def micro_batches(self, step: int) -> list[list[int]]:
+        """This worker's share of a step, in pieces."""
+        return self._pieces(self.samples_of(step)[self.rank :: self.world_size])
+
+    def tokens(self, first: int, last: int) -> int:
+        """About as many tokens as steps ``first`` to ``last`` - 1 have."""
+        return round((last - first) * self.batch_size * self.mean_length)

@@ -33,5 +33,5 @@ def writer_class() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UserError("--tensorboard needs the package tensorboard: pip install tensorboard") from error
+        raise UserError("`tensorboard` needs the package tensorboard: pip install tensorboard") from error
     return SummaryWriter

@@ -1,0 +1,146 @@
+"""Where a run's shards are computed: in this process, or by replicas on Ray.
+
+Knows what each place needs before and while shards run; knows nothing about experiments. Both compute with as many
+threads, so that rows are the same bit for bit. Ray is imported only by runs that use it.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+
+from mathinterp.cluster.dispatch import Workers
+from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
+from mathinterp.models.catalog import ResolvedModel
+from mathinterp.models.handle import HeldSource, Model
+
+THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How many replicas, and what each of them reserves."""
+
+    replicas: int
+    gpus: float  # each; 0 on CPU
+    cpus: float  # each
+    threads: int  # CPU threads of each
+
+    @property
+    def device(self) -> str:
+        """torch device type of the replicas."""
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def at_once(self) -> int:
+        """Shards that one replica works on side by side."""
+        return AT_ONCE if self.gpus else 1
+
+
+def threads_for(model_bytes: int, cores: int) -> int:
+    """CPU threads of one replica, from the model and the machine's cores alone.
+
+    Threads share a sum, and so their number decides its last bits: it must not follow from the number of replicas, nor
+    from that of the shards left, or a run of other replicas, or one resumed, would have other rows.
+    """
+    return max(1, min(cores, model_bytes // THREAD_BYTES))
+
+
+@dataclass(frozen=True)
+class Here:
+    """This process, without Ray, on the model's own device."""
+
+    model: Model
+
+    def device(self) -> str:
+        """Where the model is."""
+        return self.model.device
+
+    def described(self) -> ResolvedModel:
+        """As it is in this process."""
+        return self.model.described
+
+    def placement(self, shards: int, model_bytes: int) -> Placement:
+        """One replica; as many threads as a Ray of this machine alone would give it."""
+        if self.device() == "cuda":
+            return Placement(1, 1, 1, 1)
+        if model_bytes < 2 * THREAD_BYTES:
+            return Placement(1, 0, 1, 1)
+        from ray._private.utils import get_num_cpus  # as Ray counts a machine's cores, which heeds a container's limit
+
+        return Placement(1, 0, 1, threads_for(model_bytes, int(get_num_cpus())))
+
+    @contextmanager
+    def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:
+        """One replica here; the model is lent until the block ends."""
+        from mathinterp.cluster.local_workers import LocalWorkers
+
+        with ExitStack() as lent:
+            here = replace(job, source=HeldSource(self.model, lent))
+            with closing(LocalWorkers(here, placement.at_once)) as workers:
+                yield workers
+
+
+@dataclass
+class OnRay:
+    """Replicas on a cluster, or on a local Ray for this run alone.
+
+    Args:
+        stack: in which the connection is kept open.
+        replicas, gpus_per_replica, address: as for ``run_scan``.
+    """
+
+    model: Model
+    stack: ExitStack
+    replicas: int | None = None
+    gpus_per_replica: float | None = None
+    address: str | None = None
+    _gpus: float | None = None  # of each replica, once asked for
+
+    def _each(self) -> float:
+        from mathinterp.cluster.ray_cluster import connection, existing_cluster, gpus_each
+
+        if self._gpus is None:
+            if existing_cluster(self.address):
+                self.stack.enter_context(connection(self.address))
+            self._gpus = gpus_each(self.gpus_per_replica)
+        return self._gpus
+
+    def device(self) -> str:
+        """By the GPUs that nodes report; nothing here initialises CUDA."""
+        return "cuda" if self._each() else "cpu"
+
+    def described(self) -> ResolvedModel:
+        """As nodes of that kind will find it."""
+        return self.model.described_on(self.device())
+
+    def placement(self, shards: int, model_bytes: int) -> Placement:
+        """See ray_cluster.place; starts a local Ray where there is no cluster."""
+        from mathinterp.cluster.ray_cluster import connection, place
+
+        self.stack.enter_context(connection(self.address, self.model.carried_bytes))
+        return place(self.replicas, self._each(), shards, model_bytes)
+
+    @contextmanager
+    def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:
+        """Actors; the job travels through the object store, with the weights of a model that has no name."""
+        import ray
+
+        from mathinterp.cluster.ray_workers import RayWorkers
+
+        kept = ray.put(replace(job, source=self.model.carried(self.described())))
+        actors = RayWorkers(
+            Replica, kept, num_cpus=placement.cpus, num_gpus=placement.gpus, at_once=placement.at_once
+        )  # fmt: skip
+        # Ray prints about dead workers on stdout, which is for results; they are told by the progress in one line.
+        with closing(actors) as workers, redirect_stdout(sys.stderr):
+            yield workers
+
+
+def place_of(
+    model: Model, stack: ExitStack, replicas: int | None, gpus_per_replica: float | None, address: str | None
+) -> Here | OnRay:
+    """This process where nothing is said of replicas or a cluster, else Ray."""
+    if replicas is None and gpus_per_replica is None and address is None:
+        return Here(model)
+    return OnRay(model, stack, replicas, gpus_per_replica, address)

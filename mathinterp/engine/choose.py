@@ -1,0 +1,126 @@
+"""Which engine runs a scan: the packed one where the family allows, else the plain one.
+
+The rule is one line (``choose``); what it chose is stored with the run.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from mathinterp.engine import ENGINES
+from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION, sampled
+from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.scores import Answers, Scores
+from mathinterp.errors import UserError
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.prompt import TokenizedPrompt
+
+COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from which compiling (some 20 s) pays on a GPU
+
+
+class Engine(Protocol):
+    """What scans need of an engine; see ``replay.PackedEngine`` and ``plain.PlainEngine``."""
+
+    name: str
+    answers: Answers
+
+    def baseline(self) -> Scores:
+        """Scores of the unedited model: 1 x A."""
+
+    def run_edits(self, layer: int, edits: Sequence[Edit], replacement: Replacement) -> Scores:
+        """Scores under each edit by itself: E x A."""
+
+    def token_values(self, site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
+        """Clean activations of the n tokens at a site: n Z."""
+
+
+def choose(asked: str, tree_mask: bool) -> str:
+    """The engine that runs: "packed" iff asked for or on "auto", and the family takes a tree mask (families.py).
+
+    Raises UserError where "packed" is asked of a family that takes none.
+    """
+    if asked not in ENGINES:
+        raise UserError(f"engine '{asked}' is not known; take one of {', '.join(ENGINES)}")
+    if asked == "packed" and not tree_mask:
+        raise UserError("this model family takes no tree mask; use --engine plain (or auto)")
+    return "plain" if asked == "plain" or not tree_mask else "packed"
+
+
+def pays_to_compile(device_type: str, prompts: Sequence[TokenizedPrompt], edits_in_all: int) -> bool:
+    """Whether the packed engine compiles layers for a scan of that many edits: on a GPU, if there is much to run."""
+    tokens = sum(len(prompt.fed) for prompt in prompts)
+    return device_type == "cuda" and tokens * edits_in_all > COMPILE_FROM_NODES
+
+
+def build_engine(
+    anatomy: Anatomy,
+    prompts: Sequence[TokenizedPrompt],
+    *,
+    asked: str = "auto",
+    private_from: Sequence[int] | None = None,
+    edits_per_batch: int = 16,
+    edits_in_all: int = 16,
+    max_tokens: int | None = None,
+    compiled: bool | None = None,
+) -> Engine:
+    """Make the engine and run its clean pass.
+
+    Args:
+        private_from: see ``tree.plant``.
+        edits_per_batch: edits that a scan asks for at once.
+        edits_in_all: edits of the whole scan; decides whether compiling pays.
+        max_tokens: most token rows in one forward pass; None = by device.
+        compiled: whether the packed engine compiles layers; None = ``pays_to_compile``.
+    """
+    if choose(asked, anatomy.family.tree_mask) == "plain":
+        rows = max_tokens or 8192
+        return PlainEngine(anatomy, prompts, batch_size=max(1, rows // max(len(p.fed) for p in prompts)))
+    if compiled is None:
+        compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
+    return PackedEngine(
+        anatomy,
+        prompts,
+        private_from=private_from,
+        edits_per_batch=edits_per_batch,
+        max_tokens=max_tokens,
+        compiled=compiled,
+    )
+
+
+def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> float:
+    """Largest difference (nats; logits too) between ``engine`` and each prompt alone, on a sample of prompts.
+
+    Alone: one plain forward pass for each, so that nothing is padded and no neighbour sets the rotary frequencies. The
+    shortest and the longest are in the sample. Guards against a library version that takes the tree mask silently
+    wrong, and against whatever makes a prompt's number depend on its neighbours.
+
+    Raises:
+        RuntimeError: the difference is beyond what rounding explains in the model's dtype.
+    """
+    sample = sampled([len(prompt.fed) for prompt in prompts], most=18)
+    plain = PlainEngine(anatomy, [prompts[index] for index in sample], batch_size=1).baseline()
+    worst = engine.baseline().at(np.isin(engine.answers.prompt_A, sample)).difference(plain)
+    limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
+    if not worst <= limit:  # NaN is no agreement
+        raise RuntimeError(
+            f"the {engine.name} engine strays {worst:.3g} nats from plain forward passes (limit {limit:g} in"
+            f" {anatomy.dtype}): {_why_it_strays(engine, anatomy, [prompts[index] for index in sample])}"
+        )
+    return worst
+
+
+def _why_it_strays(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> str:
+    """What is at fault, and what helps; ``--engine plain`` is advised only where it gives each prompt's own numbers."""
+    alone = PlainEngine(anatomy, prompts, batch_size=1).baseline()
+    dtype = str(anatomy.dtype).removeprefix("torch.")
+    if not np.isfinite(alone.logprob_EA).all():
+        narrow = anatomy.dtype == torch.float16
+        return f"the model itself gives NaN or infinity in {dtype}" + ("; give --dtype float32" if narrow else "")
+    limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
+    if engine.name != "plain" and PlainEngine(anatomy, prompts).baseline().difference(alone) <= limit:
+        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use --engine plain and report this"
+    return f"{anatomy.shape.model_type} does not take padded batches either (no --engine helps); report this"

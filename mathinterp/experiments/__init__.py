@@ -1,0 +1,37 @@
+"""What is measured: one folder an experiment, and what they share.
+
+Knows engines and prompts; knows nothing about stores, clusters or the command line. ``mathinterp.experiments.Heads``
+and the like are found by class name, on first use.
+"""
+
+from typing import Any
+
+from mathinterp.experiments.base import Context, Experiment, Shard, Subject
+from mathinterp.experiments.options import Head, Neuron, option
+from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.experiments.table import Table
+
+__all__ = [
+    "Context",
+    "Experiment",
+    "Head",
+    "Neuron",
+    "Results",
+    "Shard",
+    "Shown",
+    "Subject",
+    "Summary",
+    "Table",
+    "option",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """An experiment's class, by its name."""
+    if name[:1].isupper():
+        from mathinterp.experiments.registry import experiments
+
+        for experiment in experiments().values():
+            if experiment.__name__ == name:
+                return experiment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,172 @@
+"""How replaced activations are computed: what they are replaced with, and rows from scores (see ablation.py)."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mathinterp.engine.choose import Engine, build_engine, packing_deviation, pays_to_compile
+from mathinterp.engine.edits import Replacement
+from mathinterp.engine.head_sets import HeadSets
+from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.scores import Scores
+from mathinterp.experiments.ablation import Ablation
+from mathinterp.experiments.base import Subject
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.prompts.prompt import TokenizedPrompt
+
+
+@dataclass
+class AblationState:
+    """What a replica keeps between shards."""
+
+    anatomy: Anatomy
+    prompts: Sequence[TokenizedPrompt]
+    engine: Engine
+    counterfactual: Engine | None  # the same prompts with X_c in place of X_r
+    notes: dict[str, Any]
+
+
+def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
+    """The engine that runs the scan's edits."""
+    return build_engine(
+        subject.anatomy,
+        subject.prompts,
+        asked=scan.engine,
+        private_from=private_from(scan, subject.prompts),
+        edits_per_batch=edits_per_batch,
+        max_tokens=subject.max_tokens,
+        compiled=compiled,
+    )
+
+
+def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
+    """``engines_of`` with the run's noise and what its means are over: done once per replica."""
+    state = engines_of(scan, subject, edits_per_batch, edits_in_all)
+    if isinstance(state.engine, PackedEngine):
+        state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
+    if scan.ablation == "mean":
+        groups = Counter(_mean_groups(scan, subject.prompts))
+        state.notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}
+    return state
+
+
+def engines_of(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
+    """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone."""
+    anatomy, prompts = subject.anatomy, subject.prompts
+    compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
+    engine = build_scan_engine(scan, subject, edits_per_batch, compiled)
+    counterfactual = None
+    if scan.needs_counterfactuals:
+        pairs = [dataclasses.replace(p, input_ids=_counterfactual_ids(p)) for p in prompts]
+        counterfactual = build_engine(anatomy, pairs, asked=scan.engine, max_tokens=subject.max_tokens)
+    notes: dict[str, Any] = {"engine": engine.name, "packing_deviation": packing_deviation(engine, anatomy, prompts)}
+    if isinstance(engine, PackedEngine):
+        forest = engine.forest
+        notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
+        notes["attention"] = "tree" if engine.tree_attention else "dense masks"
+    return AblationState(anatomy, prompts, engine, counterfactual, notes)
+
+
+def _mean_groups(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[tuple[str | None, str | None]]:
+    """What each prompt's mean is taken over: its (operation, template) at END, all prompts where every token is."""
+    if scan.edited_positions == "all":
+        return [(None, None)] * len(prompts)
+    return [(p.prompt.operation, p.prompt.template) for p in prompts]
+
+
+def _counterfactual_ids(prompt: TokenizedPrompt) -> tuple[int, ...]:
+    assert prompt.counterfactual_ids is not None, f"prompt {prompt.prompt.prompt_id} has no counterfactual"
+    return prompt.counterfactual_ids
+
+
+def private_from(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[int] | None:
+    """Per prompt, the token from which no other prompt may share its nodes, because they are edited for it alone.
+
+    With END edits that holds for zeros too: one prompt's END may be an earlier token of a longer prompt.
+    """
+    if scan.edited_positions == "end":
+        return [prompt.end for prompt in prompts]
+    return [0] * len(prompts) if scan.ablation == "resample" else None
+
+
+def replacement(scan: Ablation, state: AblationState, site: str, layer: int) -> Replacement:
+    """The new activations of ``site`` ("head", "mlp" or "neuron") in ``layer``."""
+    everywhere = scan.edited_positions == "all"
+    prompt_n, token_n = _all_tokens(state.prompts) if everywhere else _end_tokens(state.prompts)
+    if scan.ablation == "zero":
+        zero = Replacement.zero(state.anatomy, site, layer)
+        if everywhere:
+            return zero
+        return Replacement(zero.values.expand(len(prompt_n), -1), prompt_n, token_n)
+    assert state.counterfactual is not None
+    values = state.counterfactual.token_values(site, layer, prompt_n, token_n)
+    if scan.ablation == "resample":
+        return Replacement(values, prompt_n, token_n)
+    if everywhere:
+        return Replacement(values.mean(dim=0))
+    return Replacement(_group_means(values, _mean_groups(scan, state.prompts)), prompt_n, token_n)
+
+
+def _group_means(values_nZ: torch.Tensor, keys: Sequence[Hashable]) -> torch.Tensor:
+    """Row i becomes the mean over the rows of equal key."""
+    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    group = torch.tensor([number[key] for key in keys], device=values_nZ.device)
+    wide = values_nZ.to(torch.float64 if values_nZ.dtype == torch.float64 else torch.float32)
+    sums = wide.new_zeros(len(number), values_nZ.shape[1]).index_add_(0, group, wide)
+    counts = torch.bincount(group, minlength=len(number))
+    return (sums / counts[:, None])[group].to(values_nZ.dtype)
+
+
+def _end_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(len(prompts)), np.array([prompt.end for prompt in prompts])
+
+
+def _all_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
+    prompt_n = np.concatenate([np.full(len(p.fed), i) for i, p in enumerate(prompts)])
+    return prompt_n, np.concatenate([np.arange(len(p.fed)) for p in prompts])
+
+
+def score_rows(state: AblationState, scores: Scores, schema: pa.Schema, ids: dict[str, list[int]]) -> pa.Table:
+    """Rows of ``schema``, edit by edit: E * A of them.
+
+    Args:
+        ids: the columns that name the edit (layer, head), one value an edit.
+    """
+    answers = state.engine.answers
+    edits, count = scores.correct_EA.shape
+    names = pa.array([p.prompt.prompt_id for p in state.prompts])
+    columns: dict[str, Any] = {name: np.repeat(values, count) for name, values in ids.items()}
+    columns["prompt_id"] = names.take(pa.array(np.tile(answers.prompt_A, edits)))
+    columns["position"] = np.tile(answers.position_A, edits)
+    columns["correct"] = scores.correct_EA.ravel()
+    columns["logprob"] = scores.logprob_EA.ravel().astype(np.float32)
+    columns["logit"] = scores.logit_EA.ravel().astype(np.float32)
+    columns["predicted_id"] = scores.predicted_EA.ravel()
+    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+
+
+def baseline_rows(state: AblationState, schema: pa.Schema) -> pa.Table:
+    """Rows of the unedited model, computed in the same batch shapes as the edited ones."""
+    return score_rows(state, state.engine.baseline(), schema, {})
+
+
+@dataclass
+class HeadSetState:
+    """What a replica keeps between shards of an experiment that takes out several heads together."""
+
+    ablation: AblationState
+    runner: HeadSets
+    replacements: dict[int, Replacement]  # layer -> what its heads become; filled as layers are asked for
+
+
+def replacements_of(scan: Ablation, state: HeadSetState, layers: set[int]) -> dict[int, Replacement]:
+    """Layer -> what its heads become under ``scan``; computed once per replica."""
+    for layer in layers - state.replacements.keys():
+        state.replacements[layer] = replacement(scan, state.ablation, "head", layer)
+    return {layer: state.replacements[layer] for layer in sorted(layers)}

@@ -1,0 +1,29 @@
+"""Columns and tables that several experiments share.
+
+Knows names and types only, so that reading a store needs no torch.
+"""
+
+import pyarrow as pa
+
+from mathinterp.experiments.table import Table
+
+LAYER, HEAD = pa.field("layer", pa.int16()), pa.field("head", pa.int16())
+
+TOKEN_SCORE = (
+    pa.field("prompt_id", pa.string()),
+    pa.field("position", pa.int16()),  # index among the prompt's scored answer tokens, 0 = first
+    pa.field("correct", pa.bool_()),  # argmax equals gold
+    pa.field("logprob", pa.float32()),  # of the gold token, nats
+    pa.field("logit", pa.float32()),  # of the gold token, after a final soft-cap
+    pa.field("predicted_id", pa.int32()),
+)
+
+BASELINE = pa.schema(TOKEN_SCORE)
+SHARED_TABLES = {
+    "baseline": Table(
+        BASELINE,
+        doc="every scored answer token under the unchanged model, computed in the batch shape of its own run's "
+        "interventions. correct: the most probable token is the gold one; logprob (natural log) and logit are "
+        "those of the gold token.",
+    )
+}  # filled by every experiment that scores the unedited model

@@ -1,0 +1,28 @@
+"""What a run of head pairs says: which heads stand in for each other, and which work through each other."""
+
+from mathinterp.experiments.results import Results, Shown, Summary
+
+SURE = 0.05  # Benjamini-Hochberg q
+
+
+def summarize(results: Results, top: int) -> Summary:
+    """The pairs of largest interaction over all operations, and how many differ from adding up."""
+    query = "SELECT * FROM head_pairs WHERE run_id = $run AND operation = 'all'"
+    rows = results.rows(
+        f"""SELECT pair, 100 * drop_both AS "both", 100 * drop_first AS "first", 100 * drop_second AS "second",
+               100 * interaction AS "interaction", 100 * interaction_low AS "low", 100 * interaction_high AS "high",
+               q_value AS q FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
+    )
+    (counts,) = results.rows(
+        f"""SELECT count(*) AS pairs, count_if(q_value < {SURE} AND interaction > 0) AS backup,
+               count_if(q_value < {SURE} AND interaction < 0) AS chained FROM ({query})"""
+    )
+    verdict = (
+        f"Of {counts['pairs']} pairs, {counts['backup']} cost more together than apart (q < {SURE}): one head stands in"
+        f" for the other. {counts['chained']} cost less together than the sum of both: one works through the other."
+    )
+    return Summary(
+        parts=[Shown("Points of accuracy over all operations, 95 % interval of the interaction", rows), verdict],
+        data={"top": rows, "verdict": verdict, **counts},
+        queries=[results.query(f"{query} ORDER BY abs(interaction) DESC LIMIT 20")],
+    )

@@ -1,0 +1,59 @@
+-- head_pairs: per pair of heads (or head and the run's given heads) and operation: the drop of accuracy with both out, with
+-- each out alone, and interaction = drop_both - drop_first - drop_second (fractions), with a 95 % interval and p clustered by
+-- prompt as in head_effects, and Benjamini-Hochberg q over the pairs of one run and operation. Operation 'all' is the
+-- unweighted mean over operations. An interaction above 0: one head stands in for the other.
+CREATE OR REPLACE VIEW head_pairs AS
+WITH units AS (
+    SELECT s.run_id, s.layer, s.head, s.other_layer, s.other_head, s.given, b.operation, s.prompt_id,
+           CASE WHEN any_value(b.scoring) = 'exact_match' THEN 1 ELSE count(*) END AS n,
+           CASE WHEN any_value(b.scoring) = 'exact_match' THEN bool_and(b.correct)::INTEGER ELSE count_if(b.correct) END AS base,
+           CASE WHEN any_value(b.scoring) = 'exact_match' THEN bool_and(s.correct)::INTEGER ELSE count_if(s.correct) END AS hits
+    FROM head_pair_scan AS s JOIN scored_baseline AS b USING (run_id, prompt_id, position)
+    GROUP BY ALL
+), together AS (
+    SELECT * FROM units WHERE layer IS NOT NULL AND (other_layer IS NOT NULL OR given)
+), prompts_of_pairs AS (
+    SELECT t.run_id, t.layer, t.head, t.other_layer, t.other_head, t.operation, t.n,
+           t.base - t.hits AS lost_both, t.base - f.hits AS lost_first, t.base - s.hits AS lost_second
+    FROM together AS t
+    JOIN units AS f ON f.run_id = t.run_id AND f.prompt_id = t.prompt_id AND f.layer = t.layer AND f.head = t.head
+        AND f.other_layer IS NULL AND NOT f.given
+    JOIN units AS s ON s.run_id = t.run_id AND s.prompt_id = t.prompt_id AND s.layer IS NOT DISTINCT FROM t.other_layer
+        AND s.head IS NOT DISTINCT FROM t.other_head AND s.other_layer IS NULL AND s.given = t.given
+), operations AS (
+    SELECT run_id, layer, head, other_layer, other_head, operation, sum(n)::BIGINT AS n,
+           sum(lost_both) / sum(n) AS drop_both, sum(lost_first) / sum(n) AS drop_first, sum(lost_second) / sum(n) AS drop_second,
+           count_if(lost_both <> lost_first + lost_second) AS moved,
+           CASE WHEN count(*) > 1 THEN count(*) / (count(*) - 1) * greatest(0, sum((lost_both - lost_first - lost_second) ** 2)
+               - 2 * sum(lost_both - lost_first - lost_second) / sum(n) * sum((lost_both - lost_first - lost_second) * n)
+               + (sum(lost_both - lost_first - lost_second) / sum(n)) ** 2 * sum(n ** 2)) / sum(n) ** 2 END AS variance
+    FROM prompts_of_pairs GROUP BY ALL
+), effects AS (
+    SELECT run_id, layer, head, other_layer, other_head,
+           CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation, sum(n)::BIGINT AS n,
+           sum(moved)::BIGINT AS moved, avg(drop_both) AS drop_both, avg(drop_first) AS drop_first,
+           avg(drop_second) AS drop_second, avg(drop_both - drop_first - drop_second) AS interaction,
+           CASE WHEN count(variance) = count(*) THEN sum(variance) / count(*) ** 2 END AS variance
+    FROM operations
+    GROUP BY GROUPING SETS ((run_id, layer, head, other_layer, other_head, operation),
+                            (run_id, layer, head, other_layer, other_head))
+), tested AS (
+    SELECT *, CASE WHEN moved = 0 THEN 1.0
+                   WHEN variance > 0 THEN greatest(erfc(abs(interaction) / sqrt(2 * variance)), 2.0::DOUBLE ** (1 - moved))
+                   WHEN variance = 0 THEN 2.0::DOUBLE ** (1 - moved) END AS p_value
+    FROM effects
+), ranked AS (
+    SELECT *, count(p_value) OVER (PARTITION BY run_id, operation) AS tests,
+           count(p_value) OVER (PARTITION BY run_id, operation ORDER BY p_value) AS rank
+    FROM tested
+)
+SELECT run_id, layer, head, other_layer, other_head, layer || '.' || head AS first,
+       coalesce(other_layer || '.' || other_head, 'given') AS second,
+       layer || '.' || head || ' + ' || coalesce(other_layer || '.' || other_head, 'given') AS pair, operation, n,
+       drop_both, drop_first, drop_second, interaction,
+       interaction - 1.959963984540054 * sqrt(variance) AS interaction_low,
+       interaction + 1.959963984540054 * sqrt(variance) AS interaction_high, p_value,
+       CASE WHEN p_value IS NOT NULL THEN
+           min(p_value * tests / rank) OVER (PARTITION BY run_id, operation ORDER BY p_value DESC)
+       END AS q_value
+FROM ranked;

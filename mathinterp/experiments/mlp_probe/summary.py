@@ -1,0 +1,42 @@
+"""What a finished MLP probe says: the curves, and where the answer overtakes the operands (paper B, section 4.2)."""
+
+from mathinterp.experiments.kept import kept_line
+from mathinterp.experiments.results import Results, Shown, Summary
+
+
+def summarize(results: Results) -> Summary:
+    """Over all operations, layer by layer; and per operation the first layer from which on the answer is closest."""
+    curve = results.rows(
+        """SELECT layer, in_a, in_b, in_c, out_a, out_b, out_c, difference_a, difference_b, difference_c, leader
+           FROM paper_b_mlp_probe WHERE run_id = $run AND operation = 'all' ORDER BY layer"""
+    )
+    found = results.rows(
+        """SELECT operation, min(layer) FILTER (settled) AS layer FROM paper_b_mlp_probe
+           WHERE run_id = $run GROUP BY operation ORDER BY operation = 'all' DESC, operation"""
+    )
+    overtakes = {row["operation"]: row["layer"] for row in found}
+    verdict = _verdict(overtakes)
+    return Summary(
+        parts=[
+            Shown("Mean cosine with operand A, operand B and answer C, all operations", curve),
+            kept_line(results),
+            verdict,
+        ],
+        data={"curve": curve, "overtakes": overtakes, "verdict": verdict},
+        queries=[
+            results.query(
+                "SELECT * FROM paper_b_mlp_probe WHERE run_id = $run AND operation <> 'all' ORDER BY operation, layer"
+            ),
+            results.query(
+                "SELECT layer, target, mlp_out, mlp_out_low, mlp_out_high FROM mlp_probe_curve"
+                " WHERE run_id = $run AND operation = 'all' ORDER BY layer, target"
+            ),
+        ],
+    )
+
+
+def _verdict(overtakes: dict[str, int | None]) -> str:
+    places = ", ".join(
+        f"{operation} {'never' if layer is None else f'from layer {layer}'}" for operation, layer in overtakes.items()
+    )
+    return f"The MLP's output is closest to the answer's first digit, and stays so to the last probed layer: {places}."

@@ -1,0 +1,108 @@
+"""MLP scan: ablate one whole MLP block at a time; rows as in the head scan, without a head (method.md section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from mathinterp.errors import UserError
+from mathinterp.experiments.ablation import Ablation
+from mathinterp.experiments.base import NothingToShow, Shard, Subject
+from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
+from mathinterp.experiments.mlps.tables import MLP_SCAN, TABLES
+from mathinterp.experiments.options import normalized, option, read_layers
+from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.table import Table
+
+if TYPE_CHECKING:
+    from mathinterp.engine.edits import Edit
+    from mathinterp.experiments.ablated import AblationState
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
+
+LAYERS_PER_FILE = 4
+
+
+@dataclass(frozen=True)
+class Mlps(Ablation):
+    """Ablate each whole MLP block in turn and score every answer token."""
+
+    layers: tuple[int, ...] | None = option(None, "Layers, for example 0-3,17.", parse=read_layers, shown="all")
+
+    name: ClassVar[str] = "mlps"
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
+    command_examples: ClassVar[Sequence[str]] = ("scan mlps --limit 200",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        normalized(self, layers=read_layers(self.layers))
+        if self.layers == ():
+            raise UserError("no MLPs to ablate; name at least one layer, or leave `layers` out for all")
+
+    def chosen(self, shape: ModelShape) -> list[int]:
+        """The layers to ablate; raises UserError for one that does not exist."""
+        layers = list(range(shape.n_layers)) if self.layers is None else sorted(set(self.layers))
+        for layer in layers:
+            shape.check_layer(layer)
+        return layers
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything that changes a stored row."""
+        return {**super().parameters(), "layers": None if self.layers is None else sorted(set(self.layers))}
+
+    def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
+        """The baseline, then files of four layers."""
+        layers = self.chosen(shape)
+        pieces = [Shard("baseline", 0, cost=0.5)]
+        for index, start in enumerate(range(0, len(layers), LAYERS_PER_FILE)):
+            part = layers[start : start + LAYERS_PER_FILE]
+            cost = float(sum(shape.n_layers - layer for layer in part))
+            pieces.append(Shard("mlp_scan", index, {"layers": part}, cost))
+        return pieces
+
+    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
+        """One for each (layer, prompt)."""
+        return len(shard.work.get("layers", [None])) * len(prompts)
+
+    def batches(self, shape: ModelShape) -> list[list[Edit]]:
+        """One MLP at a time."""
+        from mathinterp.engine.edits import Edit
+
+        return [[Edit.mlp_of(layer)] for layer in self.chosen(shape)]
+
+    def prepare(self, subject: Subject) -> AblationState:
+        """Clean pass (and counterfactual pass) over all prompts."""
+        from mathinterp.experiments.ablated import prepare
+
+        shape = subject.anatomy.shape
+        return prepare(self, subject, self.edits_per_batch(shape), len(self.chosen(shape)))
+
+    def run(self, state: AblationState, shard: Shard) -> pa.Table:
+        """Rows of the shard's layers, each MLP ablated by itself."""
+        from mathinterp.experiments.ablated import baseline_rows
+
+        if shard.table == "baseline":
+            return baseline_rows(state, BASELINE)
+        return pa.concat_tables([self._ablate(state, layer) for layer in shard.work["layers"]])
+
+    def _ablate(self, state: AblationState, layer: int) -> pa.Table:
+        from mathinterp.engine.edits import Edit
+        from mathinterp.experiments.ablated import replacement, score_rows
+
+        edits = [Edit.mlp_of(layer)]
+        scores = state.engine.run_edits(layer, edits, replacement(self, state, "mlp", layer))
+        return score_rows(state, scores, MLP_SCAN, {"layer": [layer]})
+
+    def notes(self, state: AblationState) -> dict[str, Any]:
+        """Engine, packing and noise floor of the run."""
+        return state.notes
+
+    @classmethod
+    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
+        """The MLPs that cost most, per operation, and how few they are."""
+        from mathinterp.experiments.ablation_summary import summarize_ablation
+
+        return summarize_ablation(results, "mlp_effects", "'mlp ' || layer", "MLP")

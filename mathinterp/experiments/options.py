@@ -1,0 +1,116 @@
+"""Fields of an experiment that people set: their help, choices and limits, and how text becomes their value.
+
+The command line makes an option of every such field and Python passes values; both say what is wrong in one line. A
+message of the library names a field in backticks (`` `heads` ``); the command line shows its flag instead.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mathinterp.errors import UserError
+from mathinterp.models.units import Head, Neuron
+
+MOST_LAYERS = 10_000  # more than any model has
+KEY = "option"  # of a field's metadata
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known about one field.
+
+    help: one sentence for ``--help``.
+    flag: the name on the command line; None = the field's own, with dashes.
+    parse: text -> value, for what is neither text, number, flag nor a choice. Raises UserError.
+    choices: the values there are; None among them is left out of the help.
+    least: smallest number allowed.
+    shown: the default as ``--help`` tells it, where the value itself says little.
+    metavar: what stands for the value in the help.
+    """
+
+    help: str
+    flag: str | None = None
+    parse: Callable[[str], Any] | None = None
+    choices: tuple[str | None, ...] = ()
+    least: float | None = None
+    shown: str | None = None
+    metavar: str | None = None
+
+
+def option(default: Any, help: str, **about: Any) -> Any:
+    """A dataclass field that people set; see Option for ``about``."""
+    return dataclasses.field(default=default, metadata={KEY: Option(help, **about)})
+
+
+def options_of(owner: type) -> dict[str, tuple[dataclasses.Field[Any], Option]]:
+    """Name -> field and what is known about it, of a dataclass's settable fields, in order."""
+    return {
+        each.name: (each, each.metadata[KEY]) for each in dataclasses.fields(owner) if KEY in each.metadata
+    }  # fmt: skip
+
+
+def check_options(value: Any) -> None:
+    """Raise UserError for a field whose value is none of its choices or below its least; call in ``__post_init__``."""
+    for name, (_, about) in options_of(type(value)).items():
+        found = getattr(value, name)
+        if about.choices and found not in about.choices:
+            known = ", ".join(choice for choice in about.choices if choice is not None)
+            raise UserError(f"`{name}` '{found}' is not known; take one of {known}")
+        if about.least is not None and found is not None and found < about.least:
+            raise UserError(f"`{name}` {found} is too small; give {about.least:g} or more")
+
+
+def read_heads(given: str | Iterable[Any] | None, field: str = "heads") -> tuple[Head, ...] | None:
+    """Heads in the order given: "17.22,14.19", or texts or pairs; None stays None. Raises UserError."""
+    return _units(Head, given, field, "layer.head, like 17.22,14.19")
+
+
+def read_neurons(given: str | Iterable[Any] | None, field: str = "neurons") -> tuple[Neuron, ...] | None:
+    """Neurons in the order given: "28.3696,13.7", or texts or pairs; None stays None. Raises UserError."""
+    return _units(Neuron, given, field, "layer.neuron, like 28.3696")
+
+
+def _units(kind: Any, given: Any, field: str, how: str) -> Any:
+    if given is None:
+        return None
+    units = []
+    for part in given.split(",") if isinstance(given, str) else given:
+        try:
+            units.append(kind.read(part) if isinstance(part, str) else kind(*(int(number) for number in part)))
+        except (ValueError, TypeError):
+            raise UserError(f"`{field}` '{part}' cannot be read; write {how}") from None
+    return tuple(units)
+
+
+def read_layers(given: str | Iterable[int] | None, field: str = "layers") -> tuple[int, ...] | None:
+    """Layers, each once, ascending: "0-3,17" -> (0, 1, 2, 3, 17), or numbers; None stays None. Raises UserError."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return tuple(sorted({int(layer) for layer in given}))
+    layers: set[int] = set()
+    for part in given.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
+            raise UserError(f"`{field}` '{given}' cannot be read; write it like 0-3,17")
+        last = int(high if dash else low)
+        if last >= MOST_LAYERS:
+            raise UserError(f"`{field}` '{given}': no model has a layer {last}")
+        layers.update(range(int(low), last + 1))
+    return tuple(sorted(layers))
+
+
+def read_counts(given: str | Iterable[int] | None, field: str = "ks", least: int = 0) -> tuple[int, ...] | None:
+    """Numbers in the order given: "0,1,2,4" -> (0, 1, 2, 4), "none" -> (); None stays None. Raises UserError."""
+    if given is None or not isinstance(given, str):
+        return None if given is None else tuple(int(number) for number in given)
+    parts = [] if given == "none" else [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise UserError(f"`{field}` '{given}' cannot be read; write numbers from {least} on, like 1,2,4")
+    return tuple(int(part) for part in parts)
+
+
+def normalized(value: Any, **read: Any) -> None:
+    """Set fields of a frozen dataclass in its ``__post_init__``, so that text, lists and pairs are all taken."""
+    for name, found in read.items():
+        object.__setattr__(value, name, found)

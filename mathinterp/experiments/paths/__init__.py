@@ -1,0 +1,238 @@
+"""Path scan: patch one head or MLP at END with its counterfactual output (paper B, Algorithm 1; method.md section 3).
+
+One row per (node, pair): how the logit of the answer's first digit moves when the node reads as on X_c and the rest, as
+``freeze`` says, stays as on X_r. Beside it, first-order attribution and direct logit shares of all nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from mathinterp.engine.paths.nodes import FREEZES, MLP, Receiver
+from mathinterp.errors import UserError
+from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.finished_run import HeadRanking
+from mathinterp.experiments.options import check_options, normalized, option, read_layers
+from mathinterp.experiments.paths.tables import TABLES
+from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
+from mathinterp.experiments.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mathinterp.engine.cells import Cells
+    from mathinterp.experiments.costs import Cost
+    from mathinterp.experiments.paths.rows import PathState
+    from mathinterp.models.anatomy import ModelShape
+    from mathinterp.prompts.prompt import TokenizedPrompt
+
+EFFECTS = ("logit", "centred", "probability", "logprob")
+DENOMINATORS = ("absolute", "paper")
+POSITIONS = ("end", "all")
+FEWEST_NODES = 16  # in a file
+
+
+@dataclass(frozen=True)
+class ShownNodes:
+    """How much of a path scan is shown."""
+
+    top: int = option(10, "Nodes shown per operation.", least=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class Paths(Experiment):
+    """Patch each head and MLP with its output on a counterfactual sentence (paper B, Algorithm 1)."""
+
+    freeze: str = option(
+        "heads", "What keeps its X_r output: heads (MLPs run), all, or none (plain activation patching).",
+        choices=FREEZES,
+    )  # fmt: skip
+    effect: str = option(
+        "logit",
+        "What ranks: logit and centred relative to the original value, probability and logprob as the change itself.",
+        choices=EFFECTS,
+    )
+    denominator: str = option(
+        "absolute", "Relative effects are divided by |original|, or (paper) by the original value.",
+        choices=DENOMINATORS,
+    )  # fmt: skip
+    positions: str = option(
+        "end", "Patch at end, or at all tokens (slow; only where nothing is frozen, else both are the same).",
+        choices=POSITIONS,
+    )  # fmt: skip
+    keep_all: bool = option(False, "Keep pairs that the model answers wrongly, too.")
+    layers: tuple[int, ...] | None = option(
+        None, "Layers of the patched nodes, for example 0-3,17.", parse=read_layers, shown="all"
+    )
+    receiver: str | None = option(
+        None, "Pass the change on through one node alone: 17.22.q (.k, .v) or 17.mlp.", shown="every later node"
+    )
+    attribution: bool = True  # also fill attribution_scan, where ``attributes`` allows it
+
+    name: ClassVar[str] = "paths"
+    tables: ClassVar[Mapping[str, Table]] = TABLES
+    prompt_set: ClassVar[str] = "pairs"
+    show_options: ClassVar[type] = ShownNodes
+    command_examples: ClassVar[Sequence[str]] = (
+        "scan paths",
+        "scan paths --freeze all --effect logprob --limit 400",
+        "scan paths --receiver 5.2.q",
+    )
+
+    head_ranking: ClassVar[HeadRanking] = HeadRanking(
+        ranked="""SELECT layer, head FROM path_effects WHERE run_id = $run AND operation = $operation AND node = 'head'
+                  ORDER BY mean, layer, head""",
+        key=f"""SELECT layer, head FROM path_effects WHERE run_id = $run AND node = 'head' AND key
+                  AND (operation = $operation OR q_value < {SIGNIFICANT})""",
+    )  # most negative mean effect first
+
+    def __post_init__(self) -> None:
+        normalized(self, layers=read_layers(self.layers))
+        check_options(self)
+        if self.layers == ():
+            raise UserError("no layers to patch; name at least one, or leave `layers` out for all")
+        if self.positions == "all" and self.freeze != "none":
+            raise UserError(
+                f"with `freeze` {self.freeze} no token but END reaches the logits, so `positions` all changes nothing;"
+                " leave it out, or take `freeze` none"
+            )
+        if self.receiver is not None:
+            Receiver.parse(self.receiver)
+            if self.freeze == "none":
+                raise UserError("with `receiver` the rest is frozen: take `freeze` heads or all")
+
+    @property
+    def needs_counterfactuals(self) -> bool:
+        """Every node takes its output on X_c."""
+        return True
+
+    @property
+    def attributes(self) -> bool:
+        """Whether attribution_scan is filled."""
+        return self.attribution and self.receiver is None and self.positions == "end"
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything that changes a stored row."""
+        return {
+            "freeze": self.freeze,
+            "effect": self.effect,
+            "denominator": self.denominator,
+            "positions": self.positions,
+            "keep_all": self.keep_all,
+            "layers": None if self.layers is None else sorted(set(self.layers)),
+            "receiver": None if self.receiver is None else str(Receiver.parse(self.receiver)),
+            "attribution": self.attributes,
+        }
+
+    def nodes(self, shape: ModelShape) -> dict[int, list[int]]:
+        """Layer -> its nodes: heads, then the MLP.
+
+        Raises UserError for a layer that does not exist, and for one asked for of which no node is before the receiver.
+        """
+        receiver = None if self.receiver is None else Receiver.parse(self.receiver)
+        if receiver is not None:
+            receiver.check(shape)
+        found = {}
+        for layer in range(shape.n_layers) if self.layers is None else sorted(set(self.layers)):
+            shape.check_layer(layer)
+            nodes = [*range(shape.n_heads), MLP]
+            if receiver is not None:
+                nodes = [node for node in nodes if receiver.hears(layer, node, shape.parallel)]
+            if nodes:
+                found[layer] = nodes
+            elif self.layers is not None:
+                raise UserError(
+                    f"layer {layer} is not before the receiver {receiver}: a sender after it cannot reach it; name"
+                    " earlier layers, or leave `layers` out for all of them"
+                )
+        if not found:
+            raise UserError(f"nothing is before the receiver {receiver}; name a node of a later layer")
+        return found
+
+    def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
+        """The pairs, attribution, then files of whole layers with 16 nodes and more; layer l costs L - l.
+
+        Raises UserError for an answer without a digit, on which a pair could be scored.
+        """
+        from mathinterp.prompts.pairs import first_digit
+
+        for item in prompts:
+            first_digit(item)
+        pieces = [Shard("path_pairs", 0, cost=0.1)]
+        if self.attributes:
+            pieces.append(Shard("attribution_scan", 0, cost=float(3 * shape.n_layers)))
+        files: list[dict[int, list[int]]] = [{}]
+        for layer, nodes in self.nodes(shape).items():
+            if sum(map(len, files[-1].values())) >= FEWEST_NODES:
+                files.append({})
+            files[-1][layer] = nodes
+        for index, layers in enumerate(files):
+            cost = float(sum(len(nodes) * (shape.n_layers - layer) for layer, nodes in layers.items()))
+            work = {"layers": list(layers), "nodes": sum(map(len, layers.values()))}
+            pieces.append(Shard("path_scan", index, work, cost))
+        return pieces
+
+    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
+        """One for each (node, pair); for the other tables one a pair."""
+        return len(prompts) * int(shard.work.get("nodes", 1))
+
+    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
+        """See cost.py."""
+        from mathinterp.experiments.paths.cost import cost_of
+
+        return cost_of(self, shape, prompts, shards)
+
+    def prepare(self, subject: Subject) -> PathState:
+        """Clean passes over X_r and X_c, the choice of pairs, and the engine."""
+        from mathinterp.experiments.paths.rows import prepare
+
+        return prepare(self, subject)
+
+    def cells(self, state: PathState, subject: Subject) -> Cells:
+        """The model's own, and the engine's baseline, which went through every layer in the shape of patched rows."""
+        from mathinterp.engine.cells import Cells
+
+        baseline = state.engine.baseline
+        logit, logprob, centred = baseline.numpy()
+        passes = Cells.of([logit, logprob, centred], baseline.predicted.cpu().numpy())
+        return Cells.joined([super().cells(state, subject), passes])
+
+    def run(self, state: PathState, shard: Shard) -> pa.Table:
+        """Rows of the shard's layers; or the pairs; or attribution of the asked layers' nodes."""
+        from mathinterp.experiments.paths.rows import attribution_rows, layer_rows
+
+        if shard.table == "path_pairs":
+            return state.pairs_table
+        nodes = self.nodes(state.anatomy.shape)
+        if shard.table == "attribution_scan":
+            return attribution_rows(self, state, nodes)
+        parts = []
+        for layer in shard.work["layers"]:
+            patched = state.engine.patched(layer, nodes[layer], self.freeze)
+            parts.append(layer_rows(self, state, layer, nodes[layer], patched))
+        return pa.concat_tables(parts)
+
+    def notes(self, state: PathState) -> dict[str, Any]:
+        """How many pairs were kept, and how far the engine strays from full passes and from itself."""
+        return state.notes
+
+    @classmethod
+    def summarize(cls, results: Results, shown: ShownNodes) -> Summary:
+        """See summary.py."""
+        from mathinterp.experiments.paths.summary import summarize
+
+        return summarize(results, shown.top)
+
+    @classmethod
+    def figure(cls, results: Results, shown: ShownNodes) -> Figure:
+        """See figure.py."""
+        from mathinterp.experiments.paths.figure import draw
+
+        return draw(results)

@@ -1,0 +1,144 @@
+"""How a path scan's rows are computed: clean passes over X_r and X_c, the choice of pairs, and one node after another.
+
+Shape legend: P pair, N node, L layer, H head, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mathinterp.engine.pairs import Ends, Pairs, chosen, ends_of, pairs_of
+from mathinterp.engine.paths.attribution import direct_shares, first_order
+from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
+from mathinterp.engine.paths.nodes import MLP, Receiver
+from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
+from mathinterp.engine.paths.receivers import ReceiverEngine
+from mathinterp.errors import UserError
+from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_PAIRS, PATH_SCAN
+from mathinterp.models.anatomy import Anatomy
+
+if TYPE_CHECKING:
+    from mathinterp.experiments.base import Subject
+    from mathinterp.experiments.paths import Paths
+
+
+@dataclass
+class PathState:
+    """What a replica keeps between shards: of the kept pairs, but for ``pairs_table``."""
+
+    anatomy: Anatomy
+    names: pa.Array  # prompt ids
+    original: Ends
+    engine: PathEngine | EndPatching | EverywherePatching | ReceiverEngine
+    pairs_table: pa.Table
+    notes: dict[str, Any]
+
+
+def prepare(scan: Paths, subject: Subject) -> PathState:
+    """Clean passes over X_r and X_c, the choice of pairs, and the engine."""
+    anatomy = subject.anatomy
+    pairs = pairs_of(subject.prompts)
+    ends = [ends_of(anatomy, side, subject.max_tokens) for side in (pairs.original, pairs.counterfactual)]
+    gold_P = torch.from_numpy(pairs.gold_P).to(anatomy.device)
+    with torch.no_grad():
+        original, counterfactual = (Scorer(anatomy)(side.final_PD, gold_P) for side in ends)
+    correct_P = (original.predicted == gold_P).cpu().numpy()
+    kept_P = np.ones_like(correct_P) if scan.keep_all else correct_P
+    keep = np.flatnonzero(kept_P)
+    if not len(keep):
+        raise UserError(
+            f"the model answers none of the {len(pairs)} prompts right (first digit), so no pair is kept; take"
+            " prompts that it can answer, or `keep_all`"
+        )
+    names = pa.array([prompt.prompt.prompt_id for prompt in subject.prompts])
+    table = _pairs_table(names, correct_P, kept_P, original, counterfactual)
+    own, other = (chosen(side, keep) for side in ends)
+    engine = _engine(scan, anatomy, pairs.chosen(keep), own, other, subject.max_tokens)
+    notes = {
+        "pairs": len(pairs),
+        "pairs_kept": len(keep),
+        "forward_deviation": engine.deviation(),
+        "noise_floor": engine.noise_floor(),
+    }
+    return PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
+
+
+def _engine(
+    scan: Paths, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, max_tokens: int | None
+) -> PathEngine | EndPatching | EverywherePatching | ReceiverEngine:
+    if scan.receiver is not None:
+        receiver = Receiver.parse(scan.receiver)
+        return ReceiverEngine(anatomy, pairs, original, counterfactual, receiver, max_rows=max_tokens)
+    if scan.positions == "all":
+        return EverywherePatching(anatomy, pairs, original, max_tokens)
+    engine = EndPatching if scan.freeze == "none" else PathEngine
+    return engine(anatomy, pairs, original, counterfactual, max_rows=max_tokens)
+
+
+def layer_rows(scan: Paths, state: PathState, layer: int, nodes: Sequence[int], patched: Measures) -> pa.Table:
+    """Each of ``nodes`` patched, on every kept pair."""
+    before, after = (m.numpy() for m in (state.engine.baseline, patched))
+    logit, logprob, centred = (a - b for a, b in zip(after, before, strict=True))
+    probability = np.exp(after[1]) - np.exp(before[1])
+    relative = dict(zip(("logit", "logprob", "centred"), before, strict=True))
+    change = {"logit": logit, "logprob": logprob, "centred": centred, "probability": probability}[scan.effect]
+    if scan.effect in ("logit", "centred"):
+        scale = relative[scan.effect]
+        change = change / (np.abs(scale) if scan.denominator == "absolute" else scale)
+    columns = {
+        "logit_original": np.broadcast_to(before[0], logit.shape),
+        "logit_patched": after[0],
+        "effect": change,
+        "logprob_change": logprob,
+        "probability_change": probability,
+        "centred_change": centred,
+    }
+    return _node_table(PATH_SCAN, state.names, [(layer, node) for node in nodes], columns)
+
+
+def attribution_rows(scan: Paths, state: PathState, nodes: dict[int, list[int]]) -> pa.Table:
+    """First-order and direct shares of the nodes, on every kept pair."""
+    engine = state.engine
+    assert isinstance(engine, PathEngine | EndPatching)
+    estimated = first_order(engine, scan.freeze)
+    direct, _ = direct_shares(state.anatomy, state.original, engine.gold_P)
+    places = [(layer, node) for layer, members in nodes.items() for node in members]
+    columns = {
+        name: np.stack(
+            [
+                (shares.mlps_LP[layer] if node == MLP else shares.heads_LHP[layer, node]).cpu().numpy()
+                for layer, node in places
+            ]
+        )
+        for name, shares in (("first_order", estimated), ("direct", direct))
+    }
+    return _node_table(ATTRIBUTION_SCAN, state.names, places, columns)
+
+
+def _node_table(
+    schema: pa.Schema, names: pa.Array, places: Sequence[tuple[int, int]], columns: dict[str, np.ndarray]
+) -> pa.Table:
+    """Rows of ``schema``, node by node: N * P of them, from columns of N P."""
+    pairs = len(names)
+    layers, nodes = (np.repeat(values, pairs) for values in zip(*places, strict=True))
+    filled: dict[str, Any] = {name: values.ravel().astype(np.float32) for name, values in columns.items()}
+    filled["node"] = np.where(nodes == MLP, "mlp", "head")
+    filled["layer"] = layers
+    filled["head"] = pa.array(nodes, mask=nodes == MLP)
+    filled["prompt_id"] = names.take(pa.array(np.tile(np.arange(pairs), len(places))))
+    return pa.Table.from_arrays([pa.array(filled[f.name]).cast(f.type) for f in schema], schema=schema)
+
+
+def _pairs_table(
+    names: pa.Array, correct_P: np.ndarray, kept_P: np.ndarray, original: Measures, counterfactual: Measures
+) -> pa.Table:
+    own, other = original.numpy(), counterfactual.numpy()
+    columns = [names, correct_P, kept_P, own[0], other[0], own[1], other[1], original.predicted.cpu().numpy()]
+    schema = PATH_PAIRS
+    return pa.Table.from_arrays([pa.array(c).cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

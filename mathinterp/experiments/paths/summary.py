@@ -1,0 +1,99 @@
+"""What a finished path scan says: key heads, how few, and whether measures agree (paper B, section 4.1)."""
+
+from collections.abc import Mapping, Sequence
+
+from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary
+
+TRUSTED_AGREEMENT = 0.5  # rank correlation of raw logit effects and log-probability changes under which to warn
+MEASURES = {
+    "logit": "% of the logit",
+    "centred": "% of the centred logit",
+    "probability": "points of probability",
+    "logprob": "hundredths of a nat",
+}  # unit of 100 * effect
+
+
+def summarize(results: Results, top: int = 10) -> Summary:
+    """Pairs, the ``top`` nodes of most negative effect per operation, key heads, and the agreement of measures."""
+    effects = results.rows(
+        """SELECT operation, node = 'head' AS is_head, rank, key, q_value AS q, logprob_change,
+               CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END AS node,
+               100 * mean AS "effect", 100 * low AS "low", 100 * high AS "high"
+           FROM path_effects WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, rank"""
+    )
+    shown = ("operation", "node", "effect", "low", "high", "q", "key", "logprob_change")
+    ranked = [{name: row[name] for name in shown} for row in effects if row["rank"] <= top]
+    key_heads: dict[str, list[str]] = {row["operation"]: [] for row in effects}
+    for row in effects:
+        if row["is_head"] and row["key"]:
+            key_heads[row["operation"]].append(row["node"])
+    agreement = results.rows(
+        """SELECT operation, nodes, logit_logprob, first_order_rank, first_order_pearson FROM path_agreement
+           WHERE run_id = $run ORDER BY operation = 'all' DESC, operation"""
+    )
+    pairs, verdict, warnings = _pairs(results), _verdict(effects, key_heads), _warnings(agreement)
+    return Summary(
+        parts=[
+            Shown("Pairs", pairs),
+            Shown(f"Most negative effects of one node ({_measure(results)})", ranked),
+            verdict,
+            Shown("Do measures rank the nodes alike? (rank correlations)", agreement),
+        ],
+        data={
+            "pairs": pairs, "top": ranked, "key_heads": key_heads, "agreement": agreement, "verdict": verdict,
+            "warnings": warnings,
+        },
+        queries=[
+            results.query(
+                "SELECT * FROM path_effects WHERE run_id = $run AND operation = 'all' ORDER BY rank LIMIT 10"
+            ),
+            results.query("SELECT * FROM path_pairs WHERE run_id = $run AND NOT kept LIMIT 10"),
+            results.query("SELECT * FROM path_agreement WHERE run_id = $run"),
+        ],
+        warnings=warnings,
+    )  # fmt: skip
+
+
+def _pairs(results: Results) -> list[Row]:
+    """Per operation, pairs given and kept, and on how many of them X_c lowers the gold logit and log-probability."""
+    return results.rows(
+        """SELECT coalesce(p.operation, 'none') AS operation, count(*) AS pairs, count_if(kept)::BIGINT AS kept,
+               100 * avg(correct::INTEGER) AS "answered right (%)",
+               100 * avg((logit_counterfactual < logit_original)::INTEGER) FILTER (kept) AS "logit lower on X_c (%)",
+               100 * avg((logprob_counterfactual < logprob_original)::INTEGER) FILTER (kept) AS "logprob lower (%)"
+           FROM path_pairs AS s JOIN runs AS r USING (run_id)
+           LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
+           WHERE s.run_id = $run GROUP BY ALL ORDER BY operation"""
+    )
+
+
+def _measure(results: Results) -> str:
+    """The unit of 100 * ``effect``, in words."""
+    (run,) = results.rows("SELECT parameters ->> 'effect' AS effect FROM runs WHERE run_id = $run")
+    return MEASURES[run["effect"]]
+
+
+def _verdict(effects: Sequence[Row], key_heads: Mapping[str, Sequence[str]]) -> str:
+    """How few heads are key heads, and how many of them surely."""
+    heads = [row for row in effects if row["is_head"] and row["operation"] == "all"]
+    if not heads:
+        return "No head was patched."
+    found = key_heads["all"]
+    sure = sum(row["key"] and row["q"] is not None and row["q"] < SIGNIFICANT for row in heads)
+    by_operation = ", ".join(f"{name} {len(keys)}" for name, keys in key_heads.items() if name != "all")
+    first = ", ".join(found[:10]) + (", ..." if found[10:] else "")
+    named = f" ({first}; {sure} with q < {SIGNIFICANT})" if found else ""
+    return (
+        f"{len(found)} of {len(heads)} heads ({100 * len(found) / len(heads):.1f} %) are key heads, with an effect"
+        f" below -5 % over all operations{named}; by operation: {by_operation}."
+    )
+
+
+def _warnings(agreement: Sequence[Row]) -> list[str]:
+    return [
+        f"operation {row['operation']}: raw logit effects and log-probability changes rank the nodes differently"
+        f" (rank correlation {row['logit_logprob']:.2f}, under {TRUSTED_AGREEMENT}): raw logits can move by a constant"
+        " that no prediction sees; look at `effect` centred or logprob too"
+        for row in agreement
+        if row["logit_logprob"] is not None and row["logit_logprob"] < TRUSTED_AGREEMENT
+    ]

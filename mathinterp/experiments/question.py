@@ -1,0 +1,195 @@
+"""One question, answered at once: named heads, MLPs and neurons replaced together, nothing stored.
+
+Knows ablations and scores; knows nothing about stores or clusters. The same numbers as a scan that asks for one of
+these units: the same engines, replacements and rules of what counts as right.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+
+from mathinterp.engine.edits import site_width
+from mathinterp.engine.scores import Scores
+from mathinterp.engine.together import SiteEdit, score_together
+from mathinterp.errors import UserError
+from mathinterp.experiments.ablated import AblationState, engines_of, replacement
+from mathinterp.experiments.ablation import ABLATIONS, Ablation
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.options import read_heads, read_layers, read_neurons
+from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.models.handle import Model
+from mathinterp.models.reading import read_prompts
+from mathinterp.models.units import Head, Neuron
+from mathinterp.prompts.given import Prompts, prompts_of
+from mathinterp.prompts.pairs import with_counterfactuals
+from mathinterp.store.frame import Frame
+
+Places = dict[tuple[int, str], list[int]]  # (layer, site) -> heads or neurons of it; empty for an MLP
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of the answers.
+
+    what: the units that were replaced, and by what.
+    rows: a row per scored answer token: prompt_id, operation, position, and correct, logprob, logit, predicted_id (of
+        ``baseline`` and of the tables of scans) with the units replaced and, as ``baseline_...``, without.
+    effects: a row per operation, ``all`` first: n, baseline_accuracy, accuracy, drop (fractions, as in
+        ``head_effects``) and logprob_change (nats per unit).
+    """
+
+    what: str
+    rows: Frame
+    effects: Frame
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over operations with the units replaced; a fraction."""
+        return float(self.effects["accuracy"].iloc[0])
+
+    @property
+    def baseline_accuracy(self) -> float:
+        """The mean over operations of the unedited model."""
+        return float(self.effects["baseline_accuracy"].iloc[0])
+
+    @property
+    def drop(self) -> float:
+        """``baseline_accuracy - accuracy``."""
+        return float(self.effects["drop"].iloc[0])
+
+    def __str__(self) -> str:
+        return f"{self.what}\n{self.effects.to_string(index=False)}"
+
+    __repr__ = __str__
+
+
+def ablate(
+    model: Model,
+    prompts: Any,
+    *,
+    heads: str | Iterable[Any] | None = None,
+    mlps: str | Iterable[int] | None = None,
+    neurons: str | Iterable[Any] | None = None,
+    value: str = "zero",
+    positions: str | None = None,
+    scoring: str | None = None,
+) -> Answered:
+    """Replace the named units together and answer all prompts again; nothing is stored.
+
+    Args:
+        model: from ``load`` or ``wrap``.
+        prompts: as for ``mathinterp.prompts``.
+        heads: for example ["0.6", "0.1"], "0.6,0.1" or [(0, 6)].
+        mlps: layers whose whole MLP is replaced, for example [3].
+        neurons: for example ["5.17"].
+        value: "zero", "mean" over the counterfactual prompts, or "resample" from the paired counterfactual.
+        positions: tokens that are edited, "all" or "end"; None: all for zero, else end.
+        scoring: "token", "first_token" or "exact_match"; None: token, but first_token when only END is edited.
+    Raises:
+        UserError: nothing is named, a unit does not exist, or a prompt cannot be read.
+
+    >>> import mathinterp as mi
+    >>> model = mi.load("bundled")
+    >>> answer = mi.ablate(model, mi.prompts("two_digit", limit=40), heads=["0.6"])
+    >>> answer.drop > 0.1
+    True
+    >>> list(answer.effects["operation"])
+    ['all', 'add', 'div', 'mul', 'sub']
+    """
+    if value not in ABLATIONS:
+        raise UserError(f"`value` '{value}' is not known; take one of {', '.join(ABLATIONS)}")
+    scan = Heads(value, positions=positions, scoring=scoring)
+    shape = model.described.shape
+    places = _places(shape, read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ())
+    given: Sequence[Any] = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)
+    if scan.needs_counterfactuals:
+        given = with_counterfactuals(given, model.tokenizer)
+    tokenized = read_prompts(given, model.described)
+    what = f"{_named(places)} replaced ({value}, {scan.edited_positions})"
+    with model.lent() as loaded:
+        state = engines_of(scan, Subject(loaded.anatomy, tokenized, tokenizer=loaded.tokenizer), 1, 1)
+        edits = [_edit(scan, state, layer, site, members) for (layer, site), members in places.items()]
+        edited = score_together(state.engine, edits, _named(places))
+        rows = _rows(state, state.engine.baseline(), edited)
+    return Answered(what, Frame(rows), Frame(_effects(rows, scan.parameters()["scoring"])))
+
+
+def _places(shape: ModelShape, heads: Sequence[Head], mlps: Sequence[int], neurons: Sequence[Neuron]) -> Places:
+    """What is replaced; raises UserError for what does not exist."""
+    places: Places = {}
+    for head in heads:
+        shape.check_head(*head)
+        places.setdefault((head.layer, "head"), []).append(head.head)
+    for layer, neuron in neurons:
+        shape.check_layer(layer)
+        if not 0 <= neuron < shape.n_neurons:
+            raise UserError(f"neuron {layer}.{neuron} does not exist: each layer has 0 to {shape.n_neurons - 1}")
+        places.setdefault((layer, "neuron"), []).append(neuron)
+    for layer in mlps:
+        shape.check_layer(layer)
+        places[layer, "mlp"] = []
+    if not places:
+        raise UserError("nothing is named to replace; give `heads`, `mlps` or `neurons`")
+    return places
+
+
+def _named(places: Places) -> str:
+    """ "head 0.6, mlp 3"."""
+    named = []
+    for (layer, site), members in places.items():
+        named += [f"{site} {layer}.{member}" for member in members] or [f"{site} {layer}"]
+    return ", ".join(named)
+
+
+def _edit(scan: Ablation, state: AblationState, layer: int, site: str, members: Sequence[int]) -> SiteEdit:
+    return SiteEdit(layer, site, _columns(state.anatomy, site, members), replacement(scan, state, site, layer))
+
+
+def _columns(anatomy: Anatomy, site: str, members: Sequence[int]) -> torch.Tensor:
+    columns_Z = torch.full((site_width(anatomy, site),), site == "mlp")
+    for member in members:
+        columns_Z[anatomy.head_slice(member) if site == "head" else member] = True
+    return columns_Z
+
+
+def _rows(state: AblationState, baseline: Scores, edited: Scores) -> pd.DataFrame:
+    answers = state.engine.answers
+    asked = [state.prompts[prompt].prompt for prompt in answers.prompt_A]
+    columns: dict[str, Any] = {
+        "prompt_id": [prompt.prompt_id for prompt in asked],
+        "operation": [prompt.operation for prompt in asked],
+        "position": answers.position_A,
+    }
+    for prefix, scores in (("", edited), ("baseline_", baseline)):
+        columns[f"{prefix}correct"] = scores.correct_EA[0]
+        columns[f"{prefix}logprob"] = scores.logprob_EA[0]
+        columns[f"{prefix}logit"] = scores.logit_EA[0]
+        columns[f"{prefix}predicted_id"] = scores.predicted_EA[0]
+    return pd.DataFrame(columns)
+
+
+def _effects(rows: pd.DataFrame, scoring: str) -> pd.DataFrame:
+    """As the view ``ablation_effects`` counts, without its intervals."""
+    if scoring == "first_token":
+        rows = rows[rows["position"] == 0]
+    rows = rows.assign(change=rows["logprob"].astype(float) - rows["baseline_logprob"].astype(float))
+    rows["operation"] = rows["operation"].fillna("none")
+    if scoring == "exact_match":
+        right = {"correct": "min", "baseline_correct": "min", "change": "sum"}
+        rows = rows.groupby(["operation", "prompt_id"], as_index=False).agg(right)
+    grouped = rows.groupby("operation")
+    found = pd.DataFrame(
+        {
+            "n": grouped.size(),
+            "baseline_accuracy": grouped["baseline_correct"].mean(),
+            "accuracy": grouped["correct"].mean(),
+            "drop": grouped["baseline_correct"].mean() - grouped["correct"].mean(),
+            "logprob_change": grouped["change"].mean(),
+        }
+    ).reset_index()
+    overall = {"operation": "all", "n": int(found["n"].sum()), **found.drop(columns=["operation", "n"]).mean()}
+    return pd.concat([pd.DataFrame([overall]), found], ignore_index=True)

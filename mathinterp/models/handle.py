@@ -1,0 +1,298 @@
+"""A model to ask questions of: by name, or an object that is already in memory.
+
+Knows how a model is found, lent for forward passes and sent to other processes; knows nothing about prompts. A lent
+object is given back as it was, see lending.py.
+"""
+
+import contextlib
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from mathinterp.errors import UserError
+from mathinterp.models.alignment import align
+from mathinterp.models.anatomy import Anatomy, model_shape
+from mathinterp.models.catalog import DTYPES, LoadedModel, ModelSpec, ResolvedModel, load, resolve
+from mathinterp.models.families import family_of
+from mathinterp.models.fingerprint import plain_config
+from mathinterp.models.lending import check_wrappable, restored
+from mathinterp.models.loading import check_finite_weights, prepare
+from mathinterp.models.sources import Source
+
+_THREADS = 8  # that hash tensors side by side
+
+
+class ModelSource(Protocol):
+    """What a replica needs to have the model."""
+
+    def resolve(self, device_type: str) -> ResolvedModel:
+        """Found and looked at, not loaded."""
+
+    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+        """In memory of this process, ready for forward passes."""
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """A model that every machine finds under the same name."""
+
+    spec: ModelSpec
+
+    def resolve(self, device_type: str) -> ResolvedModel:
+        """See catalog.resolve."""
+        return resolve(self.spec, device_type)
+
+    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+        """See catalog.load."""
+        return load(resolved, device)
+
+
+@dataclass(frozen=True)
+class CarriedTensor:
+    """A tensor as bytes, which Ray's object store keeps without a copy per reader."""
+
+    bytes_n: np.ndarray
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "CarriedTensor":
+        """From any device."""
+        return CarriedTensor(_bytes(tensor), tensor.dtype, tuple(tensor.shape))
+
+    def tensor(self, device: str) -> torch.Tensor:
+        """A tensor of its own on ``device``."""
+        return torch.from_numpy(self.bytes_n.copy()).view(self.dtype).reshape(self.shape).to(device)
+
+
+@dataclass(frozen=True)
+class CarriedSource:
+    """A model that travels with its weights: parameters and buffers by name."""
+
+    described: ResolvedModel
+    model_class: type[PreTrainedModel]
+    tensors: dict[str, CarriedTensor] = field(repr=False)
+
+    def resolve(self, device_type: str) -> ResolvedModel:
+        """What the object was when it was wrapped."""
+        return self.described
+
+    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+        """Build the class from its config and put the carried tensors in.
+
+        Raises:
+            UserError: the class, built anew, is not the object that was wrapped.
+        """
+        config: PreTrainedConfig = copy.deepcopy(resolved.config)
+        config._attn_implementation = family_of(config.model_type).attention_backend
+        with torch.device("meta"):
+            model = self.model_class(config)
+        for name, carried in self.tensors.items():
+            _put(model, name, carried.tensor(device))
+        model.tie_weights()
+        built = content_fingerprint(model, resolved.tokenizer) if not _unfilled(model) else None
+        if built != resolved.fingerprint:
+            raise UserError(
+                f"model '{resolved.label}' cannot be sent to other processes: {self.model_class.__name__} built"
+                " from its config is not the object that was wrapped; save it and load its folder, or run it here"
+            )
+        prepare(model, resolved.label)
+        if device == "cpu":
+            align(model)
+        return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
+
+
+@dataclass(frozen=True)
+class HeldSource:
+    """A model of this process: loaded, or lent, while ``until`` is open. Goes nowhere else."""
+
+    model: "Model"
+    until: contextlib.ExitStack
+
+    def resolve(self, device_type: str) -> ResolvedModel:
+        """See Model.described."""
+        return self.model.described
+
+    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+        """See Model.lent."""
+        return self.until.enter_context(self.model.lent())
+
+
+class Model:
+    """A model by name; its weights are loaded the first time they are needed in this process, and kept.
+
+    Args:
+        spec: as given on the command line.
+        device: "cpu" or "cuda" in this process; None = a GPU where there is one.
+    """
+
+    def __init__(self, spec: ModelSpec, device: str | None = None):
+        self.spec = spec
+        self._device = device
+        self._loaded: LoadedModel | None = None
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda": where it is, or will be loaded, in this process."""
+        return self._device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def described(self) -> ResolvedModel:
+        """Found and looked at for this process's device; raises UserError as ``catalog.resolve`` does."""
+        return resolve(self.spec, self.device, self.device != "cuda" or torch.cuda.is_bf16_supported())
+
+    def described_on(self, device_type: str) -> ResolvedModel:
+        """The same for other machines' device, which decides what the dtype "auto" means."""
+        return resolve(self.spec, device_type)
+
+    @property
+    def label(self) -> str:
+        """A short name for tables."""
+        return self.described.label
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of the content: weights, config, tokenizer, adapter."""
+        return self.described.fingerprint
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's fast tokenizer."""
+        return self.described.tokenizer
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[LoadedModel]:
+        """The model in this process's memory, for forward passes inside the block."""
+        if self._loaded is None:
+            self._loaded = load(self.described, self.device)
+        yield self._loaded
+
+    def carried(self, described: ResolvedModel) -> ModelSource:
+        """How other processes get the model; the dtype is the driver's, so that "auto" means the same everywhere."""
+        return NamedSource(replace(described.spec, dtype=described.dtype))
+
+    @property
+    def carried_bytes(self) -> int:
+        """What travels with ``carried``."""
+        return 0
+
+    def __repr__(self) -> str:
+        return f"<Model {self.label}, {self.described.dtype}, {self.fingerprint}>"
+
+
+class WrappedModel(Model):
+    """An object in memory; its content is its identity. It stays where it is, and comes back as it was.
+
+    Args:
+        model: a causal language model of a known family, whole on one device.
+        tokenizer: its fast tokenizer.
+        name: for tables.
+    Raises:
+        UserError: an unknown family, a slow tokenizer, weights of several dtypes or devices, NaN, adapters that are
+            not merged, or somebody's forward hooks.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str):
+        check_wrappable(model, tokenizer, name)
+        family_of(model.config.model_type, model.config.to_dict())
+        check_finite_weights(model, name)
+        dtype = next((label for label, kind in DTYPES.items() if kind == model.dtype), None)
+        if dtype is None:
+            raise UserError(f"model '{name}' has weights in {model.dtype}; bring them to one of {', '.join(DTYPES)}")
+        super().__init__(ModelSpec(name, dtype=dtype), model.device.type)
+        self._model = model
+        self._described = ResolvedModel(
+            spec=self.spec, source=Source("memory", name, None), adapter=None, config=copy.deepcopy(model.config),
+            tokenizer=tokenizer, shape=model_shape(model.config), fingerprint=content_fingerprint(model, tokenizer),
+            dtype=dtype, label=name,
+        )  # fmt: skip
+
+    @property
+    def described(self) -> ResolvedModel:
+        """What the object was when it was wrapped."""
+        return self._described
+
+    def described_on(self, device_type: str) -> ResolvedModel:
+        """The same: its dtype is its own."""
+        return self._described
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[LoadedModel]:
+        """The object itself, in evaluation mode without gradients, for the block; then as it was before.
+
+        Raises:
+            UserError: it has been trained, edited or hooked since it was wrapped.
+        """
+        model, described = self._model, self._described
+        check_wrappable(model, self.tokenizer, self.label)
+        if content_fingerprint(model, self.tokenizer) != self.fingerprint:
+            raise UserError(f"model '{self.label}' has changed since it was wrapped; wrap it again")
+        with restored(model):
+            model.eval().requires_grad_(False)
+            model.config.use_cache = False
+            model.set_attn_implementation(family_of(model.config.model_type).attention_backend)
+            if self.device == "cpu":
+                align(model)
+            yield LoadedModel(model, self.tokenizer, Anatomy(model), self.fingerprint, described.dtype)
+
+    def carried(self, described: ResolvedModel) -> ModelSource:
+        """With its weights, copied to the CPU; raises UserError if they are not those that were wrapped."""
+        if content_fingerprint(self._model, self.tokenizer) != self.fingerprint:
+            raise UserError(f"model '{self.label}' has changed since it was wrapped; wrap it again")
+        tensors = {name: CarriedTensor.of(each) for name, each in _named_tensors(self._model)}
+        return CarriedSource(described, type(self._model), tensors)
+
+    @property
+    def carried_bytes(self) -> int:
+        """Of all parameters and buffers."""
+        return sum(each.numel() * each.element_size() for _, each in _named_tensors(self._model))
+
+
+def content_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hex digits of modules, weights, buffers, config and tokenizer of an object in memory; not of its device."""
+    named = sorted(_named_tensors(model), key=lambda item: item[0])
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = list(pool.map(lambda item: hashlib.blake2b(_bytes(item[1]).data, digest_size=32).hexdigest(), named))
+    tensors = [
+        [name, str(each.dtype), list(each.shape), digest]
+        for (name, each), digest in zip(named, digests, strict=True)
+    ]  # fmt: skip
+    backend: Any = tokenizer
+    words = json.loads(backend.backend_tokenizer.to_str())
+    words = {name: value for name, value in words.items() if name not in ("truncation", "padding")}  # of the last call
+    modules = [[name, type(each).__qualname__, each.extra_repr()] for name, each in model.named_modules()]
+    content = [modules, tensors, plain_config(model.config.to_dict()), words]
+    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, tied ones once."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _unfilled(model: torch.nn.Module) -> bool:
+    return any(tensor.is_meta for _, tensor in _named_tensors(model))
+
+
+def _put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Replace a parameter or buffer, named as named_parameters does; one without a place is left out."""
+    owner, _, leaf = name.rpartition(".")
+    with contextlib.suppress(AttributeError):
+        module = model.get_submodule(owner)
+        if leaf in module._parameters:
+            module._parameters[leaf] = torch.nn.Parameter(tensor, requires_grad=False)
+        elif leaf in module._buffers:
+            module._buffers[leaf] = tensor

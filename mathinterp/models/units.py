@@ -1,0 +1,40 @@
+"""A head and a neuron: where they are in a model, and how people write them. Needs no torch."""
+
+from typing import NamedTuple, Self
+
+
+class Head(NamedTuple):
+    """One query head; written ``layer.head``, both counted from 0."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.head}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """ "17.22" -> Head(17, 22); raises ValueError for anything else."""
+        return cls(*_pair(text))
+
+
+class Neuron(NamedTuple):
+    """One FFN neuron; written ``layer.neuron``, both counted from 0 (paper A writes ``layer_neuron``)."""
+
+    layer: int
+    neuron: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.neuron}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """ "28.3696" or "28_3696" -> Neuron(28, 3696); raises ValueError for anything else."""
+        return cls(*_pair(text.replace("_", ".")))
+
+
+def _pair(text: str) -> tuple[int, int]:
+    layer, dot, number = text.strip().partition(".")
+    if not (dot and layer.isdecimal() and number.isdecimal()):
+        raise ValueError(text)
+    return int(layer), int(number)

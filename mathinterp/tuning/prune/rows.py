@@ -1,0 +1,65 @@
+"""Rows of a pruning: scores under each condition, the model as loaded before and after each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+
+from mathinterp.engine.neuron_sets import NeuronMask, zeroed_neurons
+from mathinterp.engine.scores import Answers
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import BASELINE
+from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.tuning.attached import attached
+from mathinterp.tuning.prune import Condition
+from mathinterp.tuning.prune.tables import PRUNE_NEURONS, PRUNE_SCAN
+
+
+@dataclass
+class PruneState:
+    """What a replica keeps between conditions."""
+
+    subject: Subject
+    answers: Answers
+
+
+def baseline_rows(state: PruneState) -> pa.Table:
+    """Scores of the original model."""
+    anatomy, prompts = state.subject.anatomy, state.subject.prompts
+    return score_table(BASELINE, prompts, state.answers, scores_of(anatomy, prompts), {})
+
+
+def condition_rows(state: PruneState, condition: Condition, deep: Sequence[int]) -> pa.Table:
+    """Scores under one condition; ``deep``: the layers that are pruned."""
+    anatomy, prompts = state.subject.anatomy, state.subject.prompts
+    with zeroed_neurons(anatomy, _mask(anatomy.shape, condition, deep)):
+        if condition.adapter is None:
+            scores = scores_of(anatomy, prompts)
+        else:
+            with attached(anatomy, Path(condition.adapter)):
+                scores = scores_of(anatomy, prompts)
+    same = {"condition": condition.name, "seed": condition.seed}
+    return score_table(PRUNE_SCAN, prompts, state.answers, scores, same)
+
+
+def neuron_rows(conditions: Sequence[Condition]) -> pa.Table:
+    """The neurons that each condition keeps."""
+    rows = [
+        {"condition": each.name, "seed": each.seed, "layer": layer, "neuron": neuron}
+        for each in conditions
+        if each.kept is not None and each.adapter is None
+        for layer, neuron in each.kept
+    ]
+    return pa.Table.from_pylist(rows, PRUNE_NEURONS)
+
+
+def _mask(shape: ModelShape, condition: Condition, deep: Sequence[int]) -> NeuronMask:
+    if condition.kept is None:
+        return {}
+    mask = {layer: torch.ones(shape.n_neurons, dtype=torch.bool) for layer in deep}
+    for layer, neuron in condition.kept:
+        mask[layer][neuron] = False
+    return mask

@@ -1,0 +1,1 @@
+"""What fine-tuning leaves in a store."""

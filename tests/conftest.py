@@ -1,0 +1,63 @@
+"""Fixtures of several test files; helpers that are no fixtures are modules of their own (exact.py, tiny.py, ...)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mathinterp.experiments import registry
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.prompts import load_prompts
+from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
+from mathinterp.store import Store
+from tests.small_store import open_run
+from tests.tiny import TINY_FAMILIES, tiny_model
+
+
+@pytest.fixture(autouse=True)
+def no_experiment_stays() -> Iterator[None]:
+    """Forget experiments that a test makes known to its process."""
+    before = dict(registry._added)
+    yield
+    if registry._added != before:
+        registry._added.clear()
+        registry._added.update(before)
+        registry.stored.cache_clear()
+        registry.experiments.cache_clear()
+
+
+@pytest.fixture(params=TINY_FAMILIES)
+def anatomy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Anatomy:
+    """A tiny random model in float64, of every family in turn (``of_neurons``: of every family with neurons)."""
+    if (
+        request.param == "gemma2"
+    ):  # its eager attention sums the softmax in float32, whose error grows with the masked row
+        softmax = torch.nn.functional.softmax
+        in_own_dtype = lambda x, dim, dtype=None: softmax(x, dim=dim)  # noqa: E731
+        monkeypatch.setattr(torch.nn.functional, "softmax", in_own_dtype)
+    return Anatomy(tiny_model(request.param))
+
+
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A store with a neuron scan of the bundled model, made without Ray."""
+    folder = tmp_path_factory.mktemp("graph")
+    spec, store = ModelSpec(), Store(folder)
+    loaded = load(spec, "cpu")
+    prompts = tokenize_prompts(load_prompts("two_digit", limit=8), loaded.tokenizer)
+    scan = Neurons("head:0.6", keep="topk:20")
+    state = scan.prepare(Subject(loaded.anatomy, prompts))
+    shards = scan.shards(loaded.anatomy.shape, prompts)
+    fingerprint = prompts_fingerprint(prompts)
+    run = open_run(store, [shard.key for shard in shards], scan="neurons", parameters=scan.parameters(),
+                   model="bundled", model_fingerprint=resolve(spec).fingerprint,
+                   prompts_fingerprint=fingerprint)  # fmt: skip
+    store.write_prompts(fingerprint, prompts)
+    for shard in shards:
+        store.write_shard(run.run_id, shard.table, shard.index, scan.run(state, shard), {})
+    run.finish()
+    return folder, run.run_id

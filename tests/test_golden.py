@@ -1,0 +1,53 @@
+"""Rows of every experiment are those that were stored when the result format got its number, value by value."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mathinterp.store.manifest import RESULT_FORMAT
+from tests.golden.models import word_model
+from tests.golden.runs import FOLDER, INDEX, GoldenStore, run_all
+
+INDEXED = json.loads(INDEX.read_text(encoding="utf-8"))
+OF_A_SAVED_MODEL = {"gender neurons", "edit"}  # its files, and so its fingerprint, differ between library versions
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
+    folder = tmp_path_factory.mktemp("golden")
+    made = GoldenStore(folder / "store")
+    run_all(made, word_model(folder / "model"))
+    return made
+
+
+def test_the_rows_are_of_this_result_format() -> None:
+    told = "rows changed or the format did: raise RESULT_FORMAT and run python -m tests.golden.runs"
+    assert INDEXED["result_format"] == RESULT_FORMAT, told
+
+
+def test_run_ids_stay(golden: GoldenStore) -> None:
+    stable = {name: run for name, run in golden.ids.items() if name not in OF_A_SAVED_MODEL}
+    assert stable == {name: run for name, run in INDEXED["run_ids"].items() if name not in OF_A_SAVED_MODEL}
+
+
+@pytest.mark.parametrize("name", INDEXED["run_ids"])
+def test_every_row_is_the_stored_one(golden: GoldenStore, name: str) -> None:
+    made = golden.rows(name)
+    stored = {file.stem.split("-")[1]: file for file in Path(FOLDER).glob(f"{name.replace(' ', '_')}-*.parquet")}
+    assert made.keys() == stored.keys()
+    for table, file in stored.items():
+        expected = pq.ParquetFile(file).read()
+        assert made[table].schema.equals(expected.schema), table
+        assert made[table].num_rows > 0
+        assert_equal(table, made[table], expected)
+
+
+def assert_equal(table: str, made: pa.Table, expected: pa.Table) -> None:
+    """Say which column and row differ first."""
+    for column in expected.column_names:
+        found, wanted = made[column].to_pylist(), expected[column].to_pylist()
+        different = [row for row, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]]
+        assert not different, f"{table}.{column}, row {different[0]}: {found[different[0]]} was {wanted[different[0]]}"
