@@ -81,6 +81,7 @@ def by_type(weights_BLHT: torch.Tensor, types_BT: torch.Tensor) -> tuple[torch.T
 
 
 def head_rows(state: AttentionState, layer: int, head: int) -> pa.Table:
+    """Rows of one head: per prompt and kind of token its attention at END (a share of 1), P x K rows."""
     place = state.layers.index(layer)
     mass_PK, top_P = state.mass_PLHK[:, place, head], state.top_PLH[:, place, head]
     prompts, kinds = mass_PK.shape

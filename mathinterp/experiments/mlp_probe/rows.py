@@ -64,6 +64,7 @@ def target_ids(prompts: Sequence[TokenizedPrompt], typed: Sequence[TypedTokens])
 
 
 def layer_rows(state: ProbeState, layer: int) -> pa.Table:
+    """Rows of one layer: per prompt and target the cosines with the MLP's vectors."""
     cosine_PCM = state.cosine_PLCM[:, layer].astype(np.float32)
     prompts, targets, _ = cosine_PCM.shape
     columns: dict[str, Any] = {
