@@ -7,21 +7,30 @@ from typing import Any
 import click
 
 from mathinterp.cli.experiment import print_summary
-from mathinterp.cli.options import cluster_options, json_option, model_options, out_folder, store_option
+from mathinterp.cli.options import (
+    Whole,
+    cluster_options,
+    json_option,
+    model_options,
+    out_folder,
+    place_to_read,
+    store_option,
+)
 from mathinterp.cli.output import console, print_json
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.experiments.gender_neurons import SHOWN
+from mathinterp.gates import MOST_DRAWS
 
 
 @click.command()
 @model_options()
-@click.option("--top", type=click.IntRange(min=1), default=SHOWN, show_default=True, help="Neurons to zero.")
+@click.option("--top", type=Whole(1), default=SHOWN, show_default=True, help="Neurons to zero.")
 @click.option(
-    "--control-seeds", type=click.IntRange(min=0), default=5, show_default=True,
+    "--control-seeds", type=Whole(most=MOST_DRAWS), default=5, show_default=True,
     help="Draws of as many random neurons in the same layers.",
 )  # fmt: skip
 @click.option(
-    "--text", type=click.Path(path_type=Path), default=None,
+    "--text", type=click.Path(path_type=Path), default=None, callback=place_to_read,
     help="Plain text for the perplexity, passages separated by blank lines; default: short pieces that come along.",
 )  # fmt: skip
 @click.option(

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import cluster_options, json_option, model_options, store_option
+from mathinterp.cli.options import Whole, cluster_options, json_option, model_options, place_to_read, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
+from mathinterp.gates import MOST_SEED
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -27,13 +28,14 @@ ALL_TASKS = "gsm8k,svamp,addsub,singleeq,multiarith,mmlu,commonsense_qa"
 @click.option(
     "--data-dir",
     default=None,
+    callback=place_to_read,
     metavar="FOLDER",
     help="Local copies of the public files (svamp/SVAMP.json, ...): nothing is downloaded. Default: the hub.",
 )
-@click.option("--limit", type=click.IntRange(min=1), default=None, help="Items per task at most, spread evenly.")
+@click.option("--limit", type=Whole(1), default=None, help="Items per task at most, spread evenly.")
 @click.option(
     "--fewshot",
-    type=click.IntRange(min=0),
+    type=Whole(),
     default=None,
     help="Worked examples before an item; default: GSM8K 8, word problems 8, MMLU 5, CommonsenseQA 7.",
 )
@@ -44,7 +46,7 @@ ALL_TASKS = "gsm8k,svamp,addsub,singleeq,multiarith,mmlu,commonsense_qa"
 )
 @click.option(
     "--seed",
-    type=click.IntRange(min=0),
+    type=Whole(most=MOST_SEED),
     default=0,
     show_default=True,
     help="Of the draw of 'train' examples, and of a prompt set's operands.",

@@ -16,7 +16,8 @@ import click
 
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
-    FiniteRange,
+    Real,
+    Whole,
     cluster_options,
     json_option,
     model_options,
@@ -120,8 +121,8 @@ def _click_type(about: Option, hint: Any) -> click.ParamType | type:  # type: ig
     if about.parse is not None:
         return Parsed(about.parse)
     if kinds == {int}:
-        return click.IntRange(min=None if about.least is None else int(about.least))
-    return FiniteRange(min=about.least) if kinds == {float} else str
+        return Whole(int(about.least or 0), about.most)
+    return Real(about.least) if kinds == {float} else str
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]

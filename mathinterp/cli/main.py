@@ -6,6 +6,7 @@ inside the commands, so that ``--help`` is instant.
 """
 
 import logging
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -31,6 +32,8 @@ from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
 from mathinterp.errors import Unfinished, UserError
 
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, bytes that are no UTF-8
+
 
 class UserMistake(click.ClickException):
     """One line, exit code 2."""
@@ -39,7 +42,8 @@ class UserMistake(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """Print the line on stderr."""
-        click.echo(f"mathinterp: {' '.join(self.message.split())}", err=True)
+        line = " ".join(self.message.split())
+        click.echo(f"mathinterp: {UNPRINTABLE.sub(lambda letter: ascii(letter[0])[1:-1], line)}", err=True)
 
 
 class Commands(Group):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import json_option, model_options, store_option
+from mathinterp.cli.options import Whole, json_option, model_options, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     help="The finished 'scan neurons' run; default: the model's only one.",
 )
 @model_options()
-@click.option("--tokens", type=click.IntRange(min=1), default=10, show_default=True, help="Tokens of each list.")
+@click.option("--tokens", type=Whole(1), default=10, show_default=True, help="Tokens of each list.")
 @store_option()
 @json_option()
 def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_json: bool, **options: Any) -> None:

@@ -12,15 +12,13 @@ from typing import Any, TypeVar
 import click
 
 from mathinterp.errors import UserError
-from mathinterp.models.units import Head, Neuron
+from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, check_writable, real, shortened, whole
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 Place = TypeVar("Place", str, os.PathLike[str], None)
 DEFAULT_STORE = "results"
 UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib leaves one slash of two
-MOST_LAYERS = 10_000  # more than any model has
 
 
 def apply(options: list[Callable[[Command], Command]]) -> Callable[[Command], Command]:
@@ -49,15 +47,6 @@ def parameters_of(decorators: Iterable[Callable[[Any], Any]]) -> list[click.Para
     return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
 
 
-def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Refuse an unknown engine here: the scan itself would only do so in a replica that has loaded its model."""
-    from mathinterp.engine.choose import ENGINES
-
-    if value not in ENGINES:
-        raise UserError(f"--engine '{value}' is not known; take one of {', '.join(ENGINES)}")
-    return value
-
-
 def with_scratch(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuse here to run where nothing temporary can be written: the packages that compute would fail as they load."""
     from mathinterp.cluster.temporary import require_scratch
@@ -72,23 +61,48 @@ def with_flags(message: str, options: Sequence[click.Parameter] = ()) -> str:
     return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
 
 
-class FiniteRange(click.FloatRange):
-    """Numbers in a range; inf and nan are none."""
+class Whole(click.IntRange):
+    """Whole numbers from ``least`` to ``most``."""
+
+    def __init__(self, least: int = 0, most: float = MOST):
+        super().__init__(min=least, max=int(most))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; a usage error for anything else."""
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number", param, ctx)
-        return number
+        return _checked(self, whole, value, param, ctx)
+
+    def _describe_range(self) -> str:
+        return f"x>={self.min}" if self.max in (MOST, MOST_SEED) else super()._describe_range()
 
 
-ABOVE_0 = FiniteRange(min=0, min_open=True)
+class Real(click.FloatRange):
+    """Finite numbers of ``least`` or more, or above it."""
+
+    def __init__(self, least: float | None = None, above: bool = False):
+        super().__init__(min=least, min_open=above)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; a usage error for anything else."""
+        return _checked(self, real, value, param, ctx)
+
+
+def _checked(
+    kind: Whole | Real, read: Callable[..., Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> Any:  # fmt: skip
+    try:
+        number = read(value, least=-math.inf, most=math.inf)
+    except ValueError as error:
+        kind.fail(str(error), param, ctx)
+    low = -math.inf if kind.min is None else kind.min
+    if number < low or (kind.min_open and number == low) or (kind.max is not None and number > kind.max):
+        kind.fail(f"{shortened(number)} is not in the range {kind._describe_range()}", param, ctx)
+    return number
 
 
 def lasting(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
-    """Refuse a place in the folder that a Ray job runs in: Ray deletes that one some time after the job."""
-    _check_lasting(parameter, value, "a full path or an s3:// or gs:// URL")
+    """Refuse what is no place, and one in the folder that a Ray job runs in: Ray deletes that some time after it."""
+    if value is not None:
+        _check_lasting(parameter, value, "a full path or an s3:// or gs:// URL")
     return value
 
 
@@ -97,36 +111,47 @@ def out_place(context: click.Context, parameter: click.Parameter, value: Place) 
     in a file, or without permission.
     """
     lasting(context, parameter, value)
-    if value is not None and "://" not in str(value):
-        _check_writable(parameter, Path(value))
+    if value is not None and not URL.match(str(value)):
+        check_writable(value, parameter.opts[0])
     return value
 
 
 def out_folder(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
     """As out_place, of this machine: a URL, which would become a local folder of that name, is refused too."""
+    _check_local(parameter, value)
+    return out_place(context, parameter, value)
+
+
+def out_file(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
+    """As out_folder, for a file; a device or a pipe is none."""
+    _check_local(parameter, value)
+    lasting(context, parameter, value)
     if value is not None:
-        _check_lasting(parameter, value, "a full path")
-        if URL.match(str(value)):
-            raise UserError(f"{parameter.opts[0]} '{value}' is a URL; give a folder, and copy it there afterwards")
-        _check_writable(parameter, Path(value))
+        check_file(value, parameter.opts[0])
     return value
 
 
-def _check_lasting(parameter: click.Parameter, value: Place, instead: str) -> None:
-    if value is not None and "://" not in str(value) and UPLOADS in Path(value).expanduser().resolve().parts:
+def place_to_read(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
+    """Refuse what can be no file or folder."""
+    if value is not None:
+        check_place(value, parameter.opts[0])
+    return value
+
+
+def _check_local(parameter: click.Parameter, value: Place) -> None:
+    if value is not None and URL.match(str(value)):
+        raise UserError(
+            f"{parameter.opts[0]} '{shortened(value)}' is a URL; give a folder, and copy it there afterwards"
+        )
+
+
+def _check_lasting(parameter: click.Parameter, value: str | os.PathLike[str], instead: str) -> None:
+    check_place(value, parameter.opts[0])
+    if not URL.match(str(value)) and UPLOADS in Path(value).expanduser().resolve().parts:
         raise UserError(
             f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
             f" give {instead}"
         )
-
-
-def _check_writable(parameter: click.Parameter, folder: Path) -> None:
-    above = folder.expanduser().absolute()
-    while not above.exists() and above != above.parent:
-        above = above.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        reason = "may not be written to" if above.is_dir() else "is a file"
-        raise UserError(f"{parameter.opts[0]} '{folder}' cannot be made: '{above}' {reason}; give another folder")
 
 
 def model_options() -> Callable[[Command], Command]:
@@ -134,10 +159,13 @@ def model_options() -> Callable[[Command], Command]:
     return apply(
         [
             click.option(
-                "--model", default="bundled", show_default=True,
+                "--model", default="bundled", show_default=True, callback=place_to_read,
                 help="Bundled name, local folder, .gguf file, hub id or random:<shape>; see 'mathinterp models'.",
             ),
-            click.option("--adapter", default=None, help="PEFT LoRA folder, or the name of a bundled adapter."),
+            click.option(
+                "--adapter", default=None, callback=place_to_read,
+                help="PEFT LoRA folder, or the name of a bundled adapter.",
+            ),
             click.option(
                 "--dtype", default="auto", show_default=True,
                 help="float32, bfloat16, float16 or float64; auto is float32 on CPU, bfloat16 on GPU.",
@@ -156,11 +184,11 @@ def prompt_options() -> Callable[[Command], Command]:
                 help="Prompt set, JSON-lines file, or svamp:PATH and the like; see 'mathinterp prompts --list'.",
             ),
             click.option(
-                "--limit", type=click.IntRange(min=1), default=None,
+                "--limit", type=Whole(1), default=None,
                 help="At most so many prompts, spread over the templates.",
             ),
             click.option(
-                "--seed", type=click.IntRange(min=0), default=0, show_default=True,
+                "--seed", type=Whole(most=MOST_SEED), default=0, show_default=True,
                 help="Seed of the prompts' operands.",
             ),
         ]
@@ -184,32 +212,10 @@ def cluster_options() -> Callable[[Command], Command]:
                 help="Running Ray cluster; without it a local Ray is started.",
             ),
             click.option(
-                "--replicas", type=click.IntRange(min=1), default=None, help="Default: one a GPU, else one a CPU core."
+                "--replicas", type=Whole(1), default=None, help="Default: one a GPU, else one a CPU core."
             ),
             click.option(
-                "--gpus-per-replica", type=FiniteRange(min=0), default=None, help="1, a fraction, or 0 for CPU."
-            ),
-        ]
-    )  # fmt: skip
-
-
-def ablation_options() -> Callable[[Command], Command]:
-    """--ablation, --positions, --scoring, --layers, --engine."""
-    return apply(
-        [
-            click.option(
-                "--ablation", default="zero", show_default=True,
-                help="zero; mean over the counterfactual prompts; or resample from the paired counterfactual.",
-            ),
-            click.option("--positions", default=None, help="all or end; default: all for zero, else end."),
-            click.option(
-                "--scoring", default=None,
-                help="token, first_token or exact_match; default token, or first_token when only END is edited.",
-            ),
-            click.option("--layers", default=None, help="Layers, for example 0-3,17; default all."),
-            click.option(
-                "--engine", default="auto", show_default=True, callback=_known_engine,
-                help="auto, packed or plain (slow).",
+                "--gpus-per-replica", type=Real(0), default=None, help="1, a fraction, or 0 for CPU."
             ),
         ]
     )  # fmt: skip
@@ -252,52 +258,3 @@ def add_verbosity(command: click.Command) -> None:
 def json_option() -> Callable[[Command], Command]:
     """--json."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-
-
-def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] | None:
-    """ "0-3,17" -> (0, 1, 2, 3, 17); raises UserError for anything else."""
-    if text is None:
-        return None
-    layers: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise UserError(f"{option} '{text}' cannot be read; write it like 0-3,17")
-        last = int(high if dash else low)
-        if last >= MOST_LAYERS:
-            raise UserError(f"{option} '{text}': no model has a layer {last}")
-        layers += range(int(low), last + 1)
-    return tuple(sorted(set(layers)))
-
-
-def parse_heads(text: str | None) -> tuple[Head, ...] | None:
-    """ "17.22,14.19" -> ((14, 19), (17, 22)); raises UserError for anything else."""
-    if text is None:
-        return None
-    heads = set()
-    for part in text.split(","):
-        layer, dot, head = part.strip().partition(".")
-        if not (dot and layer.isdecimal() and head.isdecimal()):
-            raise UserError(f"--heads '{text}' cannot be read; write layer.head, like 17.22,14.19")
-        heads.add(Head(int(layer), int(head)))
-    return tuple(sorted(heads))
-
-
-def parse_neurons(text: str, option: str = "--neurons") -> tuple[Neuron, ...]:
-    """ "28.3696,13.7", or "28_3696" as paper A writes it -> ((28, 3696), (13, 7)), in the order given.
-
-    Raises UserError for anything else; ``option`` is what its line names.
-    """
-    neurons = []
-    for part in text.split(","):
-        layer, dot, neuron = part.strip().replace("_", ".").partition(".")
-        if not (dot and layer.isdecimal() and neuron.isdecimal()):
-            raise UserError(f"{option} '{text}' cannot be read; write layer.neuron, like 28.3696")
-        neurons.append(Neuron(int(layer), int(neuron)))
-    return tuple(neurons)
-
-
-def require_one(heads: str | None, layers: str | None) -> None:
-    """Raise UserError if both choices are given: which of them should hold would be a guess."""
-    if heads is not None and layers is not None:
-        raise UserError("give --heads or --layers, not both")

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mathinterp.cli.experiment import Parsed
-from mathinterp.cli.options import cluster_options, json_option, model_options, prompt_options, store_option, with_flags
+from mathinterp.cli.options import (
+    Whole,
+    cluster_options,
+    json_option,
+    model_options,
+    prompt_options,
+    store_option,
+    with_flags,
+)
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, resumable
 from mathinterp.experiments.ablation import ABLATIONS
 from mathinterp.experiments.options import read_counts
 from mathinterp.experiments.paths import EFFECTS
+from mathinterp.gates import MOST_DRAWS
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Prompts on which the heads are knocked out, too; again for more, '' for none.",
 )
-@click.option("--top", default=8, show_default=True, type=click.IntRange(min=1), help="Heads described, at least.")
+@click.option("--top", default=8, show_default=True, type=Whole(1), help="Heads described, at least.")
 @click.option("--effect", default="logit", show_default=True, type=click.Choice(EFFECTS), help="What ranks heads.")
 @click.option(
     "--ablation", default="mean", show_default=True, type=click.Choice(ABLATIONS), help="Of the knock-out."
@@ -41,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--control-seeds",
-    type=click.IntRange(min=0),
+    type=Whole(most=MOST_DRAWS),
     default=5,
     show_default=True,
     help="Draws of each kind of random heads.",

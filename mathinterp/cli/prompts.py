@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import json_option, model_options, prompt_options
+from mathinterp.cli.options import json_option, model_options, out_file, prompt_options
 from mathinterp.cli.output import console, print_json, print_table
 
 
@@ -14,7 +14,7 @@ from mathinterp.cli.output import console, print_json, print_table
 @model_options()
 @click.option("--list", "list_sets", is_flag=True, help="List the prompt sets.")
 @click.option("--counterfactuals", is_flag=True, help="Add X_c, the sentence with a neutral operator.")
-@click.option("--out", default=None, help="Write the prompts to this JSON-lines file.")
+@click.option("--out", default=None, callback=out_file, help="Write the prompts to this JSON-lines file.")
 @json_option()
 def prompts(
     prompt_name: str, limit: int | None, seed: int, model: str, adapter: str | None, dtype: str,

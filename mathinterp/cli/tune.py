@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from mathinterp.cli.group import Group
-from mathinterp.cli.options import fields_of, out_folder
+from mathinterp.cli.options import Whole, fields_of, out_folder, place_to_read
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
 from mathinterp.cli.sweep import sweep
@@ -72,10 +72,8 @@ def full(layers: str | None, **options: Any) -> None:
 
 
 @tune.command()
-@click.option(
-    "--rank", type=click.IntRange(min=1), default=16, show_default=True, help="Rank of each module's adapter."
-)
-@click.option("--alpha", type=click.IntRange(min=1), default=None, help="Default: twice the rank.")
+@click.option("--rank", type=Whole(1), default=16, show_default=True, help="Rank of each module's adapter.")
+@click.option("--alpha", type=Whole(1), default=None, help="Default: twice the rank.")
 @click.option("--targets", default="all", show_default=True, help="attention, mlp or all linear modules.")
 @click.option("--layers", default=None, help="Only these layers, for example 9 or 0-3; default all.")
 @training_options(learning_rate=2e-4)
@@ -93,7 +91,7 @@ def lora(rank: int, alpha: int | None, targets: str, layers: str | None, **optio
 
 
 @tune.command()
-@click.argument("adapter", type=click.Path(path_type=Path))
+@click.argument("adapter", type=click.Path(path_type=Path), callback=place_to_read)
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), callback=out_folder, help="Folder for the merged model."
 )

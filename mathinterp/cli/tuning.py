@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from mathinterp.cli.experiment import own_options
 from mathinterp.cli.options import (
-    ABOVE_0,
     Command,
+    Real,
     apply,
     fields_of,
     json_option,
@@ -48,7 +48,8 @@ def training_options(learning_rate: float) -> Callable[[Command], Command]:
     return apply(
         [
             options_for(TuneSettings),
-            click.option("--lr", type=ABOVE_0, default=learning_rate, show_default=True, help="Peak learning rate."),
+            click.option("--lr", type=Real(0, above=True), default=learning_rate, show_default=True,
+                         help="Peak learning rate."),
             out_options("Folder for what is learnt."),
             place_options(),
             click.option("--compile/--no-compile", "compiled", default=None,

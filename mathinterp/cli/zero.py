@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import model_options, out_folder, store_option
+from mathinterp.cli.options import Whole, model_options, out_folder, store_option
 from mathinterp.cli.output import console
 from mathinterp.cli.tuning import say, spec_of
 
@@ -15,7 +15,7 @@ from mathinterp.cli.tuning import say, spec_of
 @click.option(
     "--heads-from", default=None, metavar="RUN_ID", help="The first heads of a head scan, path scan, masking."
 )
-@click.option("--top", type=click.IntRange(min=1), default=32, show_default=True, help="So many heads of --heads-from.")
+@click.option("--top", type=Whole(1), default=32, show_default=True, help="So many heads of --heads-from.")
 @click.option("--neurons", default=None, help="layer.neuron, for example 12.345,13.7.")
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), callback=out_folder, help="Folder for the model."

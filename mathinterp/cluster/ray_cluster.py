@@ -20,6 +20,7 @@ import mathinterp
 from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened, whole
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes beside carried weights: for prompts; a container's /dev/shm may be small
@@ -83,11 +84,15 @@ def _start_local(carried_bytes: int) -> None:
 def _require_listener(address: str) -> None:
     """Ray itself would try for minutes to reach a head node that is not there."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UserError(f"`address` {address}: give host:port of the head node, for example 10.0.0.1:6379, or 'auto'")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
+        port_number = whole(port if host else "", 1, 65535)
+    except ValueError:
+        raise UserError(
+            f"`address` {shortened(address)}: give host:port of the head node, for example 10.0.0.1:6379, or 'auto'"
+        ) from None
+    try:
+        socket.create_connection((host, port_number), timeout=10).close()
+    except (OSError, UnicodeError) as error:  # the second: a host that is no name
         raise UserError(
             f"no Ray cluster answers at {address} ({error}); is the head node up, is the port its 6379?"
         ) from error

@@ -22,6 +22,7 @@ from mathinterp.evaluation.formats import (
     worked_problem,
 )
 from mathinterp.evaluation.task_files import Document, TaskFile, own_examples
+from mathinterp.prompts.json_lines import exists
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
 
@@ -109,7 +110,7 @@ def _training(task: TaskFile, data_dir: str | None) -> list[Document]:
 
 def _from_files(task: TaskFile, folder: Path, place: str, worked: bool) -> list[Document]:
     path = folder / place
-    if not path.exists():
+    if not exists(path):
         hint = ", or give `examples` own" if worked and not task.by_subject else ""
         raise UserError(f"{task.title} needs '{path}', which is not there: put the published {place} there{hint}")
     if task.by_subject:

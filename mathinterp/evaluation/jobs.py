@@ -17,10 +17,12 @@ from mathinterp.evaluation.evaluate.summary import EvaluationSummary, summarize_
 from mathinterp.evaluation.harness import require_harness
 from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
+from mathinterp.gates import shortened
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.reading import check_embedded, read_prompts
-from mathinterp.models.sources import find_adapter, find_source, read_json
+from mathinterp.models.sources import find_adapter, find_source
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
+from mathinterp.prompts.json_lines import exists, json_file
 from mathinterp.store import Store
 from mathinterp.tuning.folders import EDIT_FILE, TUNING_FILE, read_about
 
@@ -104,11 +106,11 @@ def parse_tasks(tasks: str | Sequence[str]) -> list[str]:
     names = [ALIASES.get(name.strip().lower(), name.strip()) for name in given]
     for name in names:
         kind, colon, _ = name.partition(":")
-        known = name in ORDER or name in PROMPT_SETS or (colon and kind in WORD_PROBLEMS) or Path(name).is_file()
+        known = name in ORDER or name in PROMPT_SETS or (colon and kind in WORD_PROBLEMS) or exists(name)
         if not known:
             raise UserError(
-                f"task '{name}' is not known; the benchmarks are {', '.join(ORDER)}, and prompt sets (see 'mathinterp"
-                " prompts --list') or prompt files are taken too"
+                f"task '{shortened(name)}' is not known; the benchmarks are {', '.join(ORDER)}, and prompt sets (see"
+                " 'mathinterp prompts --list') or prompt files are taken too"
             )
     return list(dict.fromkeys(names))
 
@@ -134,7 +136,7 @@ def own_ends(model: ResolvedModel) -> tuple[int, ...] | None:
     if model.source.kind != "folder" or not (file := model.source.location / "generation_config.json").is_file():
         return None
     spoken = model.tokenizer.eos_token_id
-    own = _ids(read_json(file).get("eos_token_id"), spoken, file)
+    own = _ids(json_file(file).get("eos_token_id"), spoken, file)
     return None if own == _ids(model.config.eos_token_id, spoken, file) else own
 
 

@@ -5,13 +5,14 @@ message of the library names a field in backticks (`` `heads` ``); the command l
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.gates import MOST, MOST_LAYERS, real, shortened, whole
 from mathinterp.models.units import Head, Neuron
 
-MOST_LAYERS = 10_000  # more than any model has
 KEY = "option"  # of a field's metadata
 
 
@@ -23,7 +24,7 @@ class Option:
     flag: the name on the command line; None = the field's own, with dashes.
     parse: text -> value, for what is neither text, number, flag nor a choice. Raises UserError.
     choices: the values there are; None among them is left out of the help.
-    least: smallest number allowed.
+    least, most: smallest and largest number allowed.
     shown: the default as ``--help`` tells it, where the value itself says little.
     metavar: what stands for the value in the help.
     """
@@ -33,6 +34,7 @@ class Option:
     parse: Callable[[str], Any] | None = None
     choices: tuple[str | None, ...] = ()
     least: float | None = None
+    most: float = MOST
     shown: str | None = None
     metavar: str | None = None
 
@@ -50,14 +52,23 @@ def options_of(owner: type) -> dict[str, tuple[dataclasses.Field[Any], Option]]:
 
 
 def check_options(value: Any) -> None:
-    """Raise UserError for a field whose value is none of its choices or below its least; call in ``__post_init__``."""
-    for name, (_, about) in options_of(type(value)).items():
+    """Raise UserError for a field that is none of its choices, or no number from its least to its most.
+
+    Call in ``__post_init__``.
+    """
+    for name, (each, about) in options_of(type(value)).items():
         found = getattr(value, name)
         if about.choices and found not in about.choices:
             known = ", ".join(choice for choice in about.choices if choice is not None)
             raise UserError(f"`{name}` '{found}' is not known; take one of {known}")
-        if about.least is not None and found is not None and found < about.least:
-            raise UserError(f"`{name}` {found} is too small; give {about.least:g} or more")
+        if about.least is not None and found is not None:
+            try:
+                if "int" in str(each.type):
+                    whole(found, int(about.least), about.most)
+                else:
+                    real(found, about.least, about.most)
+            except ValueError as error:
+                raise UserError(f"`{name}` {error}") from error
 
 
 def read_heads(given: str | Iterable[Any] | None, field: str = "heads") -> tuple[Head, ...] | None:
@@ -76,9 +87,9 @@ def _units(kind: Any, given: Any, field: str, how: str) -> Any:
     units = []
     for part in given.split(",") if isinstance(given, str) else given:
         try:
-            units.append(kind.read(part) if isinstance(part, str) else kind(*(int(number) for number in part)))
+            units.append(kind.read(part) if isinstance(part, str) else kind(*(whole(number) for number in part)))
         except (ValueError, TypeError):
-            raise UserError(f"`{field}` '{part}' cannot be read; write {how}") from None
+            raise UserError(f"`{field}` '{shortened(part)}' cannot be read; write {how}") from None
     return tuple(units)
 
 
@@ -86,28 +97,31 @@ def read_layers(given: str | Iterable[int] | None, field: str = "layers") -> tup
     """Layers, each once, ascending: "0-3,17" -> (0, 1, 2, 3, 17), or numbers; None stays None. Raises UserError."""
     if given is None:
         return None
-    if not isinstance(given, str):
-        return tuple(sorted({int(layer) for layer in given}))
     layers: set[int] = set()
-    for part in given.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()) or (dash and int(high) < int(low)):
-            raise UserError(f"`{field}` '{given}' cannot be read; write it like 0-3,17")
-        last = int(high if dash else low)
+    for part in given.split(",") if isinstance(given, str) else given:
+        low, dash, high = part.strip().partition("-") if isinstance(part, str) else (part, "", None)
+        try:
+            first = whole(low, most=math.inf)
+            last = whole(high, first, math.inf) if dash else first
+        except ValueError:
+            raise UserError(f"`{field}` '{shortened(given)}' cannot be read; write it like 0-3,17") from None
         if last >= MOST_LAYERS:
-            raise UserError(f"`{field}` '{given}': no model has a layer {last}")
-        layers.update(range(int(low), last + 1))
+            raise UserError(f"`{field}` '{shortened(given)}': no model has a layer {shortened(last)}")
+        layers.update(range(first, last + 1))
     return tuple(sorted(layers))
 
 
 def read_counts(given: str | Iterable[int] | None, field: str = "ks", least: int = 0) -> tuple[int, ...] | None:
     """Numbers in the order given: "0,1,2,4" -> (0, 1, 2, 4), "none" -> (); None stays None. Raises UserError."""
-    if given is None or not isinstance(given, str):
-        return None if given is None else tuple(int(number) for number in given)
-    parts = [] if given == "none" else [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() and int(part) >= least for part in parts):
-        raise UserError(f"`{field}` '{given}' cannot be read; write numbers from {least} on, like 1,2,4")
-    return tuple(int(part) for part in parts)
+    if given is None:
+        return None
+    try:
+        parts: Iterable[Any] = given.split(",") if isinstance(given, str) else given
+        return () if given == "none" else tuple(whole(part, least) for part in parts)
+    except (ValueError, TypeError):
+        raise UserError(
+            f"`{field}` '{shortened(given)}' cannot be read; write numbers from {least} on, like 1,2,4"
+        ) from None
 
 
 def normalized(value: Any, **read: Any) -> None:

@@ -6,12 +6,17 @@ when it loads the adapter, so do we; the other ways leave an adapter that no lon
 """
 
 import json
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from peft import LoraConfig, PeftConfig, PeftType
 
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened
+from mathinterp.models.fingerprint import INERT_ADAPTER
+from mathinterp.prompts.json_lines import json_file
 
 # Ways of initialising that leave the base as it is: A and B come from the adapter's file.
 _BASE_KEPT = {"gaussian", "eva", "orthogonal", "mica"}
@@ -42,10 +47,10 @@ _UNMERGEABLE = {
 
 def read_options(folder: Path) -> LoraConfig:
     """The adapter's options, ready for PEFT to load it; raises UserError for any that cannot be honoured by merging."""
-    _refuse_unknown(folder)
+    _check_fields(folder)
     try:
         options = PeftConfig.from_pretrained(str(folder))
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
+    except Exception as error:  # whatever the file makes PEFT raise, it is the file that is wrong
         raise UserError(f"adapter '{folder}': adapter_config.json is not readable: {first_line(error)}") from error
     if not isinstance(options, LoraConfig) or options.peft_type != PeftType.LORA:
         raise UserError(f"adapter '{folder}' is of type {options.peft_type}: only LoRA adapters can be merged")
@@ -70,24 +75,46 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _refuse_unknown(folder: Path) -> None:
-    """PEFT drops options that it does not know, with a warning: the model would be another than the file's."""
-    file = folder / "adapter_config.json"
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UserError(f"adapter '{folder}': adapter_config.json is not readable: {first_line(error)}") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"adapter '{folder}': adapter_config.json should hold a JSON object")
+def _check_fields(folder: Path) -> None:
+    """PEFT takes values of any type, and drops options that it does not know, with a warning: the model would be
+    another than the file's.
+    """
+    fields = json_file(folder / "adapter_config.json")
     if fields.get("peft_type") != "LORA":
         return  # refused by its type
-    known = {*LoraConfig.__dataclass_fields__, "runtime_config"}
-    unknown = sorted(name for name, value in fields.items() if name not in known and value)
+    kinds = {**get_type_hints(LoraConfig), "lora_alpha": float, "init_lora_weights": bool | str | None}
+    unknown = sorted(name for name, value in fields.items() if name not in kinds and value)
     if unknown:
         raise UserError(
             f"adapter '{folder}' has options that this version of PEFT does not know ({', '.join(unknown)}), so it "
             "would be another adapter: install a newer peft"
         )
+    for name, value in fields.items():
+        if name in kinds and name not in INERT_ADAPTER and not _is_of(value, kinds[name]):
+            raise UserError(
+                f"adapter '{folder}': adapter_config.json sets {name} to {shortened(json.dumps(value))}, which is not "
+                "of the type that PEFT reads there"
+            )
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of an annotated type; a tuple is a list there, and a dataclass an object."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, each) for each in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is list:
+        return isinstance(value, list) and all(_is_of(each, arguments[0]) for each in value)
+    if origin is tuple:
+        return isinstance(value, list) and len(value) == len(arguments) and all(map(_is_of, value, arguments))
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(each, arguments[1]) for each in value.values())
+    if is_dataclass(kind):
+        return isinstance(value, dict)
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 def _refuse_unmergeable(folder: Path, options: LoraConfig) -> None:

@@ -157,10 +157,18 @@ def _peft_at_work(folder: Path, what: str) -> Iterator[None]:
 
 
 def _tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    file = folder / "adapter_model.safetensors"
+    """Name -> shape of every tensor; raises UserError for one with NaN, infinities or quantised numbers."""
+    file, shapes = folder / "adapter_model.safetensors", dict[str, tuple[int, ...]]()
     try:
         with safe_open(file, framework="pt") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            for name in tensors.keys():  # noqa: SIM118
+                tensor = tensors.get_tensor(name)
+                if not tensor.is_floating_point() or not tensor.isfinite().all():
+                    raise UserError(f"adapter '{folder}': tensor {name} is not of finite floating-point numbers")
+                shapes[name] = tuple(tensor.shape)
+            return shapes
+    except UserError:
+        raise
     except Exception as error:  # safetensors raises its own class for a damaged header
         raise UserError(f"adapter file '{file}' cannot be read: {first_line(error)}") from error
 

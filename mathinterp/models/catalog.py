@@ -14,12 +14,12 @@ from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
-from mathinterp.models.checked_config import check_buildable
+from mathinterp.models.checked_config import check_buildable, check_sizes
 from mathinterp.models.config_files import check_config, check_rotation
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
-from mathinterp.models.loading import load_weights, prepare, quiet_transformers
+from mathinterp.models.loading import check_stored, load_weights, prepare, quiet_transformers
 from mathinterp.models.random_shapes import (
     SHAPES,
     build_random,
@@ -38,11 +38,11 @@ from mathinterp.models.sources import (
     find_adapter,
     find_source,
     known_adapters,
-    read_json,
     smollm2_file,
     weight_files,
 )
 from mathinterp.models.tokenizer_files import folder_tokenizer
+from mathinterp.prompts.json_lines import json_file
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -263,7 +263,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
             family_of(config.model_type, config.to_dict())
             check_buildable(config, spec.name)
         return config, tokenizer
-    fields = read_json(source.location / "config.json")
+    fields = json_file(source.location / "config.json")
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"model '{spec.name}': config.json has no model_type")
     family_of(fields["model_type"], fields)
@@ -271,6 +271,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
     if quantised is not None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")
+    check_sizes(spec.name, fields)
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
@@ -278,6 +279,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
                 check_config(source.location, fields, config)
                 check_buildable(config, spec.name)
                 check_rotation(source.location, fields, config)
+                check_stored(source.location, config)
             tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
     except UserError:  # which is a ValueError
         raise

@@ -3,18 +3,32 @@
 Knows configs and transformers' own classes; loads no weights.
 """
 
+from typing import Any
+
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from mathinterp.errors import UserError
+from mathinterp.gates import MOST, MOST_LAYERS, shortened
 from mathinterp.models.families import family_of
 from mathinterp.models.random_shapes import stand_in_config
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+UNSIZED = ("max_position_embeddings", "model_max_length")  # which may say that there is no limit
 OPTIONAL_SIZES = (
     "intermediate_size", "n_inner", "ffn_hidden_size", "moe_intermediate_size", "num_local_experts",
     "num_key_value_heads", "num_kv_heads", "head_dim", "sliding_window",
 )  # fmt: skip
+
+
+def check_sizes(name: str, fields: dict[str, Any]) -> None:
+    """Raise UserError for a size in config.json that is no size; those of layers become lists as soon as it is read."""
+    for field, value in fields.items():
+        if isinstance(value, int) and abs(value) > MOST and field not in UNSIZED:
+            raise UserError(f"model '{name}': {field} in config.json is {shortened(value)}, which is no size")
+        if field in LAYERS and isinstance(value, int) and value > MOST_LAYERS:
+            raise UserError(f"model '{name}': {field} in config.json is {value:,}, more layers than any model has")
 
 
 def check_buildable(config: PretrainedConfig, name: str) -> None:

@@ -179,6 +179,9 @@ def _check_rope_parameters(where: str, parameters: dict[str, Any]) -> None:
             f"{where} sets {unread[0]} for rotary positions of type '{kind}', which does not read it (it reads: "
             f"{', '.join(sorted(_ROPE_KEYS[kind])) or 'rope_theta'}): correct the type or the name"
         )
-    factor = parameters.get("factor", 1.0)
-    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float)):
-        raise UserError(f"{where} sets the factor of rotary positions to {json.dumps(factor)}, which is no number")
+    for name in ("factor", "rope_theta", "original_max_position_embeddings"):
+        value = parameters.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and value > 0):
+            why = "not above 0" if number else "no number"
+            raise UserError(f"{where} sets the {name} of rotary positions to {json.dumps(value)}, which is {why}")

@@ -35,6 +35,11 @@ def refuse_dropped(folder: Path, model: PreTrainedModel) -> None:
                     )
 
 
+def is_mask(name: str) -> bool:
+    """Whether a tensor is called as the causal masks of old checkpoints are."""
+    return re.search(r"(^|\.)(attn|attention)\.bias$", name) is not None
+
+
 def _is_computed(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> bool:
     """Whether a tensor is the causal mask, what fills it, or the model's own rotary frequencies."""
     if name.endswith("masked_bias"):
@@ -45,7 +50,7 @@ def _is_computed(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> boo
             buffer.shape == tensor.shape and torch.allclose(tensor.float(), buffer.float().cpu(), rtol=_RELATIVE)
             for buffer in own
         )
-    if not re.search(r"(^|\.)(attn|attention)\.bias$", name) or tensor.ndim < 2:
+    if not is_mask(name) or tensor.ndim < 2:
         return False
     mask = tensor.bool().reshape(-1, *tensor.shape[-2:])
     return bool((mask == torch.ones(mask.shape, dtype=torch.bool).tril()).all())

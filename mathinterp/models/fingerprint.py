@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.models.cache import cache_folder, write_atomic
-from mathinterp.models.sources import Source, read_json, tokenizer_files, weight_files
+from mathinterp.models.sources import Source, tokenizer_files, weight_files
+from mathinterp.prompts.json_lines import json_file
 
 _PIECE = 64 * 2**20  # bytes hashed by one thread at a time
 _SMALL = 2**20  # files up to this size are hashed anew each time
@@ -29,10 +30,12 @@ _INERT_CONFIG = {
 }  # fmt: skip
 _INERT_TOKENIZER = {"name_or_path", "tokenizer_file", "is_local", "local_files_only", "chat_template", "backend"}
 # The last three are read while an adapter is made, never when it is loaded; revision is of the base, whose files count.
-_INERT_ADAPTER = {
+INERT_ADAPTER = {
     "base_model_name_or_path", "inference_mode", "revision", "auto_mapping", "peft_version", "task_type",
     "lora_dropout", "runtime_config", "loftq_config", "eva_config", "corda_config",
 }  # fmt: skip
+
+_ADAPTER_SETS = ("target_modules", "exclude_modules")
 
 
 def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bool = False) -> str:
@@ -49,14 +52,14 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
     else:
         folder = source.location
         parts.append(("weights", sorted(file_digests(weight_files(folder)))))
-        parts.append(("config", plain_config(read_json(folder / "config.json"))))
+        parts.append(("config", plain_config(json_file(folder / "config.json"))))
         parts += [(f"tokenizer/{file.name}", _tokenizer_content(file)) for file in tokenizer_files(folder)]
         if with_code:
             code = sorted(folder.rglob("*.py"))  # modules may import others in folders below
             parts += [(f"code/{file.relative_to(folder).as_posix()}", file_digest(file)) for file in code]
     if adapter is not None:
         parts.append(("adapter weights", file_digest(adapter / "adapter_model.safetensors")))
-        parts.append(("adapter config", _adapter_content(read_json(adapter / "adapter_config.json"))))
+        parts.append(("adapter config", _adapter_content(json_file(adapter / "adapter_config.json"))))
     content = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
@@ -64,6 +67,12 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
 def plain_config(fields: dict[str, Any]) -> dict[str, Any]:
     """A config without the fields that say where it came from or how it was saved."""
     return _without(fields, _INERT_CONFIG)
+
+
+def in_order(fields: dict[str, Any]) -> dict[str, Any]:
+    """An adapter's options with its sets of modules sorted, which PEFT writes in any order."""
+    sets = {name: fields[name] for name in _ADAPTER_SETS if isinstance(fields.get(name), list)}
+    return {**fields, **{name: sorted(members) for name, members in sets.items()}}
 
 
 def file_digest(file: Path) -> str:
@@ -103,14 +112,15 @@ def _hash_piece(file: Path, offset: int) -> bytes:
 
 def _tokenizer_content(file: Path) -> Any:
     if file.name == "tokenizer_config.json":
-        return _without(read_json(file), _INERT_TOKENIZER)
+        return _without(json_file(file), _INERT_TOKENIZER)
     return file_digest(file)
 
 
 def _adapter_content(fields: dict[str, Any]) -> dict[str, Any]:
     """The options that decide what the adapter does; a way of initialising by name may change the base at loading."""
     drawn_anew = isinstance(fields.get("init_lora_weights"), bool)  # and then overwritten by the adapter's weights
-    return _without(fields, _INERT_ADAPTER | ({"init_lora_weights"} if drawn_anew else set()))
+    fields = in_order(fields)
+    return _without(fields, INERT_ADAPTER | ({"init_lora_weights"} if drawn_anew else set()))
 
 
 def _without(fields: dict[str, Any], inert: set[str]) -> dict[str, Any]:

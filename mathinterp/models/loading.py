@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 import transformers.utils.logging as transformers_logging
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import merge_adapter, merging_dtype
-from mathinterp.models.dropped import refuse_dropped
+from mathinterp.models.dropped import is_mask, refuse_dropped
 from mathinterp.models.families import family_of
+from mathinterp.models.sources import weight_files
+
+_FLOATING = {"F64", "F32", "F16", "BF16"}  # as safetensors names dtypes
 
 
 def load_weights(
@@ -36,6 +39,48 @@ def load_weights(
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
     for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
     """
+    reading_dtype = merging_dtype(adapter, dtype) if adapter else dtype
+    model = _read(folder, config, device, reading_dtype, gguf_file, trust_remote_code)
+    _refuse_untied(folder, model)
+    if gguf_file is None:
+        refuse_dropped(folder, model)
+    if adapter is not None:
+        with quiet_transformers():
+            model = merge_adapter(model, adapter)
+        cast_parameters(model, dtype)
+    return model
+
+
+def check_stored(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise UserError unless the folder's tensors are floating-point numbers, of the names and shapes that a model of
+    this config has. Their headers alone are read, by the steps of ``load_weights``.
+    """
+    count = 0
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                kinds = {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"weight file '{file}' cannot be read: {_one_line(error)}") from error
+        count += len(kinds)
+        for name, kind in kinds.items():
+            if kind not in _FLOATING and not is_mask(name):
+                raise UserError(
+                    f"model '{folder}' holds {name} as {kind}, quantised numbers that its config.json says nothing of: "
+                    "give the unquantised weights or a .gguf file"
+                )
+    if config.num_hidden_layers > count:
+        raise UserError(
+            f"model '{folder}' lacks weights that the model needs: config.json says {config.num_hidden_layers:,} "
+            f"layers, and there are {count} tensors"
+        )
+    _read(folder, config, torch.device("meta"), torch.float32)
+
+
+def _read(
+    folder: Path, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:  # fmt: skip
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
@@ -44,7 +89,7 @@ def load_weights(
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=merging_dtype(adapter, dtype) if adapter else dtype,
+                dtype=dtype,
                 device_map={"": device},
                 attn_implementation=family_of(config.model_type).attention_backend,
                 trust_remote_code=trust_remote_code,
@@ -60,13 +105,6 @@ def load_weights(
     model, report = loaded  # a pair because of output_loading_info
     assert isinstance(model, PreTrainedModel)
     _refuse_incomplete(folder, report)
-    _refuse_untied(folder, model)
-    if gguf_file is None:
-        refuse_dropped(folder, model)
-    if adapter is not None:
-        with quiet_transformers():
-            model = merge_adapter(model, adapter)
-        cast_parameters(model, dtype)
     return model
 
 

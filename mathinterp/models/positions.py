@@ -25,7 +25,7 @@ FORCED = "_read_as"  # attribute of a rotary module: the length to take the freq
 class Positions:
     """What a model's config says about positions."""
 
-    limit: int | None = None  # positions that it has; None: a rotary embedding, which has one for any length
+    limit: int | None = None  # of a text, in tokens: rows of its table, or the length that rotary ones are made for
     alike_up_to: int | None = None  # up to this length frequencies are the same; None: whatever the length
     each_length: bool = False  # beyond it each length has its own frequencies, else all have one other set
 
@@ -57,12 +57,21 @@ def positions_of(config: PretrainedConfig) -> Positions:
             f"model family '{config.model_type}': a rotary embedding that depends on the length and on the layer is not"
             " supported; take a model with one rotary embedding"
         )
-    kind = rope.get("rope_type", "default")
+    kind, limit = rope.get("rope_type", "default"), _reach(config.max_position_embeddings, nested or [rope])
     if kind == "longrope":
-        return Positions(alike_up_to=rope["original_max_position_embeddings"])
+        return Positions(limit, alike_up_to=rope["original_max_position_embeddings"])
     if _changes(kind):
-        return Positions(alike_up_to=config.max_position_embeddings, each_length=True)
-    return Positions()
+        return Positions(limit, alike_up_to=config.max_position_embeddings, each_length=True)
+    return Positions(limit)
+
+
+def _reach(longest: int, scalings: list[dict[str, Any]]) -> int:
+    """The length that a rotary embedding is made for. Configs give the length before scaling or that after it: taken
+    is the longer reading.
+    """
+    factor = max(part.get("factor") or 1.0 for part in scalings)
+    before = min(part.get("original_max_position_embeddings") or longest for part in scalings)
+    return max(longest, int(before * factor))
 
 
 def _changes(rope_type: object) -> bool:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError, did_you_mean
+from mathinterp.gates import MOST_SEED, shortened, whole
 from mathinterp.models.families import family_of
 from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.templates import PAPER_A, PAPER_B
@@ -68,10 +69,15 @@ def parse_random(name: str) -> tuple[str, int]:
     _, shape, seed = [*name.split(":"), "0"][:3]
     if shape not in SHAPES:
         likely = did_you_mean(shape, SHAPES)
-        raise UserError(f"model '{name}': no shape '{shape}' is known (known: {', '.join(SHAPES)}).{likely}")
-    if name.count(":") > 2 or not seed.isdecimal():
-        raise UserError(f"model '{name}': write random:{shape} or random:{shape}:SEED with a whole number")
-    return shape, int(seed)
+        raise UserError(
+            f"model '{shortened(name)}': no shape '{shortened(shape)}' is known (known: {', '.join(SHAPES)}).{likely}"
+        )
+    try:
+        if name.count(":") <= 2:
+            return shape, whole(seed, most=MOST_SEED)
+    except ValueError:
+        pass
+    raise UserError(f"model '{shortened(name)}': write random:{shape} or random:{shape}:SEED with a whole number")
 
 
 def random_config(shape: str) -> PreTrainedConfig:

@@ -6,14 +6,15 @@ checkpoint count; opens no weights and knows nothing about what is inside them.
 
 import importlib.metadata
 import importlib.util
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mathinterp.errors import UserError, did_you_mean
+from mathinterp.gates import check_place
 from mathinterp.models.random_shapes import parse_random
+from mathinterp.prompts.json_lines import json_file
 
 MODELS_FOLDER = Path(__file__).parent
 BUNDLED_FOLDER = MODELS_FOLDER / "bundled"
@@ -52,7 +53,6 @@ def find_source(name: str, trust_remote_code: bool = False) -> Source:
 
     Raises UserError when there is none, saying where it was looked for and how to get it.
     """
-    path = Path(name).expanduser()
     if name.startswith("random:"):
         parse_random(name)
         return Source("random", name, None)
@@ -60,6 +60,8 @@ def find_source(name: str, trust_remote_code: bool = False) -> Source:
         return Source("folder", name, check_folder(BUNDLED_FOLDER))
     if name == "smollm2":
         return Source("gguf", name, check_gguf(smollm2_file()))
+    check_place(name, "model")
+    path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return Source("gguf", name, check_gguf(path))
     if path.is_dir():
@@ -129,7 +131,10 @@ def weight_files(folder: Path) -> list[Path]:
                 "where you trust them, with AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
             )
         raise UserError(f"model folder '{folder}' has no weights (model.safetensors or model.safetensors.index.json)")
-    shards = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
+    listed = json_file(index).get("weight_map")
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise UserError(f"'{index}': weight_map must give each tensor the name of its file")
+    shards = sorted(set(listed.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing or not shards:
         raise UserError(f"model folder '{folder}' lacks {len(missing)} of its {len(shards)} weight files: {missing}")
@@ -143,6 +148,7 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def find_adapter(name: str) -> Path:
     """The folder of a PEFT adapter: ``name`` itself, or the adapter of that name that comes with the package."""
+    check_place(name, "adapter")
     folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = ADAPTERS_FOLDER / name
@@ -165,17 +171,6 @@ def find_adapter(name: str) -> Path:
 def known_adapters() -> list[str]:
     """Names of the adapters that come with the package."""
     return sorted(file.parent.name for file in ADAPTERS_FOLDER.glob("*/adapter_config.json"))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; raises UserError naming the file when it is not one."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise UserError(f"'{file}' is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"'{file}' should hold a JSON object")
-    return content
 
 
 def _download(name: str, trust_remote_code: bool) -> Path:

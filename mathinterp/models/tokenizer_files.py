@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError
-from mathinterp.models.sources import read_json
+from mathinterp.prompts.json_lines import json_file
 
 # Numbers of every length, signs, spaces, lines and scripts: what pre-tokenizers are known to cut in different ways.
 PROBES = (
@@ -42,7 +42,7 @@ def folder_tokenizer(folder: Path, model_type: str, trust_remote_code: bool = Fa
     if own is None:
         _check_without_file(folder, named, model_type)
         return named
-    fields = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    fields = json_file(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     _check_added_tokens(folder, fields, own)
     _check_special_tokens(folder, fields, own)
     _check_ends(folder, fields, own, named)
@@ -105,7 +105,7 @@ def _check_added_tokens(folder: Path, fields: dict[str, Any], own: Tokenizer) ->
     added = {int(index): str(token["content"]) for index, token in (fields.get("added_tokens_decoder") or {}).items()}
     places = {token: (index, "tokenizer_config.json") for index, token in added.items()}
     if (folder / "added_tokens.json").is_file():
-        listed = read_json(folder / "added_tokens.json")
+        listed = json_file(folder / "added_tokens.json")
         places = {token: (index, "added_tokens.json") for token, index in listed.items()} | places
     for token, (index, where) in places.items():
         found = own.token_to_id(token)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple, Self
 
+from mathinterp.gates import whole
+
 
 class Head(NamedTuple):
     """One query head; written ``layer.head``, both counted from 0."""
@@ -34,7 +36,5 @@ class Neuron(NamedTuple):
 
 
 def _pair(text: str) -> tuple[int, int]:
-    layer, dot, number = text.strip().partition(".")
-    if not (dot and layer.isdecimal() and number.isdecimal()):
-        raise ValueError(text)
-    return int(layer), int(number)
+    layer, _, number = text.strip().partition(".")
+    return whole(layer), whole(number)

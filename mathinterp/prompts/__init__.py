@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from mathinterp.errors import UserError, did_you_mean
+from mathinterp.gates import shortened
 from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.files import read_prompts, write_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
@@ -50,7 +51,7 @@ def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None =
     path = Path(name_or_path)
     if not exists(path):
         raise UserError(
-            f"'{name_or_path}' is neither a prompt file that exists nor a prompt set."
+            f"'{shortened(name_or_path)}' is neither a prompt file that exists nor a prompt set."
             f"{did_you_mean(str(name_or_path), PROMPT_SETS)} The sets are {', '.join(PROMPT_SETS)}"
         )
     return even_spread(read_prompts(path), limit)

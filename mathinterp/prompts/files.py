@@ -16,6 +16,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_file
 from mathinterp.prompts.json_lines import (
     NumberText,
     check_characters,
@@ -73,6 +74,7 @@ def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     Fields that are None and the default separator are left out. Raises UserError if the file cannot be written.
     """
     path = Path(path)
+    check_file(path, "prompts")
     temporary = None
     try:
         with tempfile.NamedTemporaryFile(

@@ -1,4 +1,4 @@
-"""Text and JSON-lines files read whole, with one clear line for what is wrong with them.
+"""The gate for text, JSON and JSON-lines files: read whole, with one clear line for what is wrong with them.
 
 A number may keep the text that it is written with: 1.0 is not 1, and 007 or a long integer stays what it is.
 """
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_place, real
+
+MOST_DEPTH = 100  # of lists and objects within each other
 
 
 class NumberText(str):
@@ -19,7 +22,7 @@ def exists(name: str | Path) -> bool:
     """Whether there is such a file or folder; a name that none can have (too long, a null byte) is not there."""
     try:
         return Path(name).exists()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return False
 
 
@@ -28,7 +31,10 @@ def read_text(path: Path, what: str, *, by_line: bool = False) -> str:
 
     Raises UserError if it cannot be read or is not UTF-8.
     """
+    check_place(path, what)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # reading it might never end
+            raise UserError(f"cannot read {what} from {path}: a device or a pipe; give a file")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {what} from {path}: {error.strerror}") from error
@@ -61,20 +67,29 @@ def json_object(line: str, where: str, form: str, parse_float: Any = None, parse
     return row
 
 
+def json_file(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; raises UserError as ``read_text`` and ``json_object`` do."""
+    return json_object(read_text(path, "JSON"), f"'{path}'", "")
+
+
 def json_value(
     text: str, where: str, parse_float: Any = None, parse_int: Any = None, *, constants: bool = False
 ) -> Any:  # fmt: skip
     """The value of a JSON text; ``constants``: NaN and infinities are values, which the caller judges.
 
-    Raises UserError, which begins with ``where``, for broken JSON, NaN and infinities, a field given twice, nesting
-    too deep to read and an integer too long for Python. Broken JSON of several lines names its line.
+    Raises UserError, which begins with ``where``, for broken JSON, NaN, infinities and numbers that would become one, a
+    field given twice, nesting too deep to read and an integer too long for Python. Broken JSON of several lines names
+    its line.
     """
     constant = None if constants else _no_constant(where)
     try:
-        return json.loads(
-            text, parse_float=parse_float, parse_int=parse_int, parse_constant=constant,
+        value = json.loads(
+            text, parse_float=parse_float or real, parse_int=parse_int, parse_constant=constant,
             object_pairs_hook=lambda pairs: _without_repeats(pairs, where),
         )  # fmt: skip
+        if text.count("[") + text.count("{") > MOST_DEPTH and _is_deeper(value, MOST_DEPTH):
+            raise RecursionError
+        return value
     except json.JSONDecodeError as error:
         place = f", line {error.lineno}" if "\n" in text else ""
         raise UserError(f"{where}{place}: broken JSON ({error.msg} at column {error.colno})") from error
@@ -82,8 +97,18 @@ def json_value(
         raise
     except RecursionError as error:
         raise UserError(f"{where}: lists or objects are nested too deep to read") from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise UserError(f"{where}: a number is too long to read; write it as text") from error
+    except ValueError as error:  # more digits than Python reads, or beyond what a float holds
+        long = "digits" in str(error) or "..." in str(error)
+        raise UserError(f"{where}: a number is too {'long' if long else 'large'} to read; write it as text") from error
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects are nested in more than ``most`` levels."""
+    level = [value]
+    for _ in range(most + 1):
+        inner = [each for each in level if isinstance(each, list | dict)]
+        level = [part for each in inner for part in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)
 
 
 def json_lines(

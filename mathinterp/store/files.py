@@ -7,7 +7,6 @@ about runs, tables or Parquet. Names are relative to the store and use "/".
 import os
 import re
 import time
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,6 +18,7 @@ import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_place
 
 STALE_SECONDS = 3600.0  # a temporary file older than this belongs to a process that died
 
@@ -37,10 +37,10 @@ class StoreFiles:
     def __init__(self, url: str | os.PathLike[str]):
         """Raises UserError for a path that is a file or that SQL cannot name, or a protocol that cannot be used."""
         text = os.fspath(url)
-        _check_characters(text)
+        check_place(text, "store")
         self.local = "://" not in text or text.startswith("file://")
         if self.local:
-            self.root = str(_expanded(text.removeprefix("file://")).resolve())
+            self.root = str(Path(text.removeprefix("file://")).expanduser().resolve())
             self.filesystem: Any = None
             if os.path.exists(self.root) and not os.path.isdir(self.root):
                 raise UserError(f"store '{text}' is a file; give a folder")
@@ -51,7 +51,7 @@ class StoreFiles:
             raise UserError(
                 f"store '{text}' has one of the characters * ? [ ], which SQL reads as a pattern; rename it"
             )
-        _check_characters(self.root)
+        check_place(self.root, "store")
         # In a pattern DuckDB takes a backslash for the end of a folder's name; in a file's full name for itself.
         self.takes_patterns = "\\" not in self.root
 
@@ -149,26 +149,13 @@ class StoreFiles:
                 continue
 
 
-def _check_characters(text: str) -> None:
-    """A store's name is written into views.sql and into lines for people: it must be text, on one line."""
-    if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") and letter != "\t" for letter in text):
-        raise UserError(f"store {text!a} has a line break, a control character or bytes not UTF-8; rename it")
-
-
-def _expanded(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:  # ~somebody without a home
-        raise UserError(f"store '{text}': there is no home folder of that name; write ./{text} for a folder") from error
-
-
 def _open_filesystem(url: str) -> tuple[Any, str]:
     try:
         filesystem, prefix = fsspec.url_to_fs(url)
     except ImportError as error:
         raise UserError(f"store '{url}' needs a package that is not installed: {error}") from error
-    except ValueError as error:
-        raise UserError(f"store '{url}' cannot be opened: {error}") from error
+    except Exception as error:  # each protocol's client has exceptions of its own
+        raise UserError(f"store '{url}' cannot be opened: {_reason(error)}") from error
     if type(filesystem) is MemoryFileSystem:
         filesystem = _MemoryFiles()
     return filesystem, prefix.rstrip("/")

@@ -26,6 +26,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, load_prompts
 from mathinterp.prompts.alignment import Encoding, Sentence, adds_bos, check_tokenizer, encode_sentences, unknown_words
 from mathinterp.prompts.json_lines import NumberText, check_characters, exists, json_lines, scalar_text, shown
@@ -118,7 +119,8 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
         raise UserError(f"`data` '{name}' is a folder; give a file of JSON lines")
     if not exists(path):
         raise UserError(
-            f"`data` '{name}' is neither a file that exists nor a prompt set; see 'mathinterp prompts --list'"
+            f"`data` '{shortened(name)}' is neither a file that exists nor a prompt set; see"
+            " 'mathinterp prompts --list'"
         )
     form = '; write {"prompt": ..., "response": ...}'
     records = json_lines(path, "samples", form, parse_float=NumberText, parse_int=NumberText)

@@ -3,12 +3,12 @@
 Knows names of data and a base that was looked at; what trains is a job (precise.py, controls.py), how is sft_ray.py's.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mathinterp.errors import UserError
+from mathinterp.gates import real
 from mathinterp.models.catalog import DTYPES, ModelSpec, ResolvedModel
 from mathinterp.tuning.bases import plain_spec, resolve_base, trains_on_gpu
 from mathinterp.tuning.data import Sample
@@ -118,9 +118,12 @@ def _weight(name: str, text: str) -> float | None:
         weight = float(text)
     except ValueError:
         return None
-    if not 0 < weight < math.inf:
-        raise UserError(f"`data` {name}:{text}: give a weight above 0")
-    return weight
+    try:
+        if real(text) > 0:
+            return weight
+    except ValueError:  # inf, nan, digits of other scripts
+        pass
+    raise UserError(f"`data` {name}:{text}: give a weight above 0")
 
 
 def _source(name: str, base: ResolvedModel, settings: TuneSettings, what: str, say: Say) -> Source:

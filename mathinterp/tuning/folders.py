@@ -1,13 +1,13 @@
 """Folders that fine-tuning leaves: written whole or not at all, and what they say of themselves. Needs no torch."""
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.prompts.json_lines import json_file
 
 TUNING_FILE = "tuning.json"  # in what a fine-tuning leaves: run, base, settings, figures
 EDIT_FILE = "edit.json"  # in a model with columns at zero: which, of which base
@@ -35,11 +35,8 @@ def written_whole(out: Path) -> Iterator[Path]:
 
 def read_about(file: Path, *fields: str) -> dict[str, Any]:
     """What ``file`` (tuning.json and the like) says; raises UserError if it is broken or lacks one of ``fields``."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # JSON or UTF-8
-        raise UserError(f"'{file}' is no JSON ({error}); give another folder") from error
-    missing = [name for name in fields if not isinstance(found, dict) or name not in found]
+    found = json_file(file)
+    missing = [name for name in fields if name not in found]
     if missing:
         raise UserError(f"'{file}' does not say its {missing[0]}: not written by this program; give another folder")
     return found

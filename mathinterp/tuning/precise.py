@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy, ModelShape, Projection, input_major_weight
 from mathinterp.models.catalog import LoadedModel
+from mathinterp.models.fingerprint import in_order
 from mathinterp.models.units import Head, Neuron
 
 ADAPTER = "default"  # PEFT's name for the one adapter
@@ -177,7 +178,7 @@ def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
     model.peft_config[ADAPTER].base_model_name_or_path = base
     model.save_pretrained(str(folder), save_embedding_layers=False)
     file = folder / "adapter_config.json"
-    fields = json.loads(file.read_text(encoding="utf-8"))
+    fields = in_order(json.loads(file.read_text(encoding="utf-8")))
     file.write_text(json.dumps(fields, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -10,10 +10,12 @@ from typing import Any
 from mathinterp.engine.lens import TARGETS
 from mathinterp.errors import UserError
 from mathinterp.experiments.options import check_options, normalized, option, read_heads, read_layers, read_neurons
+from mathinterp.gates import MOST_DRAWS, MOST_SEED, real, shortened
 from mathinterp.models.units import Head, Neuron
 
 DEFAULT_STORE = "results"
 LORA_EPOCHS = 4.0
+MOST_SAMPLES = 10**8  # of a training, whose order is drawn before it begins
 CONTROLS = ("random", "random_layer", "bottom")
 DEFAULT_TOP = 32
 
@@ -36,7 +38,7 @@ class TuneSettings:
     micro_batch: int = option(16, "Samples per forward pass on one worker; the rest is accumulated.", least=1)
     weight_decay: float = option(0.0, "AdamW's, of trained weights.", least=0)
     max_tokens: int = option(512, "Longer samples are left out and counted.", least=2)
-    seed: int = option(0, "Order of the data.", least=0)
+    seed: int = option(0, "Order of the data.", least=0, most=MOST_SEED)
     workers: int = option(1, "Data-parallel workers, a GPU each.", least=1)
     checkpoint_every: int = option(100, "Steps.", least=1)
     log_every: int = option(10, "Steps.", least=1)
@@ -80,7 +82,7 @@ class Choice:
         " signed effects are those that help when they are out.",
         choices=(*CONTROLS, None),
     )
-    control_seed: int = option(0, "Of the random heads.", least=0)
+    control_seed: int = option(0, "Of the random heads.", least=0, most=MOST_SEED)
     with_groups: bool = option(False, "Grouped-query models: train the heads' k and v groups too.")
     mlps: tuple[int, ...] | None = option(
         None, "Also all MLP neurons of these layers, for example 12-14.", parse=_read_mlps
@@ -120,7 +122,7 @@ class LoraSettings:
     batch: int = option(128, "Samples per step.", least=1)
     micro_batch: int = option(128, "Samples per forward pass; the rest is accumulated.", least=1)
     max_tokens: int = option(512, "Longer samples are left out and counted.", least=2)
-    seed: int = option(0, "Of data and training.", least=0)
+    seed: int = option(0, "Of data and training.", least=0, most=MOST_SEED)
     target: str = option(
         "predicted",
         "The token that neurons are compared on: predicted by the original model, or gold.",
@@ -138,11 +140,11 @@ class LoraSettings:
 def read_rates(given: str | tuple[float, ...]) -> tuple[float, ...]:
     """ "1e-3,5e-4" -> (0.001, 0.0005); raises UserError for anything else."""
     try:
-        rates = tuple(float(part) for part in (given.split(",") if isinstance(given, str) else given))
+        rates = tuple(real(part, 0) for part in (given.split(",") if isinstance(given, str) else given))
     except ValueError:
         rates = ()
-    if not rates or not all(map(math.isfinite, rates)):
-        raise UserError(f"`rates` '{given}' cannot be read; write them like 1e-3,5e-4")
+    if not rates or not all(rates):
+        raise UserError(f"`rates` '{shortened(given)}' cannot be read; write them like 1e-3,5e-4")
     return rates
 
 
@@ -176,7 +178,7 @@ class PruneSettings(LoraSettings):
     )
     top: int | None = option(None, "Neurons kept per case.", least=1, shown="the share 500 is of 165,120")
     lr: float = option(5e-4, "Peak learning rate of every LoRA.", least=0)
-    control_seeds: int = option(1, "Draws of random neurons; each trains a LoRA of its own.", least=0)
+    control_seeds: int = option(1, "Draws of random neurons; each trains a LoRA of its own.", least=0, most=MOST_DRAWS)
     workers: int = option(1, "Data-parallel workers of a training.", least=1)
     gpu: bool | None = None  # of the trainings; None: if there are enough
     storage: str | None = None  # checkpoints: folder or URI; None: inside the result's folder
@@ -194,12 +196,15 @@ def count_steps(settings: TuneSettings | LoraSettings, samples: int, epochs: flo
     """Optimizer steps, ``epochs`` passes over the data where neither is given; raises UserError where both are."""
     if settings.steps is not None and settings.epochs is not None:
         raise UserError("give `steps` or `epochs`, not both")
-    if settings.steps is not None:
-        return settings.steps
     passes = epochs if settings.epochs is None else settings.epochs
-    if not 0 < passes < math.inf:
+    if not passes > 0:
         raise UserError(f"`epochs` {passes:g}: give a number above 0")
-    return math.ceil(passes * samples / settings.batch)
+    steps = math.ceil(passes * samples / settings.batch) if settings.steps is None else settings.steps
+    if steps * settings.batch > MOST_SAMPLES:
+        raise UserError(
+            f"`steps` {steps:,} with `batch` {settings.batch:,} would draw more than {MOST_SAMPLES:,} samples"
+        )
+    return steps
 
 
 def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:

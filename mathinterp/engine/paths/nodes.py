@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened
 
 if TYPE_CHECKING:
     from mathinterp.models.anatomy import ModelShape
@@ -26,10 +27,11 @@ class Receiver:
     @staticmethod
     def parse(text: str) -> Receiver:
         """ "17.22.q" or "17.mlp"; raises UserError for anything else."""
-        found = re.fullmatch(r"(\d+)\.(?:(\d+)\.([qkv])|mlp)", text.strip())
+        found = re.fullmatch(r"([0-9]{1,9})\.(?:([0-9]{1,9})\.([qkv])|mlp)", text.strip())
         if found is None:
             raise UserError(
-                f"`receiver` '{text}' cannot be read; write layer.head.q (or .k, .v) or layer.mlp, like 17.22.q"
+                f"`receiver` '{shortened(text)}' cannot be read; write layer.head.q (or .k, .v) or layer.mlp, like"
+                " 17.22.q"
             )
         layer, head, part = found.groups()
         return Receiver(int(layer), part or "mlp", None if head is None else int(head))

@@ -22,6 +22,7 @@ from mathinterp.experiments.neuron_controls import has_control, layer_matched_ne
 from mathinterp.experiments.options import check_options, normalized, option
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Neuron
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class ConceptZeroing(Experiment):
 
     sets: tuple[NeuronSet, ...]
     source: str
-    seeds: int = option(3, "Random sets with as many neurons in each layer, per level.", least=0)
+    seeds: int = option(3, "Random sets with as many neurons in each layer, per level.", least=0, most=MOST_DRAWS)
     scoring: str = option("token", "What counts as right.", choices=SCORINGS)
 
     name: ClassVar[str] = "concept_zeroing"

@@ -27,6 +27,7 @@ from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.experiments.options import check_options, normalized, option, read_counts, read_layers
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import MOST_DRAWS
 
 if TYPE_CHECKING:
     from mathinterp.experiments.concept_zeroing import ConceptZeroing
@@ -62,7 +63,9 @@ class ConceptOptions:
     levels: tuple[int, ...] = option((0, 1, 2, 3), "A neuron is kept at level M if hits > M.", parse=read_levels,
                                      shown="0,1,2,3")  # fmt: skip
     zero: bool = option(True, "Zero each level's neurons on the prompts.")
-    control_seeds: int = option(3, "Random sets with as many neurons in each layer, per level.", least=0)
+    control_seeds: int = option(
+        3, "Random sets with as many neurons in each layer, per level.", least=0, most=MOST_DRAWS
+    )
     scoring: str = option("token", "What counts as right when neurons are zeroed.", choices=SCORINGS)
     show: int = option(8, "Neurons shown.", least=1)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
+from mathinterp.prompts.json_lines import json_object, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,19 +79,14 @@ def read_concepts(path: str | Path | None = None) -> ConceptList:
         content = (package_files("mathinterp.experiments.concepts") / "concepts.json").read_text(encoding="utf-8")
         return ConceptList(DEFAULT_LABEL, _concepts(content, "concepts.json"))
     path = Path(path)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"concept file {path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"concept file {path} is not UTF-8 text (byte {error.start})") from error
-    return ConceptList(path.name, _concepts(content, f"concept file {path}"))
+    return ConceptList(path.name, _concepts(read_text(path, "concepts"), f"concept file {path}"))
 
 
 def _concepts(content: str, where: str) -> tuple[tuple[str, ...], ...]:
     concepts = []
     category_of: dict[str, str] = {}
-    for category, items in _categories(content, where).items():
+    form = '; write {"numbers": ["one", ["two", "twice"]]}'
+    for category, items in json_object(content, where, form).items():
         if not isinstance(items, list):
             raise UserError(f"{where}: category '{category}' must be a list of concepts, not {_kind(items)}")
         for item in items:
@@ -105,25 +101,8 @@ def _concepts(content: str, where: str) -> tuple[tuple[str, ...], ...]:
                 category_of[spelling] = category
             concepts.append(tuple(spellings))
     if not concepts:
-        raise UserError(f'{where} has no concepts; write {{"numbers": ["one", ["two", "twice"]]}}')
+        raise UserError(f"{where} has no concepts{form}")
     return tuple(concepts)
-
-
-def _categories(content: str, where: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"{where}: category '{name}' is there twice; join its concepts in one list")
-        return dict(pairs)
-
-    try:
-        categories = json.loads(content, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
-    if not isinstance(categories, dict):
-        raise UserError(f"{where} must be a JSON object of categories, not {_kind(categories)}")
-    return categories
 
 
 def _check_spellings(spellings: Sequence[Any], item: Any, category: str, where: str) -> None:

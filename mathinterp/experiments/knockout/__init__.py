@@ -25,6 +25,7 @@ from mathinterp.experiments.knockout.tables import TABLES
 from mathinterp.experiments.options import Head, normalized, option, read_counts, read_heads
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import MOST_DRAWS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +77,7 @@ class Knockout(Ablation):
     ks: tuple[int, ...] | None = option(
         None, "Numbers of heads.", parse=read_counts, shown="0,1,2,4,...,64 up to half of all heads"
     )
-    control_seeds: int = option(5, "Draws of random heads, and as many layer-matched ones.", least=0)
+    control_seeds: int = option(5, "Draws of random heads, and as many layer-matched ones.", least=0, most=MOST_DRAWS)
     show: tuple[str, ...] = option(
         (),
         "Also show this sentence's five likeliest next tokens for every k; may be given again.",

@@ -26,6 +26,7 @@ from mathinterp.experiments.mask_keep.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_counts, read_layers
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import MOST_DRAWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +65,7 @@ class MaskKeep(Experiment):
     ks: tuple[int, ...] = option(
         DEFAULT_KS, "Numbers of neurons per prompt.", parse=partial(read_counts, least=1), shown="99,50,30,20,10"
     )
-    control_seeds: int = option(3, "Draws of random neurons.", least=0)
+    control_seeds: int = option(3, "Draws of random neurons.", least=0, most=MOST_DRAWS)
     deep_layers: tuple[int, ...] | None = option(
         None,
         "Whose other neurons keep zeroes, for example 17-31 (in 'chain' deep means from the zeroed head's layer on).",

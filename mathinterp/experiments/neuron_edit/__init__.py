@@ -22,6 +22,7 @@ from mathinterp.experiments.neuron_edit.tables import EDIT_NEURONS, TABLES, Cond
 from mathinterp.experiments.options import check_options, normalized, option, read_neurons
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Neuron
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class NeuronEdit(Experiment):
     """
 
     neurons: tuple[Neuron, ...] = option((), "Neurons to zero, most important first: 28.3696,13.7.", parse=read_neurons)
-    seeds: int = option(5, "Draws of as many random neurons in the same layers.", least=0)
+    seeds: int = option(5, "Draws of as many random neurons in the same layers.", least=0, most=MOST_DRAWS)
     passages: tuple[tuple[int, ...], ...] = ()
 
     name: ClassVar[str] = "edit"

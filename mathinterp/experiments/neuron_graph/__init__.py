@@ -9,7 +9,6 @@ random other neurons of the same layer) and takes the coefficients of the other 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from mathinterp.experiments.neuron_graph.tables import AT_ONCE, TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_counts
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import MOST_DRAWS, real, shortened, whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,15 +58,14 @@ class KeptEdges:
         kind, _, number = text.partition(":")
         if text == "all":
             return cls(None)
-        if kind == "top" and number.isdecimal():
-            return cls(int(number))
         try:
-            above = float(number) if kind == "above" else math.nan
+            if kind == "top":
+                return cls(whole(number))
+            if kind == "above":
+                return cls(None, real(number))
         except ValueError:
-            above = math.nan
-        if not math.isfinite(above):
-            raise UserError(f"`edges` '{text}' cannot be read; write top:60, above:0.5 or all")
-        return cls(None, above)
+            pass
+        raise UserError(f"`edges` '{shortened(text)}' cannot be read; write top:60, above:0.5 or all")
 
     def __str__(self) -> str:
         if self.strongest is not None:
@@ -108,7 +107,7 @@ class NeuronGraph(Experiment):
         parse=partial(read_counts, least=0),
         shown="those of 99,50,30,20,10 that the scan keeps",
     )
-    control_seeds: int = option(3, "Random neurons zeroed as controls.", least=0)
+    control_seeds: int = option(3, "Random neurons zeroed as controls.", least=0, most=MOST_DRAWS)
     nodes: NeuronNodes | None = None  # of every graph, from the neuron scan; found by ``bind``
 
     name: ClassVar[str] = "graph"

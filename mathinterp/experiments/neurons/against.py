@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.options import read_heads
+from mathinterp.gates import shortened, whole
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
@@ -70,9 +71,12 @@ class Keep:
         if text == "all":
             return cls(everything=True)
         kind, _, number = text.partition(":")
-        if kind != "topk" or not number.isdecimal() or int(number) < 1:
-            raise UserError(f"`keep` '{text}' cannot be read; write topk:100 or all")
-        return cls(int(number))
+        try:
+            if kind == "topk":
+                return cls(whole(number, 1))
+        except ValueError:
+            pass
+        raise UserError(f"`keep` '{shortened(text)}' cannot be read; write topk:100 or all")
 
     def __str__(self) -> str:
         return "all" if self.everything else f"topk:{self.top}"
