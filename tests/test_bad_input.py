@@ -80,7 +80,7 @@ CASES = [
     (["tune", "sweep", "--data", "one_digit", "--out", "new", "--store", "file"], "store 'file' is a file"),
     (["pipeline", "--limit", "8", "--store", "file"], "store 'file' is a file"),
     # files of the wrong form
-    (["scan", "concepts", "--concepts", "binary"], "is not UTF-8"),
+    (["scan", "concepts", "--concepts", "binary"], "not UTF-8"),
     (["scan", "concepts", "--prompts", "emoji.jsonl"], "the tokenizer does not know '🙂'"),
     (["maskkeep", "--neurons-from", "RUN", "--prompts", "binary"], "not UTF-8"),
     (["pipeline", "--prompts", "full"], "Is a directory"),

@@ -174,7 +174,7 @@ def test_configs_that_cannot_be_used(folder: Path) -> None:
     edit_json(config, model_type=None)
     assert message(str(folder)) == f"model '{folder}': config.json has no model_type"
     config.write_text('{"model_type": ')
-    expected = f"'{config}' is not readable JSON: Expecting value: line 1 column 16 (char 15)"
+    expected = f"'{config}': broken JSON (Expecting value at column 16)"
     assert message(str(folder)) == expected
 
 

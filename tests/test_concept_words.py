@@ -56,8 +56,8 @@ def test_tokens_of_three_tokenizers() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not JSON: .* in line 1, column 2"),
-        ('["two"]', "must be a JSON object of categories, not a list"),
+        ("{", r"broken JSON \(.* at column 2\)"),
+        ('["two"]', "not a JSON object; write"),
         ('{"a": "two"}', "category 'a' must be a list of concepts, not a text"),
         ('{"a": [2]}', "category 'a': 2 is neither a spelling nor a list of spellings"),
         ('{"a": [[]]}', r"\[\] is neither a spelling"),
@@ -65,10 +65,10 @@ def test_tokens_of_three_tokenizers() -> None:
         ('{"a": [" two"]}', "' two' is empty or has white space around it"),
         ('{"a": [""]}', "'' is empty"),
         ('{"a": ["two"], "b": [["deux", "two"]]}', "'two' stands in category 'a' and again in 'b'"),
-        ('{"a": ["two"], "a": ["three"]}', "category 'a' is there twice"),
+        ('{"a": ["two"], "a": ["three"]}', "the field 'a' is given twice"),
         ('{"a": []}', "has no concepts"),
-        (b"\xff", "is not UTF-8 text"),
-        (None, "cannot be read"),
+        (b"\xff", "not UTF-8; save the file as UTF-8"),
+        (None, "cannot read concepts"),
     ],
 )
 def test_broken_concept_files(content: str | bytes | None, message: str, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_mistakes_are_one_line(tmp_path, tiny_folder):
     taken.mkdir()
     write(taken / "tuning.json", {"run_id": "another"})
     assert_one_line(cli(*command, *data, "--heads", "1.1"), "holds run another", "give a new folder")
-    for broken, message in (("{", "is no JSON"), ("[]", "does not say its run_id")):
+    for broken, message in (("{", "broken JSON"), ("[]", "not a JSON object"), ("{}", "does not say its run_id")):
         (taken / "tuning.json").write_text(broken)
         assert_one_line(cli(*command, *data, "--heads", "1.1"), "tuning.json", message, "give another folder")
     (taken / "tuning.json").rename(taken / "notes.txt")

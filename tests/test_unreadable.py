@@ -1,6 +1,7 @@
 """What a model cannot read is refused in one line that names it, exit code 2, before Ray starts or weights load."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -122,14 +123,18 @@ def test_an_answer_that_may_run_out_of_positions(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_what_fits_exactly_is_read() -> None:
-    """Twelve tokens are read, the thirteenth only scored; rotary embeddings have a position for any length."""
+    """Twelve tokens are read, the thirteenth only scored; rotary embeddings reach as far as they were made for."""
     words = "3 + 5 + 2 + 1 + 1 ="
     (prompt,) = read_prompts([Prompt("p", words, "12")], resolve(ModelSpec("short")))
     assert len(prompt.fed) == POSITIONS
     save_tiny("rotary", "llama")
     fields = json.loads(Path("rotary/config.json").read_text())
-    Path("rotary/config.json").write_text(json.dumps({**fields, "max_position_embeddings": 4}))
-    assert len(read_prompts([Prompt("p", words, "12")], resolve(ModelSpec("rotary")))) == 1
+    linear = {"rope_theta": 1e4, "rope_type": "linear", "factor": 3.0}
+    for longest, rope, reads in ((12, None, True), (11, None, False), (4, linear, True), (3, linear, False)):
+        rotary = {"max_position_embeddings": longest} | ({} if rope is None else {"rope_parameters": rope})
+        Path("rotary/config.json").write_text(json.dumps({**fields, **rotary}))
+        with nullcontext() if reads else pytest.raises(UserError, match="prompt 'p' makes 12 tokens"):
+            assert len(read_prompts([Prompt("p", words, "12")], resolve(ModelSpec("rotary")))) == 1
 
 
 @pytest.mark.usefixtures("place")

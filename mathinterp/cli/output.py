@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from mathinterp.cli.options import with_flags
@@ -18,7 +17,7 @@ from mathinterp.report.cells import format_value
 
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 logger = logging.getLogger("mathinterp")
-console = Console(width=None if sys.stdout.isatty() else WIDE)
+console = Console(width=None if sys.stdout.isatty() else WIDE, markup=False)  # [x] is text wherever it stands
 PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
@@ -41,9 +40,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         short = all(len(format_value(row[name])) <= SHORT for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(format_value(value)) for value in row.values()))  # [x] is text, not markup
+        table.add_row(*map(format_value, row.values()))
     # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
-    wide = Console(width=WIDE)
+    wide = Console(width=WIDE, markup=False)
     fits = wide.measure(table).minimum <= console.width
     (console if fits else wide).print(table)
 
@@ -71,7 +70,7 @@ def print_sql_hint(store: str, queries: Sequence[str]) -> None:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     for query in queries:
-        console.print(escape(f'  mathinterp sql{option} "{query}"'), highlight=False, soft_wrap=True)
+        console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)
     say_where_at_last(store)
 
 
@@ -91,7 +90,7 @@ def _say_where(store: str) -> None:
     if not is_quiet():
         option = store_option(store)
         console.print(
-            escape(f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')"),
+            f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

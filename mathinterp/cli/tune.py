@@ -107,7 +107,7 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.tuning import edit
 
-    merged = edit.merge(adapter, ModelSpec(model, None, dtype), out)
+    merged = edit.merge(adapter, ModelSpec(model, None, dtype), out, say)
     console.print(f"The merged model ({merged}) is in {out}", highlight=False, soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
@@ -83,8 +84,22 @@ def _grid(effects: pd.DataFrame) -> np.ndarray:
     return grid
 
 
+def _write_plainly(figure: Figure) -> None:
+    """A "$" in tokens and names is a dollar, no formula; the powers of ten along an axis that counts in them stay."""
+    powers = {
+        label
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if axis.get_scale() != "linear"
+        for label in (*axis.get_majorticklabels(), *axis.get_minorticklabels())
+    }
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in powers)
+
+
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write ``path``.png and ``path``.svg; returns both."""
+    _write_plainly(figure)
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:
         figure.savefig(file, dpi=150)

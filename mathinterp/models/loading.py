@@ -61,7 +61,7 @@ def check_stored(folder: Path, config: PreTrainedConfig) -> None:
             with safe_open(file, framework="pt") as tensors:
                 kinds = {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise UserError(f"weight file '{file}' cannot be read: {_one_line(error)}") from error
+            raise UserError(f"model '{folder}' cannot be loaded: {file.name}: {_one_line(error)}") from error
         count += len(kinds)
         for name, kind in kinds.items():
             if kind not in _FLOATING and not is_mask(name):

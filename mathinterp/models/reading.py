@@ -40,7 +40,7 @@ def check_readable(where: str, ids: Sequence[int], model: ResolvedModel) -> None
 
 
 def check_length(where: str, length: int, model: ResolvedModel) -> None:
-    """Raise UserError for more tokens than the model has positions, where it has a table of them."""
+    """Raise UserError for more tokens than the model has positions, or was made to tell apart by rotation."""
     limit = model.shape.positions.limit
     if limit is not None and length > limit:
         raise UserError(

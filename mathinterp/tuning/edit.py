@@ -23,7 +23,7 @@ from mathinterp.models.units import Head, Neuron
 from mathinterp.store import Store
 from mathinterp.tuning.chosen import first, say_whose_ranking
 from mathinterp.tuning.controls import save_model
-from mathinterp.tuning.folders import EDIT_FILE, TUNING_FILE, check_free, read_about, written_whole
+from mathinterp.tuning.folders import EDIT_FILE, TUNING_FILE, check_free_or_ours, read_about, written_or_same
 
 
 @torch.no_grad()
@@ -51,10 +51,12 @@ def zero_columns(anatomy: Anatomy, neurons: Sequence[Neuron] = (), heads: Sequen
 def export_edited(
     resolved: ResolvedModel, out: Path, *, neurons: Sequence[Neuron] = (), heads: Sequence[Head] = (),
     about: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
-    """Load the model on the CPU, zero the columns, and write it to ``out``, as a whole or not at all.
+) -> bool:  # fmt: skip
+    """Load the model on the CPU, zero the columns, and write it to ``out``, as a whole or not at all; False: the very
+    same is there already.
 
-    ``out``/edit.json says what was zeroed in which model, and ``about``. Raises UserError as zero_columns does.
+    ``out``/edit.json says what was zeroed in which model, and ``about``. Raises UserError as zero_columns does, and if
+    something else is there.
     """
     loaded = load(resolved, "cpu")
     zero_columns(loaded.anatomy, neurons, heads)
@@ -66,10 +68,13 @@ def export_edited(
         "heads": [f"{layer}.{head}" for layer, head in heads],
         **(about or {}),
     }
-    with written_whole(out) as part:
+
+    def write(part: Path) -> None:
         with quiet_transformers():
             save_model(loaded.model, loaded.tokenizer, part)
         (part / EDIT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    return written_or_same(out, write)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ def zero(
 ) -> Zeroed:  # fmt: skip
     """Write a model without these heads (or the first ``top`` of a run's ranking) and neurons to the folder ``out``.
 
-    Raises UserError for a folder that is taken, a run that ranks too few heads, and what the model does not have.
+    Done before, it is left as it is, and ``say`` is told so. Raises UserError for a folder that is taken, a run that
+    ranks too few heads, and what the model does not have.
     """
     if heads is not None and heads_from is not None:
         raise UserError("give the heads in one way: `heads` or `heads_from`")
@@ -98,27 +104,33 @@ def zero(
     units = tuple(sorted(set(read_neurons(neurons) or ())))
     if not chosen and not units:
         raise UserError("nothing to zero: give `heads` (17.22,14.19), `heads_from` or `neurons` (12.345)")
-    check_free(out)
+    check_free_or_ours(out, "config.json", EDIT_FILE)
     base = resolve(spec)
     if heads_from is not None:
         say_whose_ranking(Store(store), heads_from, base, say)
-    export_edited(base, out, neurons=units, heads=chosen)
+    if not export_edited(base, out, neurons=units, heads=chosen):
+        say(f"'{out}' is already there, the same")
     return Zeroed(base, chosen, units)
 
 
-def merge(adapter: Path, spec: ModelSpec, out: Path) -> str:
+def merge(adapter: Path, spec: ModelSpec, out: Path, say: Callable[[str], None] = lambda line: None) -> str:
     """Add an adapter's update to its base and write the model to the folder ``out``; returns the weights' dtype.
 
-    Raises UserError for a folder that is taken, and for an adapter that says it was trained on another base.
+    Done before, it is left as it is, and ``say`` is told so. Raises UserError for a folder that is taken, and for an
+    adapter that says it was trained on another base.
     """
-    check_free(out)
+    check_free_or_ours(out, "config.json")
     fingerprint, about = resolve(spec).fingerprint, adapter / TUNING_FILE
     trained_on = read_about(about, "base_fingerprint")["base_fingerprint"] if about.is_file() else fingerprint
     if trained_on != fingerprint:
         raise UserError(f"adapter '{adapter}' was trained on a model of fingerprint {trained_on}, not {fingerprint}")
     loaded = load(ModelSpec(spec.name, str(adapter), spec.dtype, spec.trust_remote_code), "cpu")
-    with written_whole(out) as part:
+
+    def write(part: Path) -> None:
         save_model(loaded.model, loaded.tokenizer, part)
         if about.is_file():
             (part / TUNING_FILE).write_bytes(about.read_bytes())
+
+    if not written_or_same(out, write):
+        say(f"'{out}' is already there, the same")
     return loaded.dtype

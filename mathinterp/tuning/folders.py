@@ -2,11 +2,13 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
+from mathinterp.models.fingerprint import file_digests
 from mathinterp.prompts.json_lines import json_file
 
 TUNING_FILE = "tuning.json"  # in what a fine-tuning leaves: run, base, settings, figures
@@ -17,6 +19,33 @@ def check_free(out: Path) -> None:
     """Raise UserError if something is at ``out`` already."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"`out` '{out}' exists already; give a new folder")
+
+
+def check_free_or_ours(out: Path, *files: str) -> None:
+    """Raise UserError if something is at ``out`` already that lacks one of ``files``, and so is none of ours."""
+    if not all((out / file).is_file() for file in files):
+        check_free(out)
+
+
+def written_or_same(out: Path, write: Callable[[Path], None]) -> bool:
+    """Fill the folder ``out`` with ``write``, whole or not at all; False: it is there already, the same byte for byte.
+
+    Raises UserError if something else is there.
+    """
+    if not out.exists() or not any(out.iterdir()):
+        with written_whole(out) as part:
+            write(part)
+        return True
+    with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.") as again:
+        write(Path(again))
+        if _contents(Path(again)) != _contents(out):
+            raise UserError(f"`out` '{out}' exists already and holds something else; give a new folder")
+    return False
+
+
+def _contents(folder: Path) -> dict[Path, str]:
+    files = [file for file in sorted(folder.rglob("*")) if not file.is_dir()]
+    return dict(zip((file.relative_to(folder) for file in files), file_digests(files), strict=True))
 
 
 @contextlib.contextmanager
@@ -35,7 +64,10 @@ def written_whole(out: Path) -> Iterator[Path]:
 
 def read_about(file: Path, *fields: str) -> dict[str, Any]:
     """What ``file`` (tuning.json and the like) says; raises UserError if it is broken or lacks one of ``fields``."""
-    found = json_file(file)
+    try:
+        found = json_file(file)
+    except UserError as error:
+        raise UserError(f"{error}; give another folder") from error
     missing = [name for name in fields if name not in found]
     if missing:
         raise UserError(f"'{file}' does not say its {missing[0]}: not written by this program; give another folder")

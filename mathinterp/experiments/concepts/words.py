@@ -79,7 +79,7 @@ def read_concepts(path: str | Path | None = None) -> ConceptList:
         content = (package_files("mathinterp.experiments.concepts") / "concepts.json").read_text(encoding="utf-8")
         return ConceptList(DEFAULT_LABEL, _concepts(content, "concepts.json"))
     path = Path(path)
-    return ConceptList(path.name, _concepts(read_text(path, "concepts"), f"concept file {path}"))
+    return ConceptList(path.name, _concepts(read_text(path, "concepts"), str(path)))
 
 
 def _concepts(content: str, where: str) -> tuple[tuple[str, ...], ...]:
