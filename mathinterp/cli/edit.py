@@ -8,12 +8,12 @@ import click
 
 from mathinterp.cli.experiment import print_summary
 from mathinterp.cli.options import (
+    PLACE,
     Whole,
     cluster_options,
     json_option,
     model_options,
     out_folder,
-    place_to_read,
     store_option,
 )
 from mathinterp.cli.output import console, print_json
@@ -30,12 +30,10 @@ from mathinterp.gates import MOST_DRAWS
     help="Draws of as many random neurons in the same layers.",
 )  # fmt: skip
 @click.option(
-    "--text", type=click.Path(path_type=Path), default=None, callback=place_to_read,
+    "--text", type=PLACE, default=None,
     help="Plain text for the perplexity, passages separated by blank lines; default: short pieces that come along.",
 )  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, callback=out_folder, help="Folder for the edited model."
-)
+@click.option("--out", type=PLACE, default=None, callback=out_folder, help="Folder for the edited model.")
 @store_option()
 @cluster_options()
 @json_option()

@@ -99,6 +99,20 @@ def _checked(
     return number
 
 
+class _Place(click.ParamType):  # type: ignore[type-arg]
+    """A file or folder, as a Path; click's own type asks the system before anything is checked."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path; raises UserError for what is no place."""
+        check_place(value, param.opts[0] if param else "path")
+        return Path(value)
+
+
+PLACE = _Place()
+
+
 def lasting(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
     """Refuse what is no place, and one in the folder that a Ray job runs in: Ray deletes that some time after it."""
     if value is not None:

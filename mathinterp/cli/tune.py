@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from mathinterp.cli.group import Group
-from mathinterp.cli.options import Whole, fields_of, out_folder, place_to_read
+from mathinterp.cli.options import PLACE, Whole, fields_of, out_folder, place_to_read
 from mathinterp.cli.output import console
 from mathinterp.cli.prune import prune
 from mathinterp.cli.sweep import sweep
@@ -91,11 +91,9 @@ def lora(rank: int, alpha: int | None, targets: str, layers: str | None, **optio
 
 
 @tune.command()
-@click.argument("adapter", type=click.Path(path_type=Path), callback=place_to_read)
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), callback=out_folder, help="Folder for the merged model."
-)
-@click.option("--model", default="bundled", show_default=True, help="The adapter's base.")
+@click.argument("adapter", type=PLACE)
+@click.option("--out", required=True, type=PLACE, callback=out_folder, help="Folder for the merged model.")
+@click.option("--model", default="bundled", show_default=True, callback=place_to_read, help="The adapter's base.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the merged weights; auto is float32.")
 def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     """Add an adapter's update to its base and write the model as a Hugging Face folder.

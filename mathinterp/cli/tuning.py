@@ -8,6 +8,7 @@ import click
 
 from mathinterp.cli.experiment import own_options
 from mathinterp.cli.options import (
+    PLACE,
     Command,
     Real,
     apply,
@@ -79,7 +80,7 @@ def out_options(text: str) -> Callable[[Command], Command]:
     """--out, which a dry run does not need, and --dry-run."""
     return apply(
         [
-            click.option("--out", default=None, type=click.Path(path_type=Path), callback=_out_unless_dry, help=text),
+            click.option("--out", default=None, type=PLACE, callback=_out_unless_dry, help=text),
             click.option("--dry-run", is_flag=True, is_eager=True,
                          help="Train nothing: show what the data come to, the first sample's tokens, and which of them "
                               "count. Needs no --out."),

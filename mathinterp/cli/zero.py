@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import Whole, model_options, out_folder, store_option
+from mathinterp.cli.options import PLACE, Whole, model_options, out_folder, store_option
 from mathinterp.cli.output import console
 from mathinterp.cli.tuning import say, spec_of
 
@@ -17,9 +17,7 @@ from mathinterp.cli.tuning import say, spec_of
 )
 @click.option("--top", type=Whole(1), default=32, show_default=True, help="So many heads of --heads-from.")
 @click.option("--neurons", default=None, help="layer.neuron, for example 12.345,13.7.")
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), callback=out_folder, help="Folder for the model."
-)
+@click.option("--out", required=True, type=PLACE, callback=out_folder, help="Folder for the model.")
 @model_options()
 @store_option()
 def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | None, out: Path, store: str,

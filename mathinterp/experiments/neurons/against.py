@@ -44,11 +44,11 @@ class Against:
             return cls(kind, value)
         if kind != "head" or not value:
             how = "head:17.22,14.19, adapter:PATH, model:NAME or input"
-            raise UserError(f"`against` '{text}' cannot be read; write {how}")
+            raise UserError(f"`against` '{shortened(text)}' cannot be read; write {how}")
         try:
             return cls(kind, heads=tuple(sorted(set(read_heads(value) or ()))))
         except UserError:
-            raise UserError(f"`against` '{text}' cannot be read; write heads as head:17.22,14.19") from None
+            raise UserError(f"`against` '{shortened(text)}' cannot be read; write heads as head:17.22,14.19") from None
 
     def __str__(self) -> str:
         detail = ",".join(map(str, self.heads)) or self.name
