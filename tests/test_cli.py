@@ -134,6 +134,16 @@ def test_sql_without_a_store_and_with_a_mistake(tmp_path):
     assert "head_effects" in run("sql", "--store", tmp_path).stdout
 
 
+def test_brackets_in_a_table_are_text(tmp_path):
+    """rich would take them for markup: a column's name vanished, and a tag that closes nothing was a traceback."""
+    fill(Store(tmp_path), [prompt("1")], [{"prompt_id": "1"}])
+    query = "SELECT 1 AS \"[red]loss\", '[/b]' AS \"[/b]\", '[x]' AS c"
+    shown = run("sql", "--store", tmp_path, query).stdout
+    assert "[red]loss" in shown
+    assert shown.count("[/b]") == 2
+    assert "[x]" in shown
+
+
 def test_sql_prints_one_json_array(tmp_path):
     fill(Store(tmp_path), [prompt("1"), prompt("2")], [{"prompt_id": "1"}, {"prompt_id": "2"}])
     printed = run("sql", "--json", "--store", tmp_path, "SELECT prompt_id FROM baseline ORDER BY ALL").stdout

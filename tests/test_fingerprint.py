@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,20 @@ def test_what_an_adapter_does_to_its_base_changes_it(folder: Path, tmp_path: Pat
     assert len(set(found.values())) == 3
     file.write_text(json.dumps({**config, "use_rslora": True}))
     assert fingerprint_of(folder, adapter) not in found.values()
+
+
+def test_the_order_in_which_peft_wrote_a_set_of_modules_is_no_other_adapter(folder: Path, tmp_path: Path) -> None:
+    options = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], exclude_modules=["lm_head", "up_proj"])
+    get_peft_model(tiny_model("llama", dtype=torch.float32), options).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_config.json"
+    fields, found = json.loads(file.read_text()), set()
+    for modules in permutations(["q_proj", "v_proj", "o_proj"]):
+        for excluded in (["lm_head", "up_proj"], ["up_proj", "lm_head"]):
+            file.write_text(json.dumps({**fields, "target_modules": modules, "exclude_modules": excluded}))
+            found.add(fingerprint_of(folder, tmp_path / "adapter"))
+    assert len(found) == 1
+    file.write_text(json.dumps({**fields, "exclude_modules": ["lm_head"]}))
+    assert fingerprint_of(folder, tmp_path / "adapter") not in found
 
 
 def test_shards_may_be_renamed_but_not_cut_anew(folder: Path) -> None:

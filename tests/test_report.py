@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
@@ -82,6 +83,24 @@ def test_an_unfinished_run_is_left_out_unless_named(head_store: tuple[Store, str
     with pytest.raises(UserError, match=f"run {stopped.run_id} has none of its 1 shards"):
         write_report(store, tmp_path / "other", [stopped.run_id])
     assert not (tmp_path / "other").exists()
+
+
+def test_a_dollar_in_a_figure_is_a_dollar(tmp_path: Path) -> None:
+    """matplotlib would set it as a formula, or fail at one that is broken; powers of ten on an axis are left to it."""
+    figure = Figure()
+    axis = figure.subplots()
+    axis.plot([1, 1000], [1, 2], label="costs $5 and $6")
+    axis.set_title(r"$\frac{")
+    axis.set_yticks([1, 2], ["$_$", "a$b"])
+    axis.set_xscale("log")
+    axis.annotate("100 $", (1, 1))
+    axis.legend()
+    _, svg = save(figure, tmp_path / "plain")
+    texts = [text for text in figure.findobj(Text) if "$" in text.get_text() and "mathdefault" not in text.get_text()]
+    assert len(texts) >= 5
+    assert not any(text.get_parse_math() for text in texts)
+    assert r"<!-- $\frac{ -->" in svg.read_text()
+    assert any(text.get_parse_math() for text in axis.get_xticklabels())
 
 
 def test_a_dot_in_a_figures_name_is_no_suffix(tmp_path: Path) -> None:

@@ -34,11 +34,15 @@ SCANS = [
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two models: of twelve positions, and of a tokenizer with a token more than its embedding. Nothing may load."""
+    """Models of twelve positions, in a table and by rotation, and one with fewer embeddings than its tokenizer has
+    tokens. Nothing may load."""
     monkeypatch.chdir(tmp_path)
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=POSITIONS)
     AutoModelForCausalLM.from_config(config).save_pretrained("short")
     tiny_tokenizer().save_pretrained("short")
+    save_tiny("rotary", "llama")
+    fields = json.loads(Path("rotary/config.json").read_text())
+    Path("rotary/config.json").write_text(json.dumps({**fields, "max_position_embeddings": POSITIONS}))
     save_tiny("grown", "llama")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["total_sum"])
@@ -63,9 +67,11 @@ def refused(*words: str) -> str:
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("model", ["short", "rotary"])
 @pytest.mark.parametrize("command", SCANS, ids=" ".join)
-def test_a_prompt_longer_than_the_table_of_positions(command: list[str]) -> None:
-    said = refused(*command, "--model", "short", "--prompts", "long.jsonl")
+def test_a_prompt_longer_than_the_positions(command: list[str], model: str) -> None:
+    """A table has no others; a rotary embedding computes on, with angles that the model never saw."""
+    said = refused(*command, "--model", model, "--prompts", "long.jsonl")
     assert "prompt 'seven terms'" in said
     assert "only 12 positions" in said
 
@@ -127,7 +133,6 @@ def test_what_fits_exactly_is_read() -> None:
     words = "3 + 5 + 2 + 1 + 1 ="
     (prompt,) = read_prompts([Prompt("p", words, "12")], resolve(ModelSpec("short")))
     assert len(prompt.fed) == POSITIONS
-    save_tiny("rotary", "llama")
     fields = json.loads(Path("rotary/config.json").read_text())
     linear = {"rope_theta": 1e4, "rope_type": "linear", "factor": 3.0}
     for longest, rope, reads in ((12, None, True), (11, None, False), (4, linear, True), (3, linear, False)):

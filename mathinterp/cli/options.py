@@ -132,15 +132,16 @@ def out_place(context: click.Context, parameter: click.Parameter, value: Place) 
 
 def out_folder(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
     """As out_place, of this machine: a URL, which would become a local folder of that name, is refused too."""
-    _check_local(parameter, value)
-    return out_place(context, parameter, value)
+    if value is not None:
+        _check_local(parameter, value)
+        check_writable(value, parameter.opts[0])
+    return value
 
 
 def out_file(context: click.Context, parameter: click.Parameter, value: Place) -> Place:
     """As out_folder, for a file; a device or a pipe is none."""
-    _check_local(parameter, value)
-    lasting(context, parameter, value)
     if value is not None:
+        _check_local(parameter, value)
         check_file(value, parameter.opts[0])
     return value
 
@@ -152,11 +153,12 @@ def place_to_read(context: click.Context, parameter: click.Parameter, value: Pla
     return value
 
 
-def _check_local(parameter: click.Parameter, value: Place) -> None:
-    if value is not None and URL.match(str(value)):
+def _check_local(parameter: click.Parameter, value: str | os.PathLike[str]) -> None:
+    if URL.match(str(value)):
         raise UserError(
             f"{parameter.opts[0]} '{shortened(value)}' is a URL; give a folder, and copy it there afterwards"
         )
+    _check_lasting(parameter, value, "a full path")
 
 
 def _check_lasting(parameter: click.Parameter, value: str | os.PathLike[str], instead: str) -> None:

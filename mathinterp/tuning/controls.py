@@ -137,8 +137,10 @@ class LoraJob:
             shape.check_layer(layer)
         if self.targets not in TARGETS:
             raise UserError(f"`targets` '{self.targets}' is not known; take one of {', '.join(TARGETS)}")
-        if self.rank < 1:
-            raise UserError(f"`rank` {self.rank}: at least 1 is needed")
+        if not 1 <= self.rank <= max(shape.d_model, shape.n_neurons):
+            raise UserError(
+                f"`rank` {self.rank}: give 1 to {max(shape.d_model, shape.n_neurons)}, as no matrix has more"
+            )
         if self.alpha < 1:
             raise UserError(f"`alpha` {self.alpha}: at least 1 is needed; at 0 the adapter would change nothing")
 

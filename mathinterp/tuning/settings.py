@@ -16,6 +16,7 @@ from mathinterp.models.units import Head, Neuron
 DEFAULT_STORE = "results"
 LORA_EPOCHS = 4.0
 MOST_SAMPLES = 10**8  # of a training, whose order is drawn before it begins
+LONGEST_ROW = 2**17  # tokens of a packed row
 CONTROLS = ("random", "random_layer", "bottom")
 DEFAULT_TOP = 32
 
@@ -47,6 +48,7 @@ class TuneSettings:
         None,
         "Several short samples in a row of so many tokens, each attending to itself alone.",
         least=8,
+        most=LONGEST_ROW,
         metavar="TOKENS",
     )
     cache: bool = option(
