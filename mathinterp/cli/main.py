@@ -30,6 +30,7 @@ from mathinterp.cli.sql import sql
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
 from mathinterp.errors import Unfinished, UserError
+from mathinterp.text import one_line
 
 
 class UserMistake(click.ClickException):
@@ -39,7 +40,7 @@ class UserMistake(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """Print the line on stderr."""
-        click.echo(f"mathinterp: {' '.join(self.message.split())}", err=True)
+        click.echo(f"mathinterp: {one_line(self.message)}", err=True)
 
 
 class Commands(Group):
@@ -101,7 +102,7 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message; warnings are marked as such."""
         mark = "warning: " if record.levelno >= logging.WARNING else ""
-        click.echo(mark + " ".join(record.getMessage().split()), err=True)
+        click.echo(mark + one_line(record.getMessage()), err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

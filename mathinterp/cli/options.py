@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from mathinterp.errors import UserError
+from mathinterp.local_files import resolved
 from mathinterp.models.units import Head, Neuron
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -113,7 +114,9 @@ def out_folder(context: click.Context, parameter: click.Parameter, value: Place)
 
 
 def _check_lasting(parameter: click.Parameter, value: Place, instead: str) -> None:
-    if value is not None and "://" not in str(value) and UPLOADS in Path(value).expanduser().resolve().parts:
+    if value is None or "://" in str(value):
+        return
+    if UPLOADS in resolved(Path(value).expanduser(), parameter.opts[0]).parts:
         raise UserError(
             f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
             f" give {instead}"

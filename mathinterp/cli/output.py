@@ -10,15 +10,28 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mathinterp.cli.options import with_flags
 from mathinterp.report.cells import format_value
+from mathinterp.text import printable
+
+
+class Screen(Console):
+    """A console for stored text: neither its control characters nor what looks like markup are obeyed."""
+
+    def __init__(self, width: int | None) -> None:
+        super().__init__(width=width, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every text that is printed, titles and cells too, passes through here."""
+        return super().render_str(printable(text), **options)
+
 
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 logger = logging.getLogger("mathinterp")
-console = Console(width=None if sys.stdout.isatty() else WIDE)
+console = Screen(None if sys.stdout.isatty() else WIDE)
 PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
@@ -41,9 +54,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         short = all(len(format_value(row[name])) <= SHORT for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(format_value(value)) for value in row.values()))  # [x] is text, not markup
+        table.add_row(*(format_value(value) for value in row.values()))
     # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
-    wide = Console(width=WIDE)
+    wide = Screen(WIDE)
     fits = wide.measure(table).minimum <= console.width
     (console if fits else wide).print(table)
 
@@ -52,11 +65,6 @@ def warn(line: str) -> None:
     """One line on stderr about figures that are doubtful."""
     context = click.get_current_context(silent=True)
     logger.warning(with_flags(line, context.command.params if context else ()))
-
-
-def file_name(text: str) -> str:
-    """``text`` with what a file's name may not hold replaced."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
 
 
 def print_sql_hint(store: str, queries: Sequence[str]) -> None:
@@ -71,7 +79,7 @@ def print_sql_hint(store: str, queries: Sequence[str]) -> None:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     for query in queries:
-        console.print(escape(f'  mathinterp sql{option} "{query}"'), highlight=False, soft_wrap=True)
+        console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)
     say_where_at_last(store)
 
 
@@ -91,7 +99,7 @@ def _say_where(store: str) -> None:
     if not is_quiet():
         option = store_option(store)
         console.print(
-            escape(f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')"),
+            f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

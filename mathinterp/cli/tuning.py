@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.markup import escape
 
 from mathinterp.cli.experiment import own_options
 from mathinterp.cli.options import (
@@ -147,7 +146,7 @@ def print_dry_run(
         return
     for source in (*found["data"], *found["held_out"]):
         rows = [{**row, "trained": "yes" if row["trained"] else ""} for row in source["first_sample"]]
-        print_table(rows, title=f"First sample of {escape(source['name'])}")
+        print_table(rows, title=f"First sample of {source['name']}")
         ends = ", ".join(f"{token} {count:,} times" for token, count in source["end_tokens"].items())
         console.print(f"Special tokens with loss: {ends or 'none'}", highlight=False, markup=False)
     console.print("A dry run: nothing was loaded or trained.", highlight=False)

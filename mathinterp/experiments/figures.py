@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
+from mathinterp.local_files import whole_file
 
 PANEL = 3.2  # inches, width and height of one panel
 
@@ -84,8 +85,9 @@ def _grid(effects: pd.DataFrame) -> np.ndarray:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write ``path``.png and ``path``.svg; returns both."""
+    """Write ``path``.png and ``path``.svg, never through a link; returns both."""
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:
-        figure.savefig(file, dpi=150)
+        with whole_file(file) as temporary:
+            figure.savefig(temporary, dpi=150)
     return written

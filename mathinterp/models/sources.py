@@ -130,6 +130,8 @@ def weight_files(folder: Path) -> list[Path]:
             )
         raise UserError(f"model folder '{folder}' has no weights (model.safetensors or model.safetensors.index.json)")
     shards = sorted({str(name) for name in read_json(index).get("weight_map", {}).values()})
+    if outside := [shard for shard in shards if Path(shard).is_absolute() or ".." in Path(shard).parts]:
+        raise UserError(f"'{index}' names '{outside[0]}', a file outside of the model's folder; it is not read")
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing or not shards:
         raise UserError(f"model folder '{folder}' lacks {len(missing)} of its {len(shards)} weight files: {missing}")
