@@ -39,7 +39,7 @@ class Upload:
     folder: Path
     bytes: int  # zipped
     files: tuple[tuple[str, int], ...]  # name and zipped bytes, largest first
-    left_out: LeftOut = LeftOut()
+    left_out: LeftOut
 
     def check(self) -> None:
         """Raise UserError, naming the largest files, if the job service would refuse it."""
@@ -59,9 +59,8 @@ def measure_upload(folder: Path, excludes: Sequence[str] = EXCLUDES) -> Upload:
     without = left_out(folder, list(excludes))
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "upload.zip"
-        create_package(
-            str(folder), archive, include_gitignore=True, excludes=[*excludes, *without.patterns], logger=_silent()
-        )
+        leave = [*excludes, *without.patterns]
+        create_package(str(folder), archive, include_gitignore=True, excludes=leave, logger=_silent())
         with ZipFile(archive) as zipped:
             files = [(entry.filename, entry.compress_size) for entry in zipped.infolist() if not entry.is_dir()]
         return Upload(folder, archive.stat().st_size, tuple(sorted(files, key=lambda file: -file[1])), without)
@@ -102,9 +101,8 @@ def submit(
         entrypoint_num_gpus=0,
     )
     announce = announce or (lambda line: print(line, file=sys.stderr, flush=True))
-    announce(
-        f"job {job}: {_mib(upload.bytes)} uploaded{upload.left_out}; to stop it: ray job stop {job} --address {address}"
-    )
+    sent = f"{_mib(upload.bytes)} uploaded{upload.left_out}"
+    announce(f"job {job}: {sent}; to stop it: ray job stop {job} --address {address}")
     try:
         return _follow(client, job, output or sys.stdout, announce)
     except (OSError, RuntimeError, ClientError) as error:  # OSError: Ray's ConnectionError and those of requests

@@ -36,7 +36,7 @@ def closed_connection(
         "allow_community_extensions": "false",
         "python_enable_replacements": "false",
         "allowed_directories": f"[{', '.join(map(quoted, files.places()))}]",
-        "enable_external_access": "true" if allow_files else "false",
+        **({} if allow_files else {"enable_external_access": "false"}),  # true cannot be set, it is there
         "lock_configuration": "true" if locked else "false",  # the last one
     }
     for name, value in settings.items():
