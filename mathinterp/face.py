@@ -76,11 +76,15 @@ def wrap(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, name
 def open_store(url: str = "results") -> Store:
     """The runs and rows of a folder or of an s3:// or gs:// URL, to query by SQL.
 
+    Raises UserError where there is no store.
+
     >>> import mathinterp as mi
     >>> mi.open_store("results").sql("SELECT count(*) AS runs FROM runs").shape
     (1, 1)
     """
-    return Store(url)
+    store = Store(url)
+    store.require_runs()
+    return store
 
 
 def plan(experiment: Experiment, model: Model, prompts: Any = None, *, store: str = "results") -> Plan | None:

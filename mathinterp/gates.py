@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mathinterp.errors import UserError
+from mathinterp.local_files import resolved
 
 Number = TypeVar("Number", int, float)
 MOST = 2**31 - 1  # of a whole number, where nothing smaller is asked for
@@ -86,11 +87,10 @@ def check_place(place: str | os.PathLike[str], what: str) -> None:
         _check_url(text, url["protocol"], what)
         return
     try:
-        Path(text).expanduser().resolve()
+        whole_path = Path(text).expanduser()
     except RuntimeError as error:
-        if "Symlink loop" in str(error):
-            raise UserError(f"{what} '{text}' is a link that leads back to itself; give another") from error
         raise UserError(f"{what} '{text}': there is no home folder of that name; write ./{text}") from error
+    resolved(whole_path, what)
 
 
 def _check_url(text: str, protocol: str, what: str) -> None:

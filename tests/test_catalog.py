@@ -1,6 +1,7 @@
 """From a name to a model: what is found, what is loaded, and the one line a user gets when something is wrong."""
 
 import json
+import os
 import shutil
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -239,6 +240,21 @@ def test_shards_that_are_missing_or_broken(folder: Path) -> None:
     assert message(str(folder)) == expected
     shards[1].write_bytes(content[:-100])
     assert message(str(folder), loading=True).startswith(f"model '{folder}' cannot be loaded: ")
+
+
+@pytest.mark.parametrize("name", ["../{}/model.safetensors", "{}/model.safetensors", "part/../../{}/model.safetensors"])
+def test_an_index_that_names_files_of_other_folders(folder: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    weights = folder / "model.safetensors"
+    tensors = list(load_file(weights))
+    weights.rename(elsewhere / "model.safetensors")
+    (folder / "part").mkdir()
+    place = name.format(elsewhere if name.startswith("{") else os.path.relpath(elsewhere, folder.parent))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, place)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert (folder / place).is_file()
+    assert message(str(folder)).endswith(f"names '{place}', a file outside of the model's folder; it is not read")
 
 
 def test_known_models_are_listed(monkeypatch: pytest.MonkeyPatch, llama: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import re
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,12 @@ def test_set_up_installs_this_project_on_every_node(config):
         assert f"--constraint {target}/constraints.txt" in install
     assert (ROOT / "constraints.txt").is_file()
     assert (ROOT / "pyproject.toml").is_file()
+
+
+def test_no_secret_of_the_project_travels_but_the_clusters_own_token_does(config):
+    assert config["rsync_filter"] == [".gitignore", ".rayignore"]  # rules for the folders that have these files
+    token = config["file_mounts"]["/home/ray/.ray/auth_token"]
+    assert not any(fnmatch(part, rule) for rule in config["rsync_exclude"] for part in Path(token).parts[1:])
 
 
 def test_the_image_has_a_ray_that_the_project_takes(raw):

@@ -29,7 +29,9 @@ from mathinterp.models.handle import Model
 from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.store import Store
 from mathinterp.store.frame import Frame
+from tests.small_store import open_run
 from tests.tiny import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +91,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 @pytest.mark.parametrize("module", DOCUMENTED)
 def test_the_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    open_run(Store("results"), [])  # a run of earlier, for the examples that open a store
     results = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
     assert results.attempted > 0
     assert results.failed == 0

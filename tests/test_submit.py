@@ -1,7 +1,10 @@
 """Submitting jobs: the upload is measured first, the log streamed, the exit code returned; on a real head node."""
 
+import fnmatch
 import io
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import requests
 
 from mathinterp.cluster import submit as submitting
 from mathinterp.cluster.submit import checkout, measure_upload, submit
+from mathinterp.cluster.uploads import SECRETS
 from mathinterp.errors import UserError
 from tests.job_service import job_service
 
@@ -42,6 +46,87 @@ def test_the_upload_is_what_ignore_files_leave(project):
     assert {name for name, _ in upload.files} == {"jobs/job.py", "jobs/helper.py", "mathinterp_marker.py"}
     assert upload.bytes < 2000
     upload.check()
+
+
+SECRET = [
+    ".env", "a/.env.local", "prod.env", "key.pem", "a/b/server.key", "id_rsa", "id_rsa.bak", "id_ed25519",
+    "aws_credentials", "a/Credentials.json", "google-credentials.py", "b/token", "hf_token",
+    "HF_TOKEN.txt", "a/token.json",
+    "github.token", "token.pickle", "api_tokens.yaml", "auth-token-old.txt", "tokens.txt", "my.env/bin/x",
+]  # fmt: skip
+NEEDED = [
+    "token_types.py", "next_token.py", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "added_tokens.json", "special_tokens_map.json",
+    "answer_tokens/rows.parquet", "tokens.npy", "token_ids.json", "access_token_test.py",
+    "pkg/token/__init__.py", "environment.yaml", "keys.py", "monkey.txt", "tokenizers/x.json", "pem.py", "tokenise.txt",
+]  # fmt: skip
+
+
+def put(folder: Path, names: list[str]) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+
+
+def test_secrets_stay_at_home_and_are_named(project):
+    before = {name for name, _ in measure_upload(project).files}
+    put(project, [*SECRET, *NEEDED])
+    upload = measure_upload(project)
+    assert {name for name, _ in upload.files} == before | set(NEEDED)
+    assert set(upload.left_out.secrets) == {*SECRET, "my.env"} - {"my.env/bin/x"}
+    assert "without the secrets .env, HF_TOKEN.txt" in str(upload.left_out)
+    assert str(upload.left_out).endswith(f"and {len(upload.left_out.secrets) - 5} more (rename what the job needs)")
+
+
+def test_links_that_lead_out_are_left_out_and_named(project, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    put(outside, ["system/passwd", "data.bin"])
+    put(project, ["kept/file.txt", "key.pem"])
+    links = {
+        "system": outside / "system", "jobs/data [1]*.bin": outside / "data.bin", "loop": project / "loop",
+        "again": project, "jobs/up": Path("../.."), "gone": project / "nowhere", "config": project / ".env",
+        "plain.txt": project / "key.pem", "folder": project / "kept",
+    }  # fmt: skip
+    for name, target in links.items():
+        (project / name).symlink_to(target)
+    os.mkfifo(project / "pipe")
+    (project / "copy.txt").symlink_to(project / "kept" / "file.txt")
+    upload = measure_upload(project)
+    names = {name for name, _ in upload.files}
+    assert names == {"jobs/job.py", "jobs/helper.py", "mathinterp_marker.py", "kept/file.txt", "copy.txt"}
+    assert set(upload.left_out.links) == {*links, "pipe"}
+    assert "the links and special files" in str(upload.left_out)
+
+
+def test_what_is_left_out_is_told_and_never_sent(project, monkeypatch):
+    put(project, ["jobs/hf_token.txt"])
+    sent, told = [], []
+
+    class Cluster(VanishingCluster):
+        def submit_job(self, **job) -> str:
+            sent.append(job)
+            return "raysubmit_1"
+
+    monkeypatch.setattr(submitting, "_client", lambda address: Cluster())
+    submit("jobs/job.py", [], "http://c:8265", working_dir=project, output=io.StringIO(), announce=told.append)
+    assert "uploaded without the secrets .env, jobs/hf_token.txt (rename what the job needs); to stop it" in told[0]
+    assert {"/.env", "/jobs/hf_token.txt"} <= set(sent[0]["runtime_env"]["excludes"])
+
+
+def test_rays_own_ways_of_sending_the_project_leave_secrets_out_too(tmp_path):
+    """`ray job submit` and `ray up` (see cluster.yaml) go by .rayignore; rsync knows the same wildcards."""
+    ignored = [line for line in (checkout() / ".rayignore").read_text().splitlines() if line and line[0] != "#"]
+    assert {*SECRETS} <= {*ignored}
+    assert not [line for line in ignored if line.startswith("!") or "**" in line], "rsync reads these otherwise"
+
+    def leaves_out(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(part, line.rstrip("/")) for part in Path(name).parts for line in ignored)
+
+    assert [name for name in SECRET if not leaves_out(name)] == []
+    packages = ["pkg/token/__init__.py"]  # patterns cannot tell a package from a secret
+    assert [name for name in NEEDED if leaves_out(name)] == packages
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=checkout(), text=True).splitlines()
+    assert [name for name in tracked if leaves_out(name) and not name.startswith(".")] == []
 
 
 def test_an_upload_too_large_names_its_largest_files_and_submits_nothing(project, monkeypatch):

@@ -28,7 +28,7 @@ from mathinterp.cli.options import (
     verbosity_options,
     with_flags,
 )
-from mathinterp.cli.output import console, file_name, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
@@ -233,6 +233,7 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     if out is None or not _draws(type(chosen)):
         return []
     from mathinterp.experiments.figures import save
+    from mathinterp.text import file_name
 
     figure = type(chosen).figure(results, shown)
     if figure is None:

@@ -6,7 +6,6 @@ inside the commands, so that ``--help`` is instant.
 """
 
 import logging
-import re
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -31,8 +30,7 @@ from mathinterp.cli.sql import sql
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
 from mathinterp.errors import Unfinished, UserError
-
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, bytes that are no UTF-8
+from mathinterp.text import one_line
 
 
 class UserMistake(click.ClickException):
@@ -42,8 +40,7 @@ class UserMistake(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """Print the line on stderr."""
-        line = " ".join(self.message.split())
-        click.echo(f"mathinterp: {UNPRINTABLE.sub(lambda letter: ascii(letter[0])[1:-1], line)}", err=True)
+        click.echo(f"mathinterp: {one_line(self.message)}", err=True)
 
 
 class Commands(Group):
@@ -105,7 +102,7 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message; warnings are marked as such."""
         mark = "warning: " if record.levelno >= logging.WARNING else ""
-        click.echo(mark + " ".join(record.getMessage().split()), err=True)
+        click.echo(mark + one_line(record.getMessage()), err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

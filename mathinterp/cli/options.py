@@ -13,6 +13,7 @@ import click
 
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, check_writable, real, shortened, whole
+from mathinterp.local_files import resolved
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -163,7 +164,7 @@ def _check_local(parameter: click.Parameter, value: str | os.PathLike[str]) -> N
 
 def _check_lasting(parameter: click.Parameter, value: str | os.PathLike[str], instead: str) -> None:
     check_place(value, parameter.opts[0])
-    if not URL.match(str(value)) and UPLOADS in Path(value).expanduser().resolve().parts:
+    if not URL.match(str(value)) and UPLOADS in resolved(Path(value).expanduser(), parameter.opts[0]).parts:
         raise UserError(
             f"{parameter.opts[0]} '{value}' is in the folder that Ray unpacked for this job and deletes after it;"
             f" give {instead}"

@@ -11,13 +11,27 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mathinterp.cli.options import with_flags
 from mathinterp.report.cells import format_value
+from mathinterp.text import printable
+
+
+class Screen(Console):
+    """A console for stored text: neither its control characters nor what looks like markup are obeyed."""
+
+    def __init__(self, width: int | None) -> None:
+        super().__init__(width=width, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Every text that is printed, titles and cells too, passes through here."""
+        return super().render_str(printable(text), **options)
+
 
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 logger = logging.getLogger("mathinterp")
-console = Console(width=None if sys.stdout.isatty() else WIDE, markup=False)  # [x] is text wherever it stands
+console = Screen(None if sys.stdout.isatty() else WIDE)
 PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
@@ -40,9 +54,9 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         short = all(len(format_value(row[name])) <= SHORT for row in rows)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
     for row in rows:
-        table.add_row(*map(format_value, row.values()))
+        table.add_row(*(format_value(value) for value in row.values()))
     # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
-    wide = Console(width=WIDE, markup=False)
+    wide = Screen(WIDE)
     fits = wide.measure(table).minimum <= console.width
     (console if fits else wide).print(table)
 
@@ -51,11 +65,6 @@ def warn(line: str) -> None:
     """One line on stderr about figures that are doubtful."""
     context = click.get_current_context(silent=True)
     logger.warning(with_flags(line, context.command.params if context else ()))
-
-
-def file_name(text: str) -> str:
-    """``text`` with what a file's name may not hold replaced."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
 
 
 def print_sql_hint(store: str, queries: Sequence[str]) -> None:

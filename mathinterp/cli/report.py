@@ -25,13 +25,11 @@ def report(run_ids: tuple[str, ...], store: str, out: str, as_json: bool) -> Non
       mathinterp report
       mathinterp report --run 1a2b3c4d5e6f --out figures
     """
-    from mathinterp.errors import UserError
     from mathinterp.report.page import write_report
     from mathinterp.store import Store
 
     opened = Store(store)
-    if not opened.files.find("runs", ".json"):
-        raise UserError(f"there is no store at '{store}'; run a scan first, or name its folder with --store")
+    opened.require_runs()
     written = write_report(opened, Path(out), run_ids)
     if as_json:
         print_json({"page": str(written.page), "figures": [str(path) for path in written.figures]})

@@ -1,19 +1,38 @@
 """``mathinterp sql``: query a store."""
 
+import sys
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mathinterp.cli.options import json_option, store_option
-from mathinterp.cli.output import print_json, print_sql_hint, print_table
+from mathinterp.cli.options import json_option, lasting, store_option
+from mathinterp.cli.output import console, print_sql_hint, print_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN = 500  # rows of a printed table; rich takes some milliseconds each
 
 
 @click.command()
 @click.argument("query", required=False)
 @store_option()
 @json_option()
-def sql(query: str | None, store: str, as_json: bool) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="Print all rows as CSV.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), callback=lasting, metavar="FILE",
+    help="Write all rows to a file: .csv, .parquet or .json.",
+)  # fmt: skip
+@click.option(
+    "--allow-files", is_flag=True, help="Let the query read files outside the store too. It can never write any."
+)
+def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: Path | None, allow_files: bool) -> None:
     """Run a DuckDB SQL query over a store's views; without a query, list the views.
+
+    A query is one statement that reads: SELECT, DESCRIBE, SHOW or EXPLAIN. A table shows the first rows; --json, --csv
+    and --output give all of them.
 
     Accuracies, drops, effects and shares are fractions of 1, where the tables of other commands print per cent; only
     the views paper_*, head_operations and evaluation_table are in per cent and points.
@@ -25,16 +44,49 @@ def sql(query: str | None, store: str, as_json: bool) -> None:
       mathinterp sql "SELECT * FROM runs"
       mathinterp sql "SELECT layer, head, drop, q_value FROM head_effects
                       WHERE operation = 'all' ORDER BY drop DESC LIMIT 10"
+      mathinterp sql "SELECT * FROM head_scan" --output head_scan.parquet
     """
     from mathinterp.errors import UserError
     from mathinterp.store import Store
+    from mathinterp.store.export import check_export, export, write_csv, write_json
+    from mathinterp.store.listing import list_views
 
+    if sum([as_json, as_csv, output is not None]) > 1:
+        raise UserError("give one of --json, --csv and --output")
+    if output is not None:
+        check_export(output)
     opened = Store(store)
-    if not opened.files.find("runs", ".json"):
-        raise UserError(f"there is no store at '{store}'; run a scan first, or name its folder with --store")
+    opened.require_runs()
     with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
         opened.write_views()
-    rows = opened.rows(query or "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL")
-    print_json(rows) if as_json else print_table(rows)
-    if query is None and not as_json:
+    listed = None if query else list_views(opened)
+    rows = opened.stream(query or "", allow_files=allow_files) if listed is None else listed.to_reader()
+    if output is not None:
+        console.print(f"{export(rows, output):,} rows: {output}", highlight=False, soft_wrap=True)
+    elif as_json or as_csv:
+        write = write_json if as_json else write_csv
+        write(rows, sys.stdout.buffer)
+    elif listed is None:
+        _print_first(rows)
+    else:
+        print_table([{**row, "columns": ", ".join(row["columns"])} for row in listed.to_pylist()])
+        if listed["rows"].null_count:
+            console.print("-: not counted in the time for that; SELECT count(*) FROM the view counts it")
         print_sql_hint(store, ["SELECT run_id, scan, model, prompts, status FROM runs"])
+
+
+def _print_first(rows: "pa.RecordBatchReader") -> None:
+    """The first rows as a table, and how many there are."""
+    import pyarrow as pa
+
+    from mathinterp.store.query import json_rows
+
+    first, count = [], 0
+    for batch in rows:
+        first += [batch.slice(0, SHOWN - count)] if count < SHOWN else []
+        count += batch.num_rows
+    print_table(json_rows(pa.Table.from_batches(first, rows.schema)))
+    if count > SHOWN:
+        console.print(
+            f"showing {SHOWN} of {count:,} rows; --csv or --output FILE for all", highlight=False, soft_wrap=True
+        )  # fmt: skip

@@ -21,6 +21,7 @@ from mathinterp.cli.options import (
     with_scratch,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.text import quoted
 from mathinterp.tuning.settings import TuneSettings
 
 if TYPE_CHECKING:
@@ -175,4 +176,4 @@ def _print_result(result: "TuningResult", store: str, as_json: bool) -> None:
                 f"{100 * figures['exact_match']:.1f} % of answers right on held-out data",
                 highlight=False,
             )
-    print_sql_hint(store, [f"SELECT * FROM tuning_runs WHERE run_id = '{result.run_id}' ORDER BY step"])
+    print_sql_hint(store, [f"SELECT * FROM tuning_runs WHERE run_id = {quoted(result.run_id)} ORDER BY step"])

@@ -24,6 +24,7 @@ import torch
 from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
+from mathinterp.cluster.temporary import private
 from mathinterp.engine import batching
 from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
@@ -208,10 +209,11 @@ def _columns(schema: pa.Schema) -> str:
 def loading_turn(limit: int) -> Iterator[None]:
     """Hold one of ``limit`` turns of this machine; the kernel gives the turn back even after kill -9."""
     folder = Path(tempfile.gettempdir()) / f"mathinterp-loading-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    if not private(folder):
+        raise UserError(f"'{folder}' belongs to others too, so it cannot hold locks; remove it, or set another TMPDIR")
     while True:
         for turn in range(limit):
-            with (folder / str(turn)).open("w") as lock:
+            with open(folder / str(turn), "w", opener=_no_link) as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -219,6 +221,10 @@ def loading_turn(limit: int) -> Iterator[None]:
                 yield
                 return
         time.sleep(0.2)
+
+
+def _no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _require_same(what: str, here: str, driver: str) -> None:

@@ -24,10 +24,11 @@ from ray.job_submission import JobSubmissionClient
 
 import mathinterp
 from mathinterp.cluster.temporary import require_scratch
+from mathinterp.cluster.uploads import LeftOut, left_out
 from mathinterp.errors import UserError
 
 UPLOAD_LIMIT = 100 * 2**20  # bytes of the zipped working directory that Ray's job service accepts
-EXCLUDES = (".?*", "__pycache__", "*.egg-info")  # beside .gitignore and .rayignore; nothing hidden, so no secrets
+EXCLUDES = (".?*", "__pycache__", "*.egg-info")  # beside .gitignore and .rayignore, secrets and links
 LARGEST = 5  # files named when an upload is too large
 
 
@@ -38,6 +39,7 @@ class Upload:
     folder: Path
     bytes: int  # zipped
     files: tuple[tuple[str, int], ...]  # name and zipped bytes, largest first
+    left_out: LeftOut
 
     def check(self) -> None:
         """Raise UserError, naming the largest files, if the job service would refuse it."""
@@ -51,13 +53,17 @@ class Upload:
 
 
 def measure_upload(folder: Path, excludes: Sequence[str] = EXCLUDES) -> Upload:
-    """Zip ``folder`` by Ray's own rules (.gitignore, .rayignore, ``excludes``) and measure the result."""
+    """Zip ``folder`` by Ray's own rules (.gitignore, .rayignore, ``excludes``), without secrets and links that lead out
+    of it, and measure the result.
+    """
+    without = left_out(folder, list(excludes))
     with tempfile.TemporaryDirectory() as scratch:
         archive = Path(scratch) / "upload.zip"
-        create_package(str(folder), archive, include_gitignore=True, excludes=list(excludes), logger=_silent())
+        leave = [*excludes, *without.patterns]
+        create_package(str(folder), archive, include_gitignore=True, excludes=leave, logger=_silent())
         with ZipFile(archive) as zipped:
             files = [(entry.filename, entry.compress_size) for entry in zipped.infolist() if not entry.is_dir()]
-        return Upload(folder, archive.stat().st_size, tuple(sorted(files, key=lambda file: -file[1])))
+        return Upload(folder, archive.stat().st_size, tuple(sorted(files, key=lambda file: -file[1])), without)
 
 
 def submit(
@@ -91,11 +97,12 @@ def submit(
     client = _client(address)
     job = client.submit_job(
         entrypoint=shlex.join(["python", script, *args]),
-        runtime_env={"working_dir": str(folder), "excludes": list(EXCLUDES)},
+        runtime_env={"working_dir": str(folder), "excludes": [*EXCLUDES, *upload.left_out.patterns]},
         entrypoint_num_gpus=0,
     )
     announce = announce or (lambda line: print(line, file=sys.stderr, flush=True))
-    announce(f"job {job}: {_mib(upload.bytes)} uploaded; to stop it: ray job stop {job} --address {address}")
+    sent = f"{_mib(upload.bytes)} uploaded{upload.left_out}"
+    announce(f"job {job}: {sent}; to stop it: ray job stop {job} --address {address}")
     try:
         return _follow(client, job, output or sys.stdout, announce)
     except (OSError, RuntimeError, ClientError) as error:  # OSError: Ray's ConnectionError and those of requests

@@ -80,12 +80,16 @@ def _fault(folder: str) -> str | None:
 def _own_folder(parent: str) -> str | None:
     """A folder of this user in ``parent`` that nobody else can write to; None if it cannot be had."""
     folder = Path(parent, f"mathinterp-{os.getuid()}")
-    if len(os.fsencode(folder)) > LONGEST:
+    if len(os.fsencode(folder)) > LONGEST or not private(folder):
         return None
+    return str(folder) if _fault(str(folder)) is None else None
+
+
+def private(folder: Path) -> bool:
+    """Whether ``folder``, made here where it is not there yet, is this user's and nobody else can reach into it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()  # not what a link that somebody else left there points to
     except OSError:
-        return None
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
-    return str(folder) if ours and _fault(str(folder)) is None else None
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from mathinterp.errors import UserError
+from mathinterp.local_files import whole_file
 
 PANEL = 3.2  # inches, width and height of one panel
 
@@ -98,9 +99,10 @@ def _write_plainly(figure: Figure) -> None:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write ``path``.png and ``path``.svg; returns both."""
+    """Write ``path``.png and ``path``.svg, never through a link; returns both."""
     _write_plainly(figure)
     written = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     for file in written:
-        figure.savefig(file, dpi=150)
+        with whole_file(file) as temporary:
+            figure.savefig(temporary, dpi=150)
     return written

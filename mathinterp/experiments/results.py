@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mathinterp.text import quoted
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -43,7 +45,7 @@ class Results:
 
     def query(self, sql: str) -> str:
         """``sql`` with this run's id written out, for people to copy."""
-        return " ".join(sql.split()).replace("$run", f"'{self.run_id}'")
+        return " ".join(sql.split()).replace("$run", quoted(self.run_id))
 
 
 @dataclass(frozen=True)

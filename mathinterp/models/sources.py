@@ -135,6 +135,8 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise UserError(f"'{index}': weight_map must give each tensor the name of its file")
     shards = sorted(set(listed.values()))
+    if outside := [shard for shard in shards if Path(shard).is_absolute() or ".." in Path(shard).parts]:
+        raise UserError(f"'{index}' names '{outside[0]}', a file outside of the model's folder; it is not read")
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing or not shards:
         raise UserError(f"model folder '{folder}' lacks {len(missing)} of its {len(shards)} weight files: {missing}")

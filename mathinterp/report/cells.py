@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from mathinterp.text import printable
+
 
 def format_value(value: Any) -> str:
     """A cell's text."""
@@ -13,5 +15,5 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+        return printable(json.dumps(value, ensure_ascii=False))
+    return printable(str(value))

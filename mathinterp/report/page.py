@@ -16,8 +16,10 @@ from mathinterp.errors import UserError
 from mathinterp.experiments import registry
 from mathinterp.experiments.figures import save
 from mathinterp.experiments.results import Results, Row, Summary
+from mathinterp.local_files import whole_file
 from mathinterp.report.cells import format_value
 from mathinterp.store import Store
+from mathinterp.text import file_name
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -44,21 +46,29 @@ class Drawn:
 def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report:
     """Draw runs (all finished ones that have a figure, or those named) and write ``out``/index.html.
 
+    A link in ``out`` is replaced and its target left alone.
+
     Raises:
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
     """
     figures = _figures(store, _runs(store), run_ids)
+    summaries = [_summary(store, run) for run, _ in figures]
     try:
         out.mkdir(parents=True, exist_ok=True)
+        return _write(store, out, figures, summaries)
     except OSError as error:
-        raise UserError(f"`out` {out} cannot be made: {error.strerror}; name another folder") from error
+        raise UserError(f"`out` {out} cannot be written: {error.strerror}; name another folder") from error
+
+
+def _write(store: Store, out: Path, figures: list[tuple[Row, Figure]], summaries: list[Summary]) -> Report:
     drawn, files = [], []
-    for run, figure in figures:
-        png, svg = save(figure, out / f"{run['scan']}-{run['run_id']}")
+    for (run, figure), summary in zip(figures, summaries, strict=True):
+        png, svg = save(figure, out / file_name(f"{run['scan']}-{run['run_id']}"))
         files += [png, svg]
-        drawn.append(Drawn(run["run_id"], _title(run), png.name, svg.name, _summary(store, run)))
+        drawn.append(Drawn(run["run_id"], _title(run), png.name, svg.name, summary))
     page = out / "index.html"
-    page.write_text(render(store.url, drawn), encoding="utf-8")
+    with whole_file(page) as temporary:
+        temporary.write_text(render(store.url, drawn), encoding="utf-8")
     return Report(page, files)
 
 

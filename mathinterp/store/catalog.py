@@ -29,6 +29,7 @@ class Catalog:
         self.views: Mapping[str, str] = {**written, **made}
         code = {name: re.sub(r"--[^\n]*", "", text) for name, text in self.views.items()}
         uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
+        self.about = {name: _about(name, text) for name, text in self.views.items()}
         self.mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
         self.order = tuple(TopologicalSorter(self.mentions).static_order())  # each after those it mentions
 
@@ -49,6 +50,12 @@ def catalog() -> Catalog:
 @lru_cache(maxsize=1)
 def _catalog_of(stored: registry.Stored) -> Catalog:
     return Catalog(stored)
+
+
+def _about(name: str, text: str) -> str:
+    """The first sentence of the comment that a view's text opens with."""
+    comment = " ".join(line.lstrip("- ") for line in text[: text.index("CREATE ")].splitlines())
+    return re.split(r"(?<=\.)\s", comment.removeprefix(f"{name}: "), maxsplit=1)[0]
 
 
 def _passed_through(name: str, table: Table) -> str:

@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mathinterp.errors import UserError
 from mathinterp.gates import check_place
+from mathinterp.local_files import resolved
 
 STALE_SECONDS = 3600.0  # a temporary file older than this belongs to a process that died
 
@@ -40,7 +41,7 @@ class StoreFiles:
         check_place(text, "store")
         self.local = "://" not in text or text.startswith("file://")
         if self.local:
-            self.root = str(Path(text.removeprefix("file://")).expanduser().resolve())
+            self.root = str(resolved(Path(text.removeprefix("file://")).expanduser(), "store"))
             self.filesystem: Any = None
             if os.path.exists(self.root) and not os.path.isdir(self.root):
                 raise UserError(f"store '{text}' is a file; give a folder")
@@ -58,6 +59,14 @@ class StoreFiles:
     def address(self, name: str) -> str:
         """The absolute path or URL of a file, as DuckDB and people read it."""
         return f"{self.root}/{name}"
+
+    def places(self) -> list[str]:
+        """The folder or prefix under all names that DuckDB gives it, each with a "/" at its end."""
+        if self.local:
+            return [self.root.rstrip("/") + "/"]
+        protocols = self.filesystem.protocol
+        names = (protocols,) if isinstance(protocols, str) else protocols
+        return [f"{self.root}/", *(f"{name}://{self._prefix}/" for name in names)]
 
     def check_writable(self) -> None:
         """Write and remove a small file; raises UserError if that fails."""

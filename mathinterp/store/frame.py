@@ -10,6 +10,10 @@ from mathinterp.errors import UserError
 if TYPE_CHECKING:
     import polars as pl
 
+NULLABLE = {
+    pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()
+}  # fmt: skip
+
 
 class Frame(pd.DataFrame):
     """A pandas data frame; integers with gaps among them stay integers (pandas' nullable ones)."""
@@ -24,7 +28,7 @@ class Frame(pd.DataFrame):
         frame = Frame(table.to_pandas())
         for column, name in zip(table.columns, table.column_names, strict=True):
             if column.null_count and pa.types.is_signed_integer(column.type):
-                frame[name] = pd.array(column.to_pylist(), dtype=f"Int{column.type.bit_width}")
+                frame[name] = column.to_pandas(types_mapper=NULLABLE.get)
         return frame
 
     def arrow(self) -> pa.Table:

@@ -10,7 +10,8 @@ import decimal
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from string import Template
 from typing import Any
 
@@ -20,7 +21,9 @@ import pyarrow as pa
 from mathinterp.errors import UserError
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
+from mathinterp.store.reading import check_reads, closed_connection
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
+from mathinterp.text import one_line, quoted
 
 _HEADER = """\
 -- Views over the results in $root
@@ -29,7 +32,7 @@ _HEADER = """\
 -- 'mathinterp sql --store <new place>' once, or replace the old place in this file by the new one.
 """
 
-
+BATCH = 20_000  # rows that a stream holds at once
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
 
@@ -46,8 +49,8 @@ def views_sql(
     sources = {table: _rows_source(files, table, good[table], bad) for table in catalog().tables}
     sources["run_records"] = _records_source(files, good["runs"], bad)
     sources["shard_files"] = _shard_files_source(files, good, bad)
-    parts = [Template(_HEADER).substitute(root=_comment(files.root))]
-    parts += [f"-- left out: {_comment(name)}\n" for name in bad]
+    parts = [Template(_HEADER).substitute(root=one_line(files.root))]
+    parts += [f"-- left out: {one_line(name)}\n" for name in bad]
     known = catalog()
     parts.append(known.functions)
     parts += [Template(known.views[name]).substitute(sources) for name in (known.order if views is None else views)]
@@ -70,27 +73,60 @@ def reads_table(views: str, table: str) -> bool:
     return f"/{table}/{catalog().tables[table].partition}=" in views
 
 
-def connect(files: StoreFiles, views: str) -> duckdb.DuckDBPyConnection:
-    """An in-memory connection with the views; object stores are read through fsspec, with its credentials."""
-    connection = duckdb.connect()
-    if files.filesystem is not None:
-        connection.register_filesystem(files.filesystem)
+def connect(
+    files: StoreFiles, views: str, *, allow_files: bool = False, locked: bool = True
+) -> duckdb.DuckDBPyConnection:
+    """A closed connection (see reading.py) with the views."""
+    connection = closed_connection(files, allow_files=allow_files, locked=locked)
     connection.execute(views)
     return connection
 
 
+def relation(
+    connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None
+) -> duckdb.DuckDBPyRelation:
+    """A query that only reads, ``$name`` taking its value from ``values``; raises UserError."""
+    with told():
+        check_reads(connection, sql)
+        named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
+        return connection.sql(sql, params=named or None)
+
+
 def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
-    """The result of a query, ``$name`` taking its value from ``values``; raises UserError with DuckDB's first line."""
-    named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
+    """The rows of ``relation``; raises as it does."""
+    found = relation(connection, sql, values)
+    with told():
+        return found.to_arrow_table()
+
+
+def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
+    """The rows of ``relation`` in batches as they are computed; raises as it does, also between batches."""
+    found = relation(connection, sql)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with told():
+            yield from reader
+
+    with told():
+        reader = found.to_arrow_reader(BATCH)
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """DuckDB's errors, also those in the middle of a stream, as a UserError of one line."""
     try:
-        relation = connection.sql(sql, params=named or None)
-        return pa.table({}) if relation is None else relation.to_arrow_table()  # None: a statement without a result
-    except duckdb.Error as error:
-        raise UserError(f"SQL: {str(error).splitlines()[0]}{_like_a_view(str(error))}") from error
+        yield
+    except (duckdb.Error, OSError) as error:  # OSError: what a stream of Arrow makes of DuckDB's
+        if isinstance(error, OSError) and not re.match(r"[A-Z][\w ]* Error: ", str(error)):
+            raise
+        raise UserError(f"SQL: {str(error).splitlines()[0]}{_advice(str(error))}") from error
 
 
-def _like_a_view(message: str) -> str:
-    """For a query of a view that does not exist: views of like names, or how to list all."""
+def _advice(message: str) -> str:
+    """How to allow a query of other files; for a view that does not exist, those of like names or how to list all."""
+    if "disabled by configuration" in message:
+        return "; a query reads the store alone, unless `allow_files` of 'mathinterp sql' lets it read other files"
     missing = re.search(r"Table with name (\w+) does not exist", message)
     if missing is None:
         return ""
@@ -100,11 +136,13 @@ def _like_a_view(message: str) -> str:
 
 def json_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows as plain JSON: NaN and infinities become null, times ISO 8601, exact numbers stay exact where JSON can."""
-    names = table.column_names
-    unique = [name if name not in names[:i] else f"{name}_{names[:i].count(name)}" for i, name in enumerate(names)]
-    return [
-        {name: _json_value(value) for name, value in row.items()} for row in table.rename_columns(unique).to_pylist()
-    ]
+    renamed = table.rename_columns(unique_names(table.column_names))
+    return [{name: _json_value(value) for name, value in row.items()} for row in renamed.to_pylist()]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Names of columns, a repeated one with its number: a, a_1, a_2."""
+    return [name if name not in names[:i] else f"{name}_{names[:i].count(name)}" for i, name in enumerate(names)]
 
 
 def _json_value(value: Any) -> Any:
@@ -146,30 +184,22 @@ def _shard_files_source(files: StoreFiles, good: Mapping[str, Sequence[str]], ba
         names = [
             name for table, stored in catalog().tables.items() if stored.partition == "run_id" for name in good[table]
         ]
-        there = f"SELECT unnest([{', '.join(_quote(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
+        there = f"SELECT unnest([{', '.join(quoted(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
     else:
-        there = f"SELECT file FROM glob({_quote(files.address('*/run_id=*/shard-*.parquet'))})"
+        there = f"SELECT file FROM glob({quoted(files.address('*/run_id=*/shard-*.parquet'))})"
     pattern = r"([^/]+)/run_id=([^/]+)/shard-(\d+)\.parquet$"
     parts = ", ".join(
         f"regexp_extract(file, '{pattern}', {group}) AS {name}" for group, name in ((1, "t"), (2, "run_id"), (3, "i"))
     )
-    left_out = "".join(f" AND NOT ends_with(file, {_quote('/' + name)})" for name in bad if "/run_id=" in name)
+    left_out = "".join(f" AND NOT ends_with(file, {quoted('/' + name)})" for name in bad if "/run_id=" in name)
     return f"(SELECT run_id, t || '/' || i AS shard FROM (SELECT file, {parts} FROM ({there})) WHERE true{left_out})"
 
 
 def _file_list(files: StoreFiles, folder: str, pattern: str, good: Sequence[str], bad: Sequence[str]) -> str:
     if not files.takes_patterns or any(name.startswith(f"{folder}/") for name in bad):
-        return "[" + ", ".join(_quote(files.address(name)) for name in good) + "]"
-    return _quote(files.address(pattern))
+        return "[" + ", ".join(quoted(files.address(name)) for name in good) + "]"
+    return quoted(files.address(pattern))
 
 
 def _empty(columns: Mapping[str, str]) -> str:
     return "(SELECT " + ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items()) + " WHERE false)"
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _comment(name: str) -> str:
-    return " ".join(name.split())

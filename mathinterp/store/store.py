@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from mathinterp.errors import UserError
 from mathinterp.prompts.alignment import token_table
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
@@ -54,6 +55,7 @@ class Store:
 
         Raises UserError if the path is a file or the protocol is not available.
         """
+        self.given = os.fspath(url)
         self.files = StoreFiles(url)
         self.problems: list[str] = []
         self._inspected: dict[str, tuple[FileVersion, str | None]] = {}
@@ -230,15 +232,27 @@ class Store:
         Only the named ``views``, and those that they read, take a tenth of the time.
         """
         wanted = query.views_of(" ".join(views)) if views else None
-        return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted))
+        return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted), locked=False)
 
     def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a query; ``$name`` in it takes the value of that name, if there is one.
 
-        Raises UserError with DuckDB's first line.
+        Raises UserError with DuckDB's first line, and for a statement that does more than read the store.
         """
+        return query.arrow(self._connect_for(sql), sql, values)
+
+    def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
+        """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
+        return query.stream(self._connect_for(sql, allow_files), sql)
+
+    def _connect_for(self, sql: str, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
         views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
-        return query.arrow(query.connect(self.files, views), sql, values)
+        return query.connect(self.files, views, allow_files=allow_files)
+
+    def require_runs(self) -> None:
+        """Raise UserError unless a run was recorded here."""
+        if not self.files.find("runs", ".json"):
+            raise UserError(f"there is no store at '{self.given}'; run a scan first, or name its folder with `store`")
 
     def sql(self, query: str, **values: Any) -> "Frame":
         """The result of a query as a pandas data frame that also gives Arrow and polars.
@@ -246,7 +260,8 @@ class Store:
         Args:
             query: ``$name`` in it takes its value from ``values``.
         Raises:
-            UserError: with DuckDB's first line.
+            UserError: with DuckDB's first line, for a statement that does more than read the store, and where there
+                is no store.
 
         >>> import mathinterp as mi
         >>> mi.open_store("results").sql("SELECT $n + 1 AS more", n=41)
@@ -255,6 +270,7 @@ class Store:
         """
         from mathinterp.store.frame import Frame
 
+        self.require_runs()
         return Frame.of(self.arrow(query, values))
 
     def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":

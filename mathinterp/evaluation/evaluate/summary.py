@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mathinterp.store import Store
+from mathinterp.text import quoted
 
 Row = dict[str, Any]
 
@@ -50,7 +51,7 @@ def summarize_evaluations(store: Store, runs: Sequence[str]) -> EvaluationSummar
         queries=[
             "SELECT * FROM evaluation_table",
             "SELECT model, task, n, accuracy, low, high, difference, p_value, q_value FROM evaluation_results",
-            f"SELECT item_id, correct, predicted, target, response FROM evaluations WHERE run_id = '{runs[0]}'",
+            f"SELECT item_id, correct, predicted, target, response FROM evaluations WHERE run_id = {quoted(runs[0])}",
         ],
     )
 

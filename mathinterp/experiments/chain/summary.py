@@ -7,6 +7,7 @@ import json
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.text import quoted
 
 SHOWN = 5  # rows of a stage
 COLUMNS = {
@@ -26,8 +27,8 @@ def summarize(results: Results, operation: str) -> Summary:
     """
     rows, single = chain_rows(results, operation)
     heading, table, verdict = title(results, operation, single), _table(rows, single), _verdict(results)
-    quoted = operation.replace("'", "''")
-    view = "chain WHERE run_id = $run" if single else f"chain_summary WHERE run_id = $run AND operation = '{quoted}'"
+    of_all = f"chain_summary WHERE run_id = $run AND operation = {quoted(operation)}"
+    view = "chain WHERE run_id = $run" if single else of_all
     queries = [
         f"SELECT * FROM {view} AND stage = 'shallow_neuron' ORDER BY strength DESC LIMIT 20",
         "SELECT name, token, token_type, weight, effect, from_neurons FROM chain WHERE run_id = $run"

@@ -40,5 +40,9 @@ CHAIN_SCAN = pa.schema(
 )
 
 TABLES = {
-    "chain_scan": Table(CHAIN_SCAN, ("prompt_id", "stage", "layer", "via_layer", "via_head", "token_type")),
+    "chain_scan": Table(
+        CHAIN_SCAN,
+        ("prompt_id", "stage", "layer", "via_layer", "via_head", "token_type"),
+        doc="the links of each prompt's chain as they are stored; read the view chain instead.",
+    ),
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.text import quoted
 
 PER_OPERATION = ("operation", "k", "prompts", "mask", "mask_random", "keep", "keep_random", "coef")
 
@@ -19,7 +20,7 @@ def summarize(results: Results, cases: str, scoring: str) -> Summary:
     asked = {**run, "cases": cases, "scoring": scoring}
     if not results.finished:
         return Summary(data=asked)
-    where = f"run_id = $run AND cases = '{cases}' AND scoring = '{scoring}'"
+    where = f"run_id = $run AND cases = {quoted(cases)} AND scoring = {quoted(scoring)}"
     rows = results.rows(f"SELECT * FROM paper_a_table5 WHERE {where} ORDER BY operation, k DESC")
     effects = results.rows(f"SELECT * FROM maskkeep_effects WHERE {where} AND operation = 'all'")
     table = [_row(row, effects) for row in rows if row["operation"] == "all"]

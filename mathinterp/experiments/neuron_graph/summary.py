@@ -5,6 +5,7 @@ Knows the store's views; knows nothing about models or how rows were computed.
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.text import quoted
 
 MOST_ROWS = 12  # edges shown in a table
 
@@ -35,7 +36,7 @@ def summarize(results: Results, graph: str | None = None) -> Summary:
                (SELECT max(operation) FROM neuron_graph_agreement WHERE run_id = $run AND operation = 'all'), operation)
            GROUP BY k ORDER BY k DESC"""
     )
-    named = "WHERE run_id = $run AND graph = '" + name.replace("'", "''") + "'"
+    named = f"WHERE run_id = $run AND graph = {quoted(name)}"
     queries = (
         f"SELECT * FROM neuron_graph_nodes {named} ORDER BY rank",
         f"SELECT * FROM neuron_graph_edges {named} ORDER BY place LIMIT 20",

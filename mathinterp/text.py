@@ -1,0 +1,25 @@
+"""Text from stored records and files, made safe to show and to put into SQL."""
+
+import re
+
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""``text`` with what a terminal would obey written out (``\x1b``); line breaks and tabs stay."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, printable; it cannot end an SQL comment."""
+    return printable(" ".join(text.split()))
+
+
+def quoted(text: str) -> str:
+    """``text`` as a string of SQL, for where a parameter cannot stand."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def file_name(text: str) -> str:
+    """``text`` with what a file's name may not hold replaced."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)

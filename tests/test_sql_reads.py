@@ -1,0 +1,149 @@
+"""SQL over a store only reads: one statement, nothing but the store, whatever is tried."""
+
+import json
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import duckdb
+import pytest
+from click.testing import CliRunner
+
+from mathinterp.cli.main import main
+from mathinterp.errors import UserError
+from mathinterp.store import Store
+from mathinterp.tuning.chosen import ranking_of
+from mathinterp.tuning.settings import Choice
+from tests.small_store import fill, prompt
+
+READS = [
+    "SELECT 1 AS a", "(SELECT 1 AS a)", "WITH t AS (SELECT 1 AS a) SELECT * FROM t", "VALUES (1)", "FROM range(1)",
+    "TABLE runs", "DESCRIBE runs", "DESCRIBE SELECT 1", "SHOW TABLES", "SHOW runs", "SUMMARIZE runs",
+    "EXPLAIN SELECT 1", "explain analyze SELECT * FROM runs", "EXPLAIN (FORMAT json) SELECT 1",
+    "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) FROM r",
+    "SELECT 1 UNION ALL SELECT 2 ORDER BY ALL", "PIVOT runs ON status IN ('finished') USING count(*)",
+    "SELECT 'COPY (SELECT 1) TO ''x''; \"type\":\"COPY_QUERY_NODE\"' AS a; -- a comment",
+]  # fmt: skip
+WRITES = [
+    "COPY (SELECT 42) TO '{file}'",
+    "EXPLAIN ANALYZE COPY (SELECT 42) TO '{file}'",
+    "EXPLAIN (ANALYZE) COPY (SELECT 42) TO '{file}'",
+    "EXPLAIN (FORMAT ')SELECT 1 --') COPY (SELECT 42) TO '{file}'",
+    "WITH t AS (COPY (SELECT 42) TO '{file}') SELECT 1",
+    "WITH t AS (SELECT 1), u AS (COPY (SELECT 42) TO '{file}') FROM t",
+    "EXPLAIN ANALYZE WITH t AS (COPY (SELECT 42) TO '{file}') SELECT 1",
+    "FROM query('WITH t AS (COPY (SELECT 42) TO ''{file}'') SELECT 1')",
+    "SELECT 1; COPY (SELECT 42) TO '{file}'",
+    "ATTACH '{file}'", "ATTACH '{file}' AS other; CREATE TABLE other.t AS SELECT 1", "EXPORT DATABASE '{file}'",
+    "CALL enable_logging(storage = 'file', storage_path = '{file}')",
+    "FROM enable_logging(storage = 'file', storage_path = '{file}')",
+    "FROM enable_profiling(save_location = '{file}')",
+    "SET temp_directory = '{file}'", "PRAGMA database_list", "CREATE TABLE t (a INT)", "DROP VIEW runs",
+    "WITH t AS (INSERT INTO runs VALUES (1) RETURNING *) FROM t",
+    "PREPARE p AS SELECT 1", "INSTALL httpfs", "LOAD httpfs", "BEGIN", "CHECKPOINT", "PIVOT runs ON status",
+    "", "-- nothing",
+]  # fmt: skip
+
+
+def files_below(folder: Path) -> dict[str, bytes | None]:
+    """Every path, and the content of files."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    """A small store, and a file that is none of its."""
+    (tmp_path / "secret.csv").write_text("word\nhidden\n")
+    made = Store(tmp_path / "store")
+    fill(made, [prompt("1")], [{"prompt_id": "1"}], [{"layer": 0, "head": 1, "prompt_id": "1"}])
+    return made
+
+
+@pytest.mark.parametrize("sql", READS)
+def test_whatever_reads_is_allowed(store, sql):
+    assert store.stream(sql).read_all().num_rows >= 1
+    assert store.arrow(sql).num_rows >= 1
+
+
+@pytest.mark.parametrize("allow_files", [False, True])
+@pytest.mark.parametrize("sql", WRITES)
+def test_nothing_is_written_anywhere(store, tmp_path, monkeypatch, sql, allow_files):
+    monkeypatch.chdir(tmp_path)
+    before = files_below(tmp_path)
+    record = next((tmp_path / "store" / "runs").iterdir())
+    for file in (tmp_path / "new", tmp_path / "store" / "new.csv", record):
+        with pytest.raises(UserError, match=r"^SQL: [^\n]*$"):
+            store.stream(sql.format(file=file), allow_files=allow_files).read_all()
+    assert files_below(tmp_path) == before
+
+
+OUTSIDE = [
+    "SELECT * FROM read_csv('{outside}')", "FROM read_text('{outside}')", "FROM '{outside}'",
+    "FROM read_text('{store}/../secret.csv')", "FROM read_text('file://{outside}')", "FROM glob('{above}/*')",
+    "FROM read_text('{store}/link')", "FROM read_blob('/dev/null')", "FROM read_csv('https://example.com/x.csv')",
+    "FROM 's3://bucket/x.parquet'", "DESCRIBE TABLE '{outside}'", "FROM read_text('{above}/store-beside')",
+    "FROM query('FROM read_text(''{outside}'')')", "FROM duckdb_secrets()",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sql", OUTSIDE)
+def test_nothing_outside_of_the_store_is_read(store, tmp_path, sql):
+    (tmp_path / "store" / "link").symlink_to(tmp_path / "secret.csv")
+    (tmp_path / "store-beside").write_text("hidden")
+    text = sql.format(outside=tmp_path / "secret.csv", store=store.url, above=tmp_path)
+    with pytest.raises(UserError, match="a query reads the store alone"):
+        store.arrow(text)
+
+
+def test_allow_files_opens_reading(store, tmp_path):
+    text = f"SELECT * FROM read_csv('{tmp_path / 'secret.csv'}')"
+    assert store.stream(text, allow_files=True).read_all().to_pylist() == [{"word": "hidden"}]
+    words = ["sql", "--store", store.url, "--json", text]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 2
+    assert "--allow-files" in refused.stderr
+    assert json.loads(CliRunner().invoke(main, [*words, "--allow-files"]).stdout) == [{"word": "hidden"}]
+
+
+def test_its_own_files_can_be_read_by_name(store):
+    found = store.rows(f"SELECT count(*) AS n FROM read_parquet('{store.url}/head_scan/*/*.parquet')")
+    assert found == [{"n": 1}]
+
+
+def test_no_variable_of_python_is_a_table(store):
+    words = duckdb.sql("SELECT 1 AS a").to_arrow_table()
+    with pytest.raises(UserError, match="words does not exist"):
+        store.rows("FROM words")
+    assert words.num_rows == 1
+
+
+def test_an_object_store_is_read_within_its_prefix():
+    prefix = uuid4().hex
+    inside, beside = Store(f"memory://{prefix}/store"), Store(f"memory://{prefix}/beside")
+    for made in (inside, beside):
+        fill(made, [prompt("1")], [{"prompt_id": "1"}])
+    assert inside.rows("SELECT prompt_id FROM baseline") == [{"prompt_id": "1"}]
+    own = inside.files.address("baseline/*/*.parquet")
+    assert inside.rows(f"SELECT count(*) AS n FROM '{own}'") == [{"n": 1}]
+    for text in (f"FROM '{beside.files.address('baseline/*/*.parquet')}'", f"FROM read_text('{__file__}')"):
+        with pytest.raises(UserError, match="a query reads the store alone"):
+            inside.rows(text)
+    with pytest.raises(UserError, match="only reads"):
+        inside.rows(f"COPY (SELECT 1) TO '{inside.files.address('runs/x.json')}'")
+
+
+@pytest.mark.parametrize("sql", ["COPY (SELECT 0 AS layer, 1 AS head) TO '{file}'", "SELECT 1; SELECT 2"])
+def test_heads_are_chosen_by_a_query_that_only_reads(store, tmp_path, sql):
+    with pytest.raises(UserError, match="give one SELECT"):
+        ranking_of(Choice(heads_sql=sql.format(file=tmp_path / "new")), store)
+    assert not (tmp_path / "new").exists()
+    assert [*ranking_of(Choice(heads_sql="SELECT layer, head FROM head_scan"), store)] == [(0, 1)]
+
+
+def test_settings_are_locked_for_queries_and_external_access_for_good(store):
+    connection = store.connect("runs")
+    connection.execute("SET threads = 1")  # for those who hold a connection
+    with pytest.raises(duckdb.Error):
+        connection.execute("SET enable_external_access = true")
+    with pytest.raises(duckdb.Error, match="disabled by configuration"):
+        connection.execute(f"FROM read_text('{os.path.abspath(__file__)}')")
