@@ -225,12 +225,12 @@ def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path:
         keys = [op for op in ("all", "add", "div", "mul", "sub") if effects[row["head"], op]["mean"] < -0.05]
         assert row["key for"] == (", ".join(keys) or "-")
         for op in ("all", "add", "mul"):
-            assert row[f"effect {op}"] == pytest.approx(100 * effects[row["head"], op]["mean"])
-            assert row[f"drop {op}"] == pytest.approx(100 * drops[row["head"], op])
+            assert row[f"effect {op}"] == pytest.approx(effects[row["head"], op]["mean"])
+            assert row[f"drop {op}"] == pytest.approx(drops[row["head"], op])
     assert [row["head"] for row in looks] == [row["head"] for row in which]
     for row in looks:
         kinds = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
-        assert sum(row[kind] or 0 for kind in kinds) == pytest.approx(100, abs=0.01)
+        assert sum(row[kind] or 0 for kind in kinds) == pytest.approx(1, abs=0.0001)
     assert [row["path patching against"] for row in rankings] == [
         "zero ablation", "zero ablation, log-probability", "first-order attribution", "path patching, log-probability"
     ]  # fmt: skip

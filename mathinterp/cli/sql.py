@@ -16,7 +16,7 @@ def sql(query: str | None, store: str, as_json: bool) -> None:
     """Run a DuckDB SQL query over a store's views; without a query, list the views.
 
     Accuracies, drops, effects and shares are fractions of 1, where the tables of other commands print per cent; only
-    the views paper_*, head_operations and evaluation_table are in per cent and points.
+    columns whose names end in _percent are per cent.
 
     Files that cannot be trusted (half-written, foreign) are left out and named on stderr.
 

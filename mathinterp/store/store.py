@@ -28,6 +28,7 @@ from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFiles
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
+from mathinterp.store.partial import warn_of_partial_runs, with_runs
 from mathinterp.store.writer import encode, fault
 from mathinterp.versions import differences
 
@@ -57,6 +58,7 @@ class Store:
         self.files = StoreFiles(url)
         self.problems: list[str] = []
         self._inspected: dict[str, tuple[FileVersion, str | None]] = {}
+        self.partial_runs_told: set[str] = set()  # ids of unfinished runs that readers were warned of
         self._in_views: set[str] = set()  # tables that views.sql is known to read
 
     @property
@@ -237,8 +239,10 @@ class Store:
 
         Raises UserError with DuckDB's first line.
         """
-        views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
-        return query.arrow(query.connect(self.files, views), sql, values)
+        views = query.views_sql(self.files, *self._survey(), query.views_of(with_runs(sql)))
+        connection = query.connect(self.files, views)
+        warn_of_partial_runs(self, connection, sql, values)
+        return query.arrow(connection, sql, values)
 
     def sql(self, query: str, **values: Any) -> "Frame":
         """The result of a query as a pandas data frame that also gives Arrow and polars.

@@ -1,7 +1,7 @@
 """What a finished attention scan says: which heads look at what, operation by operation (paper B, Figure 5)."""
 
 from mathinterp.experiments.kept import kept_line
-from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 
 ARITHMETIC = ("operand_a", "operand_b", "operator", "equals")  # types that rank heads
 
@@ -14,7 +14,7 @@ def summarize(results: Results, top: int = 8) -> Summary:
     """
     rows = results.rows(
         """WITH weights AS (
-               SELECT layer || '.' || head AS head, layer, head AS number, operation, 100 * sum(mass) AS weight
+               SELECT layer || '.' || head AS head, layer, head AS number, operation, sum(mass) AS weight
                FROM attention_by_type WHERE run_id = $run AND token_type IN (SELECT unnest($types)) GROUP BY ALL
            ), ranked AS (
                SELECT head, row_number() OVER (ORDER BY weight DESC, layer, number) AS rank
@@ -31,7 +31,7 @@ def summarize(results: Results, top: int = 8) -> Summary:
     title = "Heads with most weight (%) on operands, operator and equals; attention per token from END (%)"
     return Summary(
         parts=[
-            Shown(title, rows),
+            Shown(title, per_operation(rows), dict.fromkeys(set(rows[0]) - {"operation", "head", "looks_at"} if rows else (), "")),
             kept_line(results),
             verdict,
         ],

@@ -7,10 +7,11 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.results import Results, Shown, Summary
 
 MOST_ROWS = 12  # edges shown in a table
+FALLS = {name + end: "" for name in ("root", "random") for end in ("", "_low", "_high")}
 
 
 def summarize(results: Results, graph: str | None = None) -> Summary:
-    """Strongest edges of ``graph`` (None: "all", else the first prompt's); Table 6, per cent; and the agreement.
+    """Strongest edges of ``graph`` (None: "all", else the first prompt's); Table 6; and the agreement.
 
     Raises UserError for a graph that the run has not.
     """
@@ -49,6 +50,7 @@ def summarize(results: Results, graph: str | None = None) -> Summary:
             Shown(
                 "Fall of the other first k neurons' coefficients (%), the lowest zeroed, or random ones of its layer",
                 check,
+                FALLS,
             ),
             Shown(
                 "Rank correlation of edges from the root with the falls, prompt by prompt (pearson: by value)",

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
 from mathinterp.experiments.columns import SHARED_TABLES
-from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Neuron
 from mathinterp.tuning.prune.tables import TABLES
@@ -102,7 +102,7 @@ class Prune(Experiment):
         )
         rows = results.rows(query)
         return Summary(
-            parts=[Shown("Accuracy (%) on the test prompts, deep layers pruned", rows)],
+            parts=[Shown("Accuracy (%) on the test prompts, deep layers pruned", rows, ACCURACIES)],
             data={"accuracy": rows},
             queries=[results.query(query), results.query("SELECT * FROM prune_neurons WHERE run_id = $run LIMIT 20")],
         )
