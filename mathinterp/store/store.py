@@ -206,6 +206,10 @@ class Store:
             {"prompt_id": prompt_id, "name": name, "value": value}
             for prompt_id in ids
             for name, value in (columns or {}).get(prompt_id, {}).items()
+        ] + [
+            {"prompt_id": prompt.prompt.prompt_id, "name": name, "value": value}
+            for prompt in prompts
+            for name, value in prompt.prompt.further_fields.items()
         ]
         if more:
             self._write_prompt_table("prompt_columns", fingerprint, more)

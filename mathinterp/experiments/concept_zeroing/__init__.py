@@ -22,6 +22,7 @@ from mathinterp.experiments.neuron_controls import has_control, layer_matched_ne
 from mathinterp.experiments.options import check_options, normalized, option
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.prompts.prompt import with_distractors
 from mathinterp.models.units import Neuron
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ class ConceptZeroing(Experiment):
         from mathinterp.engine.neuron_sets import NeuronSets
         from mathinterp.experiments.ablated import AblationState
 
-        engine = NeuronSets(subject.anatomy, subject.prompts)
-        return AblationState(subject.anatomy, subject.prompts, engine, None, {"engine": engine.name})
+        prompts = with_distractors(subject.prompts)
+        engine = NeuronSets(subject.anatomy, prompts)
+        return AblationState(subject.anatomy, prompts, engine, None, {"engine": engine.name})
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the unedited model, or of one set and its random draws."""

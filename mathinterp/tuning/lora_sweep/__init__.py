@@ -21,6 +21,7 @@ from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subjec
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.lora_sweep.tables import TABLES
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class LoraSweep(Experiment):
         from mathinterp.engine.scores import answers_of
         from mathinterp.tuning.lora_sweep.rows import SweepState
 
-        return SweepState(subject, answers_of(subject.prompts))
+        return SweepState(subject, answers_of(with_distractors(subject.prompts)))
 
     def notes(self, state: SweepState) -> dict[str, Any]:
         """The model's depth, which says where its layers stand in the paper's."""

@@ -14,6 +14,7 @@ from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subjec
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.prompts.prompt import with_distractors
 from mathinterp.models.units import Neuron
 from mathinterp.tuning.prune.tables import TABLES
 
@@ -77,7 +78,7 @@ class Prune(Experiment):
         from mathinterp.engine.scores import answers_of
         from mathinterp.tuning.prune.rows import PruneState
 
-        return PruneState(subject, answers_of(subject.prompts))
+        return PruneState(subject, answers_of(with_distractors(subject.prompts)))
 
     def notes(self, state: PruneState) -> dict[str, Any]:
         """How many neurons the pruned layers have."""
