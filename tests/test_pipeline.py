@@ -204,7 +204,7 @@ def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path:
     assert first.exit_code == 0, first.output
     assert without_ray == ["heads", "paths", "knockout", "knockout", "attention", "probe"]
     for part in ("of 64 heads (", "rank correlation", "they look at", "pairs: 100.0 % right", "rationals: ",
-                 "closest to the answer's first digit", "FROM ranking_agreement"):  # fmt: skip
+                 "closest to the answer's first token", "FROM ranking_agreement"):  # fmt: skip
         assert part in first.output
     again = command(*words, "--json")
     assert again.exit_code == 0, again.exception

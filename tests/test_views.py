@@ -334,7 +334,9 @@ def test_table_1(small):
     assert original["accuracy"] == pytest.approx(0.9)
     assert (original["accuracy_add"], original["accuracy_sub"], original["drop_add"]) == (0.8, 1, 0)
     assert (hurt["accuracy_add"], hurt["accuracy_sub"]) == (0.4, 0.5)
-    assert [hurt[name] for name in ("accuracy", "drop", "drop_add", "drop_sub")] == pytest.approx([0.45, 0.45, 0.4, 0.5])
+    assert [hurt[name] for name in ("accuracy", "drop", "drop_add", "drop_sub")] == pytest.approx(
+        [0.45, 0.45, 0.4, 0.5]
+    )
     assert (hurt["accuracy_mul"], hurt["drop_mul"]) == (None, None)
     assert (same["drop"], same["accuracy"]) == (0, original["accuracy"])
 

@@ -49,9 +49,7 @@ def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_js
         print_json({name: value for name, value in asdict(card).items() if name != "queries"})
         return
     against = f" against {card.against}" if card.against else ""
-    shown = Shown(
-        f"Neuron {card.neuron} of {card.model}, run {card.run_id}{against}", card.operations, {"in_top": "%"}
-    )
+    shown = Shown(f"Neuron {card.neuron} of {card.model}, run {card.run_id}{against}", card.operations, {"in_top": "%"})
     print_table(shown.printed, title=shown.title)
     print_table(card.prompts, title="Prompts that rank it highest")
     print_table(_token_rows(card), title="Tokens it raises (with the logit, but for the final norm's scale)")

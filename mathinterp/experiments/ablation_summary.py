@@ -71,9 +71,7 @@ def _ranked(results: Results, effects: str, top: int, by_nats: Sequence[str]) ->
     )
 
 
-def _side_by_side(
-    cells: Sequence[Row], operations: Sequence[str], word: str, columns: int, *, by_nats: bool
-) -> Shown:
+def _side_by_side(cells: Sequence[Row], operations: Sequence[str], word: str, columns: int, *, by_nats: bool) -> Shown:
     """A row per operation and a column for each of the nodes that matter most over all of them."""
     worst = (lambda row: row[NATS]) if by_nats else (lambda row: -row["drop"])
     overall = sorted((row for row in cells if row["operation"] == "all"), key=lambda row: (worst(row), row["node"]))

@@ -37,11 +37,11 @@ def reach_warnings(prompts: Sequence[Row], tests: int, word: str) -> list[str]:
     if not short:
         return []
     named = ", ".join(
-        f"{row['operation']} ({row['prompts']} prompts: q {smallest_q(row['prompts'], tests):.2g} at best)"
+        f"'{row['operation']}' ({row['prompts']} prompts: q {smallest_q(row['prompts'], tests):.2g} at best)"
         for row in short
     )
     return [
-        f"too few prompts for q < {SIGNIFICANT}: one {word} of {tests} alone cannot reach it for {named}; it takes"
+        f"too few prompts for q < {SIGNIFICANT}: one {word} of {tests} alone cannot reach it for operation {named}; it takes"
         f" {needed} prompts of an operation, so give a larger `limit`"
     ]
 

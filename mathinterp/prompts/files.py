@@ -35,7 +35,20 @@ REQUIRED = ("text", "answer")
 NUMERIC = ("answer", "operand_a", "operand_b")  # may be JSON numbers, of which the text is kept
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
 TYPES = "token_types"
-RESERVED_TYPES = ("bos", "operand_a", "operand_b", "operator", "equals", "first", "last", "other", "a", "b", "c", "distractor")
+RESERVED_TYPES = (
+    "bos",
+    "operand_a",
+    "operand_b",
+    "operator",
+    "equals",
+    "first",
+    "last",
+    "other",
+    "a",
+    "b",
+    "c",
+    "distractor",
+)
 FORM = '; write {"text": ..., "answer": ...}'
 DEFAULT_SEPARATOR = " "
 NEARLY = 0.8  # of 1: a field as like as this to one of FIELDS is a misspelling of it

@@ -123,7 +123,9 @@ def _typed(
             types.append("other")  # Llama-2's space token at the start claims the first character too
         else:
             types.append(next((kind for kind, spans in kinds if _overlap(encoding.spans[index], spans)), "other"))
-    return TypedTokens(tuple(types), {name: _first_digit(name, types, encoding, item.prompt) for name in (*places, *named)})
+    return TypedTokens(
+        tuple(types), {name: _first_digit(name, types, encoding, item.prompt) for name in (*places, *named)}
+    )
 
 
 def named_spans(prompt: Prompt) -> dict[str, list[Span]]:

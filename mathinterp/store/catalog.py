@@ -16,7 +16,9 @@ from mathinterp.experiments.columns import TOKEN_SCORE
 from mathinterp.experiments.table import Table
 from mathinterp.store.schema import STORE_TABLES
 
-DIFFERENCES = "logit_differences"  # <table>_logit_differences: the answer against the distractor, where prompts have one
+DIFFERENCES = (
+    "logit_differences"  # <table>_logit_differences: the answer against the distractor, where prompts have one
+)
 FUNCTIONS = "functions"  # macros, no view
 
 

@@ -224,7 +224,11 @@ def _holds(query: Query, runs: PipelineRuns) -> Section:
         }
         lines.append(f"{prompts}: {100 * original:.1f} % right; {_told(curve, halved)}.")
     title = "Accuracy (%) with k heads out, over all operations; random: mean of the draws, least: the lowest of them"
-    return Section("Do they hold, also on other data? (knock-out)", lines, [_percent(title, table, ("original", "ranked", *CONTROLS))])
+    return Section(
+        "Do they hold, also on other data? (knock-out)",
+        lines,
+        [_percent(title, table, ("original", "ranked", *CONTROLS))],
+    )
 
 
 def _told(curve: dict[tuple[str, int], Row], halved: dict[str, int | None]) -> str:

@@ -15,7 +15,10 @@ def summarize(results: Results) -> Summary:
     )
     missing = missing_controls(results)
     return Summary(
-        parts=[Shown("All of them at zero: relative decrease of accuracy (%), 95 % interval", decreases, DECREASES), *missing],
+        parts=[
+            Shown("All of them at zero: relative decrease of accuracy (%), 95 % interval", decreases, DECREASES),
+            *missing,
+        ],
         data={"decreases": decreases, "missing_controls": missing},
         queries=[results.query("SELECT * FROM concept_zeroing_effects WHERE run_id = $run")],
     )

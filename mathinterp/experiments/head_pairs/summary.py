@@ -22,7 +22,10 @@ def summarize(results: Results, top: int) -> Summary:
         f" for the other. {counts['chained']} cost less together than the sum of both: one works through the other."
     )
     return Summary(
-        parts=[Shown("Points of accuracy over all operations, 95 % interval of the interaction", rows, POINTS), verdict],
+        parts=[
+            Shown("Points of accuracy over all operations, 95 % interval of the interaction", rows, POINTS),
+            verdict,
+        ],
         data={"top": rows, "verdict": verdict, **counts},
         queries=[results.query(f"{query} ORDER BY abs(interaction) DESC LIMIT 20")],
     )

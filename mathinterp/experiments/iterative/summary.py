@@ -19,7 +19,10 @@ def summarize(results: Results) -> Summary:
     title = f"Heads masked one after another ({asked['ablation']} ablation, by {asked['rank_by']})"
     together = f"To knock them out together: mathinterp knockout `rank_from` {results.run_id}"
     return Summary(
-        parts=[Shown(title, steps, {"accuracy": "%", "accuracy_change": "points"}), together if asked["status"] == "finished" else ""],
+        parts=[
+            Shown(title, steps, {"accuracy": "%", "accuracy_change": "points"}),
+            together if asked["status"] == "finished" else "",
+        ],
         data={"ranking": [row["head"] for row in steps], "warnings": warnings, "steps": steps},
         queries=[results.query("SELECT * FROM iterative_scan WHERE run_id = $run ORDER BY step, accuracy")],
         warnings=warnings,

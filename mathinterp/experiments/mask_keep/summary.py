@@ -34,7 +34,9 @@ def summarize(results: Results, cases: str, scoring: str) -> Summary:
     return Summary(
         parts=[
             Shown(f"Relative accuracy decrease (%), over all operations ({cases}, {scoring})", table, _percent(table)),
-            Shown("The same by operation; coef: how much smaller the coefficients (%)", operations, _percent(operations)),
+            Shown(
+                "The same by operation; coef: how much smaller the coefficients (%)", operations, _percent(operations)
+            ),
             verdict,
         ],
         data={**asked, "table": table, "operations": operations, "verdict": verdict},

@@ -35,7 +35,7 @@ def summarize(results: Results, top: int = 10) -> Summary:
            WHERE run_id = $run ORDER BY operation = 'all' DESC, operation"""
     )
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
-    kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
+    kept = [{"operation": row["operation"] if pairs[1:] else "all", "prompts": row["kept"]} for row in pairs]
     heads = len({row["node"] for row in effects if row["is_head"]})
     warnings = [*_warnings(agreement), *(reach_warnings(kept, heads, "head") if heads else [])]
     return Summary(
