@@ -149,7 +149,7 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     assert kept_neurons(results, [0, 1, 2, 3]) == {0: ((0, 0), (0, 2), (1, 0)), 1: ((0, 0), (0, 2)), 2: ((0, 0),)}
     table = store.rows("SELECT level, neurons, total, share, expected_hits FROM paper_a_table7 ORDER BY level")
     assert [tuple(row.values()) for row in table] == [
-        (0, 3, 4, 75, 0.25), (1, 2, 4, 50, 0.25), (2, 1, 4, 25, 0.25), (3, 0, 4, 0, 0.25),
+        (0, 3, 4, 0.75, 0.25), (1, 2, 4, 0.5, 0.25), (2, 1, 4, 0.25, 0.25), (3, 0, 4, 0, 0.25),
     ]  # fmt: skip
     data = summarize(results, [1, 9], 2, zeroed=True).data
     shown, examples = data["levels"], data["examples"]

@@ -283,7 +283,7 @@ def test_views_by_hand(tmp_path: Path) -> None:
     assert results["b+precise", "limit=4", "svamp"]["base_run_id"] is None
     table = ask("SELECT * FROM evaluation_table")
     assert [(row["method"], row["setting"]) for row in table] == [("base", ""), ("precise", ""), ("precise", "limit=4")]
-    assert (table[0]["svamp"], table[0]["svamp_p"], table[0]["gsm8k"]) == (50, None, None)
+    assert (table[0]["svamp"], table[0]["svamp_p"], table[0]["gsm8k"]) == (0.5, None, None)
     assert table[1]["svamp"] == pytest.approx(p)
     assert table[1]["svamp_low"] == pytest.approx(wilson.low)
     assert table[1]["svamp_p"] == pytest.approx(pair["p_value"])

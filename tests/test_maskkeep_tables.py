@@ -241,7 +241,7 @@ def test_coef_is_the_mean_shrinking_of_the_first_neurons_coefficients(
             for ranking, column in (("top", mode), ("random", f"{mode}_random")):
                 wanted = {**at, "mode": mode, "ranking": ranking, "seed": 0 if ranking == "top" else None}
                 (effect,) = [effect for effect in effects if wanted.items() <= effect.items()]
-                assert row[column] == pytest.approx(100 * effect["decrease"])
+                assert row[column] == pytest.approx(effect["decrease"])
 
 
 def test_in_the_tuned_model_the_other_side_is_the_original(tmp_path: Path) -> None:

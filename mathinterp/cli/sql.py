@@ -23,7 +23,8 @@ def sql(query: str | None, store: str, as_json: bool) -> None:
     \b
     Examples:
       mathinterp sql "SELECT * FROM runs"
-      mathinterp sql "SELECT layer, head, drop, q_value FROM head_effects
+      mathinterp sql "SELECT run_id, model, layer, head, drop, q_value
+                      FROM head_effects JOIN latest_runs USING (run_id)
                       WHERE operation = 'all' ORDER BY drop DESC LIMIT 10"
     """
     from mathinterp.errors import UserError

@@ -74,7 +74,7 @@ def engines_of(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_
 
 
 def _mean_groups(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[tuple[str | None, str | None]]:
-    """What each prompt's mean is taken over: its (operation, template) at END; all prompts where every token is, or over the data set."""
+    """What each prompt's mean is taken over: its (operation, template) at END, else all prompts."""
     if scan.edited_positions == "all" or scan.ablation == "dataset_mean":
         return [(None, None)] * len(prompts)
     return [(p.prompt.operation, p.prompt.template) for p in prompts]

@@ -41,8 +41,8 @@ def reach_warnings(prompts: Sequence[Row], tests: int, word: str) -> list[str]:
         for row in short
     )
     return [
-        f"too few prompts for q < {SIGNIFICANT}: one {word} of {tests} alone cannot reach it for operation {named}; it takes"
-        f" {needed} prompts of an operation, so give a larger `limit`"
+        f"too few prompts for q < {SIGNIFICANT}: one {word} of {tests} alone cannot reach it for operation {named};"
+        f" it takes {needed} prompts of an operation, so give a larger `limit`"
     ]
 
 
@@ -84,7 +84,7 @@ def _why(row: Row) -> str | None:
     if chance is not None and chance < 1:
         margin = 1.96 * math.sqrt(chance * (1 - chance) / row["n"])
         if baseline <= chance + margin and baseline < CEILING:
-            return f"{100 * baseline:.3g} % right without any of them out, which is no more than chance ({100 * chance:.3g} %)"
+            return f"{100 * baseline:.3g} % right without any of them out, no more than chance ({100 * chance:.3g} %)"
     elif baseline == 0:
         return "never right, whatever is out"
     if baseline >= CEILING and row["most"] < LEAST_RANKED:

@@ -76,15 +76,15 @@ def find_source(name: str, trust_remote_code: bool = False) -> Source:
 
 
 def _check_misspelt(name: str) -> None:
-    """Raise UserError for nearly the name of what comes along: the hub, asked for it, would only say that it is absent."""
+    """Raise UserError for nearly the name of what comes along; the hub would only say that there is no such model."""
     if "/" in name:
         return
     if name in known_adapters():
         raise UserError(f"'{name}' is an adapter, not a model: give it as --adapter and its base as --model")
     if alike := difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=NEARLY):
         raise UserError(
-            f"there is no model '{name}'. Did you mean '{alike[0]}'? 'mathinterp models' lists the names; for a model of"
-            " the hub write owner/name"
+            f"there is no model '{name}'. Did you mean '{alike[0]}'? 'mathinterp models' lists the names; a model of"
+            " the hub is written owner/name"
         )
 
 

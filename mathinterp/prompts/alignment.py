@@ -299,8 +299,8 @@ def _check_aligned(
     raise UserError(
         f"prompt '{prompt.prompt_id}': the counterfactual does not align: {len(reference.input_ids)} tokens "
         f"{tokens_of(reference, tokenizer)} against {len(counterfactual.input_ids)} tokens "
-        f"{tokens_of(counterfactual, tokenizer)}; write a counterfactual that has, token by token, as many tokens as the"
-        " text, for example by replacing words with others of as many tokens"
+        f"{tokens_of(counterfactual, tokenizer)}; write a counterfactual with as many tokens as the text, for"
+        " example by replacing words with others of as many tokens"
     )
 
 

@@ -32,7 +32,7 @@ from mathinterp.prompts.prompt import Prompt
 
 FIELDS = tuple(field.name for field in fields(Prompt))
 REQUIRED = ("text", "answer")
-NUMERIC = ("answer", "operand_a", "operand_b")  # may be JSON numbers, of which the text is kept
+NUMERIC = ("answer", "operand_a", "operand_b", "distractor")  # may be JSON numbers, of which the text is kept
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
 TYPES = "token_types"
 RESERVED_TYPES = (

@@ -78,9 +78,10 @@ def _differences(name: str, table: Table) -> str:
     shown = ", ".join(f'a."{column}"' for column in (*ids, "prompt_id"))
     return (
         f"-- {name}_{DIFFERENCES}: of each row of {name} whose prompt has a distractor: the answer's logit minus the"
-        " distractor's, at the first token in which they differ (position). distractor_predicted: the distractor's token"
-        f" is the likeliest.\nCREATE OR REPLACE VIEW {name}_{DIFFERENCES} AS\n"
+        " distractor's, at the first token in which they differ (position). distractor_predicted: its token is the"
+        f" likeliest.\nCREATE OR REPLACE VIEW {name}_{DIFFERENCES} AS\n"
         f"SELECT {shown}, a.position, a.logit::DOUBLE - d.logit::DOUBLE AS logit_difference,"
         f" a.logit, d.logit AS distractor_logit, d.correct AS distractor_predicted\n"
-        f"FROM ${{{name}}} AS a\nJOIN ${{{name}}} AS d ON {same} AND d.position = -1 - a.position\nWHERE d.position < 0;\n"
+        f"FROM ${{{name}}} AS a\nJOIN ${{{name}}} AS d ON {same} AND d.position = -1 - a.position\n"
+        "WHERE d.position < 0;\n"
     )

@@ -41,7 +41,7 @@ def warn_of_partial_runs(
                  FROM (SELECT run_id, unnest(shards) AS shard FROM run_records) GROUP BY run_id) USING (run_id)
            WHERE status <> 'finished' AND shards_done > 0 ORDER BY started_at DESC"""
     ).fetchall()
-    asked = {run for run in re.findall(r"\b[0-9a-f]{12}\b", sql)}
+    asked = set(re.findall(r"\b[0-9a-f]{12}\b", sql))
     asked |= {str(value) for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
     known = {row[0] for row in connection.sql("SELECT run_id FROM run_records").fetchall()} & asked
     told: set[str] = store.partial_runs_told

@@ -44,7 +44,9 @@ def _seen(about: dict[str, Any]) -> str:
 def _loading(about: dict[str, Any]) -> str:
     """Commands and code that load what was trained, whatever the base is."""
     if not about["adapter"]:
-        return "A model folder: `AutoModelForCausalLM.from_pretrained(FOLDER)`, or `mathinterp scan heads --model FOLDER`.\n"
+        return (
+            "A model folder: `AutoModelForCausalLM.from_pretrained(FOLDER)`, `mathinterp scan heads --model FOLDER`.\n"
+        )
     base, name = loadable_base(about["model"]), about["model"]
     lines = [
         f"A PEFT adapter for the model `{name}`: `mathinterp scan heads --model {name} --adapter FOLDER`.",
@@ -62,8 +64,8 @@ def _loading(about: dict[str, Any]) -> str:
     lines += ["    model = PeftModel.from_pretrained(base, FOLDER)", ""]
     if name == "bundled":
         lines.append(
-            "That folder is the model that comes with mathinterp, where it was trained; elsewhere"
-            ' `python -c "from mathinterp.models.sources import BUNDLED_FOLDER; print(BUNDLED_FOLDER)"` says where it is.'
+            "That folder is the model that comes with mathinterp, where it was trained; elsewhere `python -c 'from"
+            " mathinterp.models.sources import BUNDLED_FOLDER; print(BUNDLED_FOLDER)'` says where it is."
         )
     elif base == name or name == "smollm2":
         lines.append("`AutoPeftModelForCausalLM.from_pretrained(FOLDER)` takes the base from the hub.")

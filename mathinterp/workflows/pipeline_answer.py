@@ -198,7 +198,7 @@ def _look_at(query: Query, runs: PipelineRuns, kept: str) -> Section:
         row |= {"looks at": at["all"]["looks_at"], "in": at["all"]["looks_at_share"]}
         table.append(row | {op: cell["looks_at"] for op, cell in at.items() if op != "all"})
         lines.append(f"{name} {at['all']['looks_at']} ({100 * at['all']['looks_at_share']:.0f} % of prompts)")
-    title = "END's attention by token type (% of its weight), and the type that most often has the largest weight (in % of prompts)"
+    title = "END's attention by token type (% of its weight), and the type of the largest weight (in % of prompts)"
     told = [kept, f"Outside BOS they look at: {', '.join(lines)}."]
     return Section("What the heads look at", told, [_percent(title, table, (*types, "in"))])
 

@@ -44,7 +44,7 @@ class Attention(Experiment):
     """What each head attends to from the last prompt token, by token type (paper B, section 4.1 and Figure 5).
 
     Types: bos, operand_a, operand_b, operator, equals, other; of prompts without operands and operator bos, first, last
-    (END), other. The types that a prompt's field token_types names come besides. The model runs eager attention for this.
+    (END), other. Types that a prompt's field token_types names come besides. The model runs eager attention for this.
     Prompts that the model answers wrongly (first token) are left out.
     """
 
@@ -94,7 +94,7 @@ class Attention(Experiment):
         return {**choice_parameters(self.heads, self.layers), "keep_all": self.keep_all, **types}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """Files of 16 heads and more; raises UserError for an operand, or words, that are not to be found in the text."""
+        """Files of 16 heads and more; raises UserError for an operand, or words, that the text has not."""
         from mathinterp.prompts.token_types import named_spans, operand_spans
 
         arithmetic = self.scheme([item.prompt for item in prompts]) == "arithmetic"

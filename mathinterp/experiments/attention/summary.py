@@ -30,7 +30,8 @@ def summarize(results: Results, top: int = 8) -> Summary:
         queries=[
             results.query(
                 f"""SELECT layer, head, operation, token_type, mass, low, high, argmax_share FROM attention_by_type
-                   WHERE run_id = $run AND operation = 'all' AND token_type = '{named[0]}' ORDER BY mass DESC LIMIT 10"""
+                   WHERE run_id = $run AND operation = 'all' AND token_type = '{named[0]}'
+                   ORDER BY mass DESC LIMIT 10"""
             ),
             results.query("SELECT * FROM paper_b_figure5 WHERE run_id = $run ORDER BY operation, head LIMIT 10"),
             results.query("SELECT * FROM attention_scan WHERE run_id = $run AND argmax LIMIT 10"),
@@ -58,7 +59,8 @@ def _weights(results: Results, named: list[str], kinds: list[str], top: int) -> 
                SELECT layer, head, row_number() OVER (ORDER BY weight DESC, layer, head) AS rank
                FROM weights WHERE operation = 'all'
            )
-           SELECT w.operation, w.layer || '.' || w.head AS head, weight, to_json(means) AS means, looks_at, looks_at_share
+           SELECT w.operation, w.layer || '.' || w.head AS head, weight, to_json(means) AS means, looks_at,
+               looks_at_share
            FROM weights AS w JOIN ranked USING (layer, head)
            JOIN paper_b_figure5 AS f ON f.run_id = $run AND f.operation = w.operation
                AND f.head = w.layer || '.' || w.head

@@ -22,8 +22,8 @@ from mathinterp.experiments.neuron_controls import has_control, layer_matched_ne
 from mathinterp.experiments.options import check_options, normalized, option
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.prompts.prompt import with_distractors
 from mathinterp.models.units import Neuron
+from mathinterp.prompts.prompt import with_distractors
 
 if TYPE_CHECKING:
     from mathinterp.experiments.ablated import AblationState

@@ -11,7 +11,8 @@ def summarize(results: Results, top: int) -> Summary:
     query = "SELECT * FROM head_pairs WHERE run_id = $run AND operation = 'all'"
     rows = results.rows(
         f"""SELECT pair, drop_both AS "both", drop_first AS "first", drop_second AS "second",
-               interaction, interaction_low AS low, interaction_high AS high, q_value AS q FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
+               interaction, interaction_low AS low, interaction_high AS high, q_value AS q
+               FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
     )
     (counts,) = results.rows(
         f"""SELECT count(*) AS pairs, count_if(q_value < {SURE} AND interaction > 0) AS backup,

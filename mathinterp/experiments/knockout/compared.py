@@ -18,7 +18,7 @@ def settings(asked: Mapping[str, Any]) -> str:
 
 
 def other_settings(results: Results, asked: Mapping[str, Any]) -> list[str]:
-    """A line if the latest finished head scan of the same model measured otherwise: its figures are no fair measure here.
+    """A line if the latest finished head scan of the same model measured otherwise: the figures do not compare.
 
     Names what the first ranked head costs there alone, and how to measure alike.
     """

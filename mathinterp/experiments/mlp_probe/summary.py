@@ -48,7 +48,7 @@ def _arithmetic(curve: Sequence[Row]) -> bool:
 
 
 def _others(results: Results) -> list[Row]:
-    """Layer by layer, mean cosines with what is no operand, if the run has such targets: a column each, and the answer."""
+    """Layer by layer, mean cosines with the answer and what is no operand, if the run has such targets."""
     found = results.rows(
         """SELECT layer, target, mlp_out FROM mlp_probe_curve WHERE run_id = $run AND operation = 'all'
            AND target NOT IN ('a', 'b') ORDER BY layer, target = 'c' DESC, target"""

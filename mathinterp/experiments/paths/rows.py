@@ -38,7 +38,7 @@ class PathState:
     engine: PathEngine | EndPatching | EverywherePatching | ReceiverEngine
     pairs_table: pa.Table
     notes: dict[str, Any]
-    distracted: "PathState | None" = None  # the kept pairs that have a distractor, with that scored for the answer
+    distracted: PathState | None = None  # the kept pairs that have a distractor, with that scored for the answer
 
 
 def prepare(scan: Paths, subject: Subject) -> PathState:

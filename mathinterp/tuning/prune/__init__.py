@@ -14,8 +14,8 @@ from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subjec
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.prompts.prompt import with_distractors
 from mathinterp.models.units import Neuron
+from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.prune.tables import TABLES
 
 if TYPE_CHECKING:
