@@ -160,6 +160,9 @@ def test_dataset_mean_takes_the_mean_over_all_prompts_themselves(loaded, tmp_pat
         assert found[item.prompt.prompt_id] == pytest.approx(logits[item.scored[0].token_id], abs=1e-4)
     parameters = json.loads(run.sql("SELECT parameters FROM runs WHERE run_id = $run")["parameters"][0])
     assert (parameters["ablation"], parameters["positions"]) == ("dataset_mean", "end")
+    assert not [line for line in run.summary.warnings if "hardly a mean" in line]
+    alone = mi.run(scan, MODEL, mi.prompts(bare[:1]), store=str(tmp_path), progress=False)
+    assert [line for line in alone.summary.warnings if "hardly a mean" in line]  # it replaces nothing
 
 
 def test_where_there_is_no_counterfactual_the_message_says_what_to_do(tmp_path: Path) -> None:
@@ -272,9 +275,12 @@ def test_further_fields_of_a_file_are_columns_of_prompts(tmp_path: Path) -> None
      ({"subject": "five"}, "do not stand in the text")],
 )  # fmt: skip
 def test_bad_token_types_are_told_in_one_line(tmp_path: Path, types: object, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+    def asked() -> None:
         prompts = mi.prompts([{**WORDS[0], "token_types": types}])
         mi.run(Attention(), MODEL, prompts, store=str(tmp_path), progress=False)
+
+    with pytest.raises(UserError, match=told):
+        asked()
 
 
 def test_accuracies_count_whole_prompts_beside_tokens(tmp_path: Path) -> None:

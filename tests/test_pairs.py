@@ -108,8 +108,8 @@ def test_an_operation_without_neutral_words_is_refused(operation):
         neutral(prompt("3 plus 5 is", operation))
     assert str(error.value) == (
         f"prompt 'p': it has no counterfactual, and none can be made for operation {operation!r}: write the field "
-        "counterfactual, a text with as many tokens (or, of arithmetic, the field operation: add, sub, mul, div); for an "
-        "ablation, dataset_mean needs none"
+        "counterfactual, a text with as many tokens (or, of arithmetic, the field operation: add, sub, mul, div); for "
+        "an ablation, dataset_mean needs none"
     )
 
 

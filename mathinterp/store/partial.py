@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAMED = 3  # runs named in the line
+RUN_ID = re.compile(r"\b[0-9a-f]{12}\b")
 OWN_STATUS = re.compile(r"\bstatus\s*=\s*'finished'|\blatest_runs\b", re.IGNORECASE)
 
 
@@ -27,34 +28,42 @@ def warn_of_partial_runs(
 ) -> None:
     """Log a line, once per store and run, if ``sql`` reads rows of runs that are not finished.
 
-    A query that names runs reads those alone; one that asks for finished runs reads no others.
+    A query that names runs reads those alone; one that asks for finished runs reads no others. A run that was finished
+    once is not looked at again.
 
     Args:
         connection: one that has the view runs, see ``with_runs``.
     """
-    tables = _tables(sql)
-    if not tables or OWN_STATUS.search(sql):
+    tables, asked = _tables(sql), _runs_named(sql, values)
+    if not tables or OWN_STATUS.search(sql) or (asked and asked <= store.runs_looked_at):
         return
     rows = connection.sql(
-        """SELECT run_id, scan, shards_done, shards, tables FROM runs
+        """SELECT run_id, scan, shards_done, shards, status, tables FROM runs
            JOIN (SELECT run_id, list_distinct(list(split_part(shard, '/', 1))) AS tables
                  FROM (SELECT run_id, unnest(shards) AS shard FROM run_records) GROUP BY run_id) USING (run_id)
-           WHERE status <> 'finished' AND shards_done > 0 ORDER BY started_at DESC"""
+           ORDER BY started_at DESC"""
     ).fetchall()
-    asked = set(re.findall(r"\b[0-9a-f]{12}\b", sql))
-    asked |= {str(value) for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
-    known = {row[0] for row in connection.sql("SELECT run_id FROM run_records").fetchall()} & asked
-    told: set[str] = store.partial_runs_told
-    partial = [row for row in rows if tables & set(row[4]) and (not known or row[0] in known) and row[0] not in told]
+    read = [row for row in rows if row[0] in asked] or rows
+    partial = [
+        row[:4]
+        for row in read
+        if row[4] != "finished" and row[2] and tables & set(row[5]) and row[0] not in store.runs_looked_at
+    ]
+    store.runs_looked_at |= {row[0] for row in read if row[4] == "finished"} | {row[0] for row in partial}
     if not partial:
         return
-    told.update(row[0] for row in partial)
-    named = ", ".join(f"{run} ({scan}: {done} of {shards} shards)" for run, scan, done, shards, _ in partial[:NAMED])
+    named = ", ".join(f"{run} ({scan}: {done} of {shards} shards)" for run, scan, done, shards in partial[:NAMED])
     more = f" and {len(partial) - NAMED} more" if partial[NAMED:] else ""
     logger.warning(
         f"unfinished: {named}{more}; their effects, ranks and q-values are of what is there by chance. The same command"
         " finishes a run; WHERE status = 'finished' leaves such runs out"
     )
+
+
+def _runs_named(sql: str, values: Mapping[str, Any] | None) -> set[str]:
+    """Ids of runs that the query names, itself or by its values."""
+    given = [str(value) for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)]
+    return {*RUN_ID.findall(sql), *(value for value in given if RUN_ID.fullmatch(value))}
 
 
 def with_runs(sql: str) -> str:

@@ -58,7 +58,7 @@ class Store:
         self.files = StoreFiles(url)
         self.problems: list[str] = []
         self._inspected: dict[str, tuple[FileVersion, str | None]] = {}
-        self.partial_runs_told: set[str] = set()  # ids of unfinished runs that readers were warned of
+        self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
         self._in_views: set[str] = set()  # tables that views.sql is known to read
 
     @property
