@@ -114,6 +114,52 @@ def test_distractors_count_in_no_accuracy_and_in_no_other_table(tmp_path: Path) 
             assert values == (pytest.approx(both[1][name], abs=1e-5, nan_ok=True) if numbers else both[1][name]), name
 
 
+def test_summaries_show_logit_differences_where_there_are_distractors(tmp_path: Path) -> None:
+    heads = mi.run(mi.experiments.Heads(layers="0"), MODEL, mi.prompts(WORDS), store=str(tmp_path), progress=False)
+    paths = mi.run(Paths(layers="0", keep_all=True), MODEL, mi.prompts(WORDS), store=str(tmp_path), progress=False)
+    for run, view in ((heads, "logit_difference_effects"), (paths, "path_logit_differences")):
+        assert "answer minus distractor" in str(run.summary)
+        first = run.summary.data["logit_differences"][0]
+        assert first["change"] == run.table(view).query("operation == 'all'")["change"].min()
+        assert any(len(run.sql(query)) and view in query for query in run.summary.queries) or run is paths
+    bare = mi.prompts([{"text": row["text"], "answer": row["answer"]} for row in WORDS])
+    plain = mi.run(mi.experiments.Heads(layers="0"), MODEL, bare, store=str(tmp_path), progress=False)
+    assert "distractor" not in str(plain.summary)
+    assert "logit_differences" not in plain.summary.data
+
+
+def test_iterative_masking_counts_answers_alone(tmp_path: Path) -> None:
+    found = []
+    for keep in (True, False):
+        rows = [{k: v for k, v in row.items() if keep or k != "distractor"} for row in WORDS]
+        scan = mi.experiments.Iterative("zero", steps=2, layers="0")
+        run = mi.run(scan, MODEL, mi.prompts(rows), store=str(tmp_path), progress=False)
+        found.append(run.table("iterative_scan").sort_values(["step", "layer", "head"]).drop(columns="run_id"))
+    for name in found[0].columns:
+        assert found[0][name].tolist() == pytest.approx(found[1][name].tolist(), abs=1e-6), name
+
+
+@pytest.mark.parametrize("changes", [{"engine": "plain"}, {"positions": "end"}, {"ablation": "resample"}], ids=str)
+def test_every_engine_and_position_scores_the_distractor(tmp_path: Path, changes: dict) -> None:
+    """Against the packed engine's zeros everywhere: the baselines agree, and each row is there."""
+    runs = [
+        mi.run(mi.experiments.Heads(heads=[HEAD], **asked), MODEL, mi.prompts(WORDS), store=str(tmp_path),
+               progress=False)
+        for asked in ({}, changes)
+    ]  # fmt: skip
+    one, other = (run.table("baseline_logit_differences").set_index("prompt_id")["logit_difference"] for run in runs)
+    assert one.to_dict() == pytest.approx(other.to_dict(), abs=1e-5)
+    assert len(runs[1].table("head_scan_logit_differences")) == len(WORDS)
+
+
+def test_mask_and_keep_keeps_the_distractors_logit_too(tmp_path: Path) -> None:
+    asked = {"store": str(tmp_path), "progress": False}
+    scan = mi.experiments.Neurons("head:0.6", keep="topk:5", layers="7", target="gold")
+    neurons = mi.run(scan, MODEL, mi.prompts(WORDS), **asked)
+    run = mi.run(mi.experiments.MaskKeep(neurons.id, (3,), 1), MODEL, mi.prompts(WORDS), **asked)
+    assert len(run.table("maskkeep_scan_logit_differences")) == len(run.table("maskkeep_scan").query("position == 0"))
+
+
 @pytest.mark.parametrize("experiment", ["Mlps", "Knockout", "HeadPairs"])
 def test_other_scans_keep_the_distractors_logit_too(tmp_path: Path, experiment: str) -> None:
     asked, table = {

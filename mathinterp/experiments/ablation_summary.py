@@ -11,6 +11,8 @@ from mathinterp.experiments.thin_means import thin_mean_warnings
 
 COSTLY, NEGLIGIBLE = 10, 2  # points of accuracy: paper A counts heads that cost 10 or more, and under 2
 NATS = "logprob_change"
+DIFFERENCES = "Largest losses of the logit difference, answer minus distractor (95 % interval)"
+EFFECTS = "SELECT * FROM logit_difference_effects WHERE run_id = $run"
 UNITS = {"accuracy": "%", "drop": "points", "low": "points", "high": "points", "relative": "%"}
 
 
@@ -36,19 +38,28 @@ def summarize_ablation(
     ranked = _ranked(results, effects, top, list(why))
     verdict = "" if "all" in why else _verdict(results, effects, word)
     doubts = [_doubt(word, why)] if why else []
+    differences = _differences(results, node, top)
     return Summary(
         parts=[
             *doubts,
             _side_by_side(cells, operations, word, columns, by_nats="all" in why),
             *_tables(ranked, why),
+            *([Shown(DIFFERENCES, per_operation(differences))] if differences else []),
             verdict,
         ],
-        data={"baseline": baseline, "verdict": verdict, "top": ranked, "accuracy_ranks_nothing": why},
+        data={
+            "baseline": baseline,
+            "verdict": verdict or " ".join(doubts),
+            "top": ranked,
+            "accuracy_ranks_nothing": why,
+            **({"logit_differences": differences} if differences else {}),
+        },
         queries=[
             results.query(
                 f"SELECT * FROM {view} WHERE run_id = $run AND operation = 'all' ORDER BY"
                 f" {NATS + ' LIMIT 10' if 'all' in why else 'drop DESC LIMIT 10'}"
             ),
+            *([results.query(f"{EFFECTS} AND operation = 'all' ORDER BY change LIMIT 10")] if differences else []),
             *queries,
         ],
         warnings=[
@@ -68,6 +79,16 @@ def _ranked(results: Results, effects: str, top: int, by_nats: Sequence[str]) ->
             QUALIFY row_number() OVER (PARTITION BY operation ORDER BY harm DESC, node) <= {top}
             ORDER BY operation = 'all' DESC, operation, harm DESC, node""",
         by_nats=list(by_nats) or [""],
+    )
+
+
+def _differences(results: Results, node: str, top: int) -> list[Row]:
+    """The nodes of each operation whose ablation favours the distractors most; none where there are no distractors."""
+    return results.rows(
+        f"""SELECT operation, {node} AS node, n, baseline, ablated, change, change_low AS low, change_high AS high
+            FROM ({EFFECTS})
+            QUALIFY row_number() OVER (PARTITION BY operation ORDER BY change, layer, head) <= {top}
+            ORDER BY operation = 'all' DESC, operation, change, layer, head"""
     )
 
 

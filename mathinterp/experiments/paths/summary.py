@@ -12,6 +12,7 @@ MEASURES = {
     "probability": "points of probability",
     "logprob": "hundredths of a nat",
 }  # unit of 100 * effect
+DIFFERENCES = "Largest losses of the logit difference, answer minus distractor (95 % interval)"
 SHARES = ("answered right", "logit lower on X_c", "logprob lower")  # of the pairs
 
 
@@ -25,6 +26,7 @@ def summarize(results: Results, top: int = 10) -> Summary:
     )
     shown = ("operation", "node", "effect", "low", "high", "q", "key", "logprob_change")
     ranked = [{name: row[name] for name in shown} for row in effects if row["rank"] <= top]
+    differences = _differences(results, top)
     unit = dict.fromkeys(("effect", "low", "high"), "")
     key_heads: dict[str, list[str]] = {row["operation"]: [] for row in effects}
     for row in effects:
@@ -42,12 +44,13 @@ def summarize(results: Results, top: int = 10) -> Summary:
         parts=[
             Shown("Pairs", pairs, dict.fromkeys(SHARES, "%")),
             Shown(f"Most negative effects of one node ({_measure(results)})", per_operation(ranked), unit),
+            *([Shown(DIFFERENCES, per_operation(differences))] if differences else []),
             verdict,
             Shown("Do measures rank the nodes alike? (rank correlations)", per_operation(agreement)),
         ],
         data={
             "pairs": pairs, "top": ranked, "key_heads": key_heads, "agreement": agreement, "verdict": verdict,
-            "warnings": warnings,
+            "warnings": warnings, **({"logit_differences": differences} if differences else {}),
         },
         queries=[
             results.query(
@@ -62,6 +65,18 @@ def summarize(results: Results, top: int = 10) -> Summary:
         ],
         warnings=warnings,
     )  # fmt: skip
+
+
+def _differences(results: Results, top: int) -> list[Row]:
+    """The nodes of each operation whose patching favours the distractors most; none where pairs have no distractor."""
+    return results.rows(
+        """SELECT operation, CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END AS node, n,
+               baseline, patched, change, change_low AS low, change_high AS high
+           FROM path_logit_differences WHERE run_id = $run
+           QUALIFY row_number() OVER (PARTITION BY operation ORDER BY change, layer, head NULLS LAST) <= $top
+           ORDER BY operation = 'all' DESC, operation, change, layer, head NULLS LAST""",
+        top=top,
+    )
 
 
 def _pairs(results: Results) -> list[Row]:
