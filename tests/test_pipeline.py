@@ -273,8 +273,8 @@ SUM = {"text": "3 plus 5 is", "answer": "8", "operation": "add", "operand_a": "3
     [
         (["scan", "paths"], {"counterfactual": "3 nothing 5 equals to"}, ["prompt '1'", "tokens"]),
         (["scan", "paths"], {"text": "3 and 5 is"}, ["prompt '1'", "none of the operators", "3 and 5 is"]),
-        (["scan", "paths"], {"answer": "eight"}, ["prompt '1'", "'eight' has no digit"]),
-        (["pipeline", "--transfer", ""], {"answer": "eight"}, ["prompt '1'", "'eight' has no digit"]),
+        (["scan", "paths"], {"distractor": "8"}, ["prompt '1'", "'8' differs from the answer '8' in no token"]),
+        (["pipeline", "--transfer", ""], {"distractor": "8"}, ["prompt '1'", "in no token that is scored"]),
         (["pipeline", "--transfer", ""], {"operand_b": "6"}, ["prompt '1'", "operand_b '6'"]),
         (["scan", "paths", "--receiver", "1.0.v", "--layers", "2"], {}, ["layer 2 is not before the receiver 1.0.v"]),
         (["scan", "paths", "--receiver", "1.9.q"], {}, ["head 1.9 does not exist", "0 to 7"]),

@@ -188,7 +188,8 @@ def _look_at(query: Query, runs: PipelineRuns, kept: str) -> Section:
         "SELECT head, operation, looks_at, looks_at_share FROM paper_b_figure5 WHERE run_id = $attention"
         " ORDER BY operation = 'all' DESC, operation"
     )
-    types = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
+    order = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
+    types = (*order, *sorted({row["token_type"] for row in found} - {*order}))
     table, lines = [], []
     for layer, number in runs.described:
         name = f"{layer}.{number}"
