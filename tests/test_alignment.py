@@ -352,7 +352,8 @@ def test_a_counterfactual_with_another_token_count_is_refused_with_both():
     assert str(error.value) == (
         "prompt 'p': the counterfactual does not align: 9 tokens ['<s>', '1', '5', '+', '3', '7', '=', '5', '2'] "
         "against 10 tokens ['<s>', '1', '5', '<', '<', '3', '7', '=', '5', '2']; "
-        "choose a neutral word with as many tokens as the operator"
+        "write a counterfactual with as many tokens as the text, for example by replacing words with others of as many "
+        "tokens"
     )
 
 

@@ -419,8 +419,8 @@ def test_views_by_hand(tmp_path: Path) -> None:
             assert sum(found[operation, kind][column] for kind in ("bos", "operand_a", "equals")) == pytest.approx(1)
     figure = {r["operation"]: r for r in store.rows("SELECT * FROM paper_b_figure5")}
     assert figure["add"]["head"] == "1.2"
-    assert figure["add"]["operand_a"] == pytest.approx(12.5)
-    assert (figure["sub"]["looks_at"], figure["sub"]["looks_at_share"]) == ("operand_a", 100)
+    assert figure["add"]["operand_a"] == pytest.approx(0.125)
+    assert (figure["sub"]["looks_at"], figure["sub"]["looks_at_share"]) == ("operand_a", 1)
     assert (figure["none"]["looks_at"], figure["none"]["operator"]) == ("equals", None)
     assert summarize(Results(store, run.run_id)).data["verdict"].endswith("outside BOS: equals 1.")  # a tie
     other = open_run(store, ["attention_scan/00000"], scan="attention", parameters={"layers": [1]})

@@ -149,13 +149,13 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     assert kept_neurons(results, [0, 1, 2, 3]) == {0: ((0, 0), (0, 2), (1, 0)), 1: ((0, 0), (0, 2)), 2: ((0, 0),)}
     table = store.rows("SELECT level, neurons, total, share, expected_hits FROM paper_a_table7 ORDER BY level")
     assert [tuple(row.values()) for row in table] == [
-        (0, 3, 4, 75, 0.25), (1, 2, 4, 50, 0.25), (2, 1, 4, 25, 0.25), (3, 0, 4, 0, 0.25),
+        (0, 3, 4, 0.75, 0.25), (1, 2, 4, 0.5, 0.25), (2, 1, 4, 0.25, 0.25), (3, 0, 4, 0, 0.25),
     ]  # fmt: skip
     data = summarize(results, [1, 9], 2, zeroed=True).data
     shown, examples = data["levels"], data["examples"]
     assert [row["neurons"] for row in shown] == [2, 0]
-    assert shown[0]["one layer (%)"] == pytest.approx(100 * (2 / 6 * 6 + 3 / 8 * 8) / 14)
-    assert shown[0]["random (%)"] == pytest.approx(100 * (0 * 6 + 1 * 8) / 14)
+    assert shown[0]["one layer"] == pytest.approx((2 / 6 * 6 + 3 / 8 * 8) / 14)
+    assert shown[0]["random"] == pytest.approx((0 * 6 + 1 * 8) / 14)
     assert [(r["neuron"], r["attention"], r["hits"], r["concepts"]) for r in examples] == [
         ("0.0", 2, 3, "c0 c1 c2"), ("0.2", 1, 2, "c0 c1"),
     ]  # fmt: skip
@@ -231,7 +231,7 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     assert (table["all"]["level"], table["all"]["neurons"], table["all"]["random_sets"]) == (2, 5, 2)
     assert (table["all"]["random"], table["add"]["random_most"]) == (0, 0)
     assert table["sub"]["decrease"] == pytest.approx(
-        100 * next(r for r in effects if r["operation"] == "sub")["relative_drop"]
+        next(r for r in effects if r["operation"] == "sub")["relative_drop"]
     )
 
 

@@ -283,9 +283,9 @@ def test_views_by_hand(tmp_path: Path) -> None:
     assert results["b+precise", "limit=4", "svamp"]["base_run_id"] is None
     table = ask("SELECT * FROM evaluation_table")
     assert [(row["method"], row["setting"]) for row in table] == [("base", ""), ("precise", ""), ("precise", "limit=4")]
-    assert (table[0]["svamp"], table[0]["svamp_p"], table[0]["gsm8k"]) == (50, None, None)
-    assert table[1]["svamp"] == pytest.approx(100 * p)
-    assert table[1]["svamp_low"] == pytest.approx(100 * wilson.low)
+    assert (table[0]["svamp"], table[0]["svamp_p"], table[0]["gsm8k"]) == (0.5, None, None)
+    assert table[1]["svamp"] == pytest.approx(p)
+    assert table[1]["svamp_low"] == pytest.approx(wilson.low)
     assert table[1]["svamp_p"] == pytest.approx(pair["p_value"])
     assert all(row["newest"] for row in results.values())
     summary = summarize_evaluations(store, [tuned])
@@ -326,7 +326,7 @@ def test_the_command_evaluates_compares_and_resumes(data: Path, tmp_path: Path) 
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
     assert (found["runs"][0]["rows"], found["runs"][0]["shards_done"]) == (8, 1)
-    assert found["table"][0]["svamp"] == pytest.approx(100 * found["results"][0]["accuracy"])
+    assert found["table"][0]["svamp"] == pytest.approx(found["results"][0]["accuracy"])
     again = json.loads(run().stdout)
     assert (again["runs"][0]["shards_reused"], again["runs"][0]["shards_done"]) == (1, 0)
     assert again["runs"][0]["run_id"] == found["runs"][0]["run_id"]

@@ -74,7 +74,7 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
          "layers": (0,), "receiver": "1.1.q", "attribution": False},
     ),
     (Paths(freeze="none"), {"positions": "all"}),
-    (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True}),
+    (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True, "types": "words"}),
     (MlpProbe(), {"vectors": "written", "fold_norm": True, "layers": (0,), "keep_all": True}),
     (
         Neurons("head:0.1"),

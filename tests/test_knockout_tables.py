@@ -122,9 +122,9 @@ def test_head_operations_shows_heads_that_serve_one_operation(tmp_path: Path) ->
     rows = store.rows("SELECT * FROM head_operations ORDER BY head")
     assert [row["serves"] for row in rows] == ["add", None, None]
     assert [[round(row[c], 9) for c in ("add", "mul", "all")] for row in rows] == [
-        [10, 0, 5],
-        [10, 15, 12.5],
-        [5, 0, 2.5],
+        [0.1, 0, 0.05],
+        [0.1, 0.15, 0.125],
+        [0.05, 0, 0.025],
     ]
     assert [row["sub"] for row in rows] == [None] * 3
     (effect,) = store.rows("SELECT q_value FROM head_effects WHERE head = 0 AND operation = 'add'")

@@ -222,7 +222,7 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     assert opposing == pytest.approx(1 - len(own) / len(neurons))
     assert supporting == pytest.approx(grown / own["coefficient"].abs().sum(), rel=1e-4)
     band = connection.sql("SELECT layers, top20 FROM paper_a_table10 WHERE band = '1-9'").fetchall()
-    assert band == [(1, pytest.approx(100 * found[0][0]))]
+    assert band == [(1, pytest.approx(found[0][0]))]
 
     curves = LoraSweep.figure(Results(Store(tmp_path / "store"), told["sweep"]["run_id"]), NothingToShow())
     assert curves is not None

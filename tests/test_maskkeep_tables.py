@@ -235,13 +235,13 @@ def test_coef_is_the_mean_shrinking_of_the_first_neurons_coefficients(
             c, changed = np.array(pairs, np.float64).T
             if row["operation"] in (operation, "all"):
                 means.append(np.mean((c - changed) * np.sign(c)) / np.mean(np.abs(c)))
-        assert row["coef"] == pytest.approx(100 * np.mean(means), rel=1e-6)
+        assert row["coef"] == pytest.approx(np.mean(means), rel=1e-6)
         at |= {"k": row["k"], "operation": row["operation"]}
         for mode in ("mask", "keep"):
             for ranking, column in (("top", mode), ("random", f"{mode}_random")):
                 wanted = {**at, "mode": mode, "ranking": ranking, "seed": 0 if ranking == "top" else None}
                 (effect,) = [effect for effect in effects if wanted.items() <= effect.items()]
-                assert row[column] == pytest.approx(100 * effect["decrease"])
+                assert row[column] == pytest.approx(effect["decrease"])
 
 
 def test_in_the_tuned_model_the_other_side_is_the_original(tmp_path: Path) -> None:
@@ -258,11 +258,11 @@ def test_summary_shows_the_table_and_says_what_random_neurons_cost(
     found = summarize(Results(store, run), "correct", "token")
     assert [row["k"] for row in found.data["table"]] == [7, 3]
     shown = {"cases": "correct", "scoring": "token", "operation": "all", "mode": "mask"}
-    rows = {(r["ranking"], r["seed"], r["k"]): 100 * r["decrease"] for r in effects if shown.items() <= r.items()}
+    rows = {(r["ranking"], r["seed"], r["k"]): r["decrease"] for r in effects if shown.items() <= r.items()}
     draws = [rows["random", seed, 7] for seed in range(SEEDS)]
     assert found.data["table"][0]["mask random"] == pytest.approx(np.mean(draws))
-    assert found.data["table"][0]["mask least-most"] == f"{min(draws):.4g}-{max(draws):.4g}"
-    assert f"Zeroing each prompt's first 3 neurons costs {rows['top', 0, 3]:.1f} %" in found.data["verdict"]
+    assert [found.data["table"][0][f"mask {end}"] for end in ("least", "most")] == [min(draws), max(draws)]
+    assert f"Zeroing each prompt's first 3 neurons costs {100 * rows['top', 0, 3]:.1f} %" in found.data["verdict"]
     assert store.rows(found.queries[0]), "the query that is shown gives nothing"
 
 

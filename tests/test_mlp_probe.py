@@ -263,11 +263,13 @@ def test_mistakes_are_named(fields, message) -> None:
         MlpProbe(**fields).shards(Anatomy(tiny_model("llama")).shape, tiny_prompts())
 
 
-def test_prompts_without_operands_are_refused() -> None:
+def test_prompts_without_operands_are_refused_among_others() -> None:
     shape = Anatomy(tiny_model("llama")).shape
+    both = TokenizedPrompt(Prompt("both", "3 + 5 =", "8", operand_a="3", operand_b="5"), (1,), ())
     for fields in ({}, {"operand_a": "3"}):
+        odd = TokenizedPrompt(Prompt("odd", "3 + 5 =", "8", **fields), (1,), ())
         with pytest.raises(UserError, match="'odd': probing compares with both operands"):
-            MlpProbe().shards(shape, [TokenizedPrompt(Prompt("odd", "3 + 5 =", "8", **fields), (1,), ())])
+            MlpProbe().shards(shape, [both, odd])
 
 
 # ---- views and the command ----

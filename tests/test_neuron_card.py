@@ -110,10 +110,10 @@ def test_card_has_the_neurons_means_ranks_prompts_and_tokens(scanned: Scanned) -
         assert (row["rank"], row["neurons"]) == (place + 1, 2 * 40)
         for column in ("coefficient", "coefficient_std", "importance", "change", "change_std", "n"):
             assert row[column] == same[place][column]
-        assert row["in_top"] == pytest.approx(100 * same[place]["in_top"])
+        assert row["in_top"] == pytest.approx(same[place]["in_top"])
     mul = card.operations[3]
     assert mul["rank"] == 1
-    assert f"ranks highest for mul: 1 of 80, among the first of {mul['in_top']:.0f} %" in card.verdict
+    assert f"ranks highest for mul: 1 of 80, among the first of {100 * mul['in_top']:.0f} %" in card.verdict
 
     ranks = [row["rank"] for row in card.prompts]
     assert 1 <= len(ranks) <= 5

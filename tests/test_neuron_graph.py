@@ -304,8 +304,8 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
                 means.append(ratio)
                 variances.append(n / (n - 1) * (residuals**2).sum() / sums["size"].sum() ** 2)
             half = 1.959963984540054 * np.sqrt(sum(variances)) / len(variances)
-            assert row[zeroed] == pytest.approx(100 * np.mean(means), rel=1e-4, abs=1e-6)
-            assert row[f"{zeroed}_low"] == pytest.approx(100 * (np.mean(means) - half), rel=1e-4, abs=1e-6)
+            assert row[zeroed] == pytest.approx(np.mean(means), rel=1e-4, abs=1e-6)
+            assert row[f"{zeroed}_low"] == pytest.approx((np.mean(means) - half), rel=1e-4, abs=1e-6)
     root = check[
         (check["zeroed"] == "root") & check["first_order"].notna() & (check["operation"] == "add") & (check["k"] == 6)
     ]

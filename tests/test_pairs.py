@@ -107,8 +107,9 @@ def test_an_operation_without_neutral_words_is_refused(operation):
     with pytest.raises(UserError) as error:
         neutral(prompt("3 plus 5 is", operation))
     assert str(error.value) == (
-        f"prompt 'p': no neutral words for operation {operation!r} (there are for add, sub, mul, div); "
-        "set the field operation, or write the field counterfactual"
+        f"prompt 'p': it has no counterfactual, and none can be made for operation {operation!r}: write the field "
+        "counterfactual, a text with as many tokens (or, of arithmetic, the field operation: add, sub, mul, div); for "
+        "an ablation, dataset_mean needs none"
     )
 
 

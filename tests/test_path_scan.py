@@ -161,11 +161,10 @@ def test_senders_of_a_receiver_and_files_of_enough_nodes(llama: Anatomy) -> None
     assert found["path_scan"].num_rows == 9 * len(PAIRS)
 
 
-def test_an_answer_without_a_digit_and_unequal_lengths_are_refused(llama: Anatomy) -> None:
+def test_an_answer_without_a_digit_is_scored_by_its_first_token_and_unequal_lengths_are_refused(llama: Anatomy) -> None:
     first = tokenized_pairs(llama)[0]
     word = replace(first, scored=(replace(first.scored[0], kind="text"),), prompt=replace(first.prompt, answer="two"))
-    with pytest.raises(UserError, match="the answer 'two' has no digit"):
-        pairs_of([word])
+    assert pairs_of([word]).gold_P.tolist() == [first.scored[0].token_id]
     text = "3 plus 5 is"
     longer = Prompt("p", text, "8", operation="add", counterfactual="3 and then 5 is")
     with pytest.raises(UserError, match=r"prompt 'p'.*tokens"):
@@ -242,7 +241,7 @@ def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[St
     summary = summarize(Results(store, run_id), top=3)
     assert len(summary.data["top"]) == 9
     low = [row for row in agreement.values() if row["logit_logprob"] < 0.5]
-    assert len(summary.warnings) == len(low)
+    assert len([line for line in summary.warnings if "rank the nodes differently" in line]) == len(low)
     heads = [r for r in effects if r["operation"] == "all" and r["node"] == "head"]
     assert summary.data["verdict"].startswith(f"{sum(r['key'] for r in heads)} of {len(heads)} heads")
 

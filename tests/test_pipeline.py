@@ -204,7 +204,7 @@ def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path:
     assert first.exit_code == 0, first.output
     assert without_ray == ["heads", "paths", "knockout", "knockout", "attention", "probe"]
     for part in ("of 64 heads (", "rank correlation", "they look at", "pairs: 100.0 % right", "rationals: ",
-                 "closest to the answer's first digit", "FROM ranking_agreement"):  # fmt: skip
+                 "closest to the answer's first token", "FROM ranking_agreement"):  # fmt: skip
         assert part in first.output
     again = command(*words, "--json")
     assert again.exit_code == 0, again.exception
@@ -225,12 +225,12 @@ def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path:
         keys = [op for op in ("all", "add", "div", "mul", "sub") if effects[row["head"], op]["mean"] < -0.05]
         assert row["key for"] == (", ".join(keys) or "-")
         for op in ("all", "add", "mul"):
-            assert row[f"effect {op}"] == pytest.approx(100 * effects[row["head"], op]["mean"])
-            assert row[f"drop {op}"] == pytest.approx(100 * drops[row["head"], op])
+            assert row[f"effect {op}"] == pytest.approx(effects[row["head"], op]["mean"])
+            assert row[f"drop {op}"] == pytest.approx(drops[row["head"], op])
     assert [row["head"] for row in looks] == [row["head"] for row in which]
     for row in looks:
         kinds = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
-        assert sum(row[kind] or 0 for kind in kinds) == pytest.approx(100, abs=0.01)
+        assert sum(row[kind] or 0 for kind in kinds) == pytest.approx(1, abs=0.0001)
     assert [row["path patching against"] for row in rankings] == [
         "zero ablation", "zero ablation, log-probability", "first-order attribution", "path patching, log-probability"
     ]  # fmt: skip
@@ -273,8 +273,8 @@ SUM = {"text": "3 plus 5 is", "answer": "8", "operation": "add", "operand_a": "3
     [
         (["scan", "paths"], {"counterfactual": "3 nothing 5 equals to"}, ["prompt '1'", "tokens"]),
         (["scan", "paths"], {"text": "3 and 5 is"}, ["prompt '1'", "none of the operators", "3 and 5 is"]),
-        (["scan", "paths"], {"answer": "eight"}, ["prompt '1'", "'eight' has no digit"]),
-        (["pipeline", "--transfer", ""], {"answer": "eight"}, ["prompt '1'", "'eight' has no digit"]),
+        (["scan", "paths"], {"distractor": "8"}, ["prompt '1'", "'8' differs from the answer '8' in no token"]),
+        (["pipeline", "--transfer", ""], {"distractor": "8"}, ["prompt '1'", "in no token that is scored"]),
         (["pipeline", "--transfer", ""], {"operand_b": "6"}, ["prompt '1'", "operand_b '6'"]),
         (["scan", "paths", "--receiver", "1.0.v", "--layers", "2"], {}, ["layer 2 is not before the receiver 1.0.v"]),
         (["scan", "paths", "--receiver", "1.9.q"], {}, ["head 1.9 does not exist", "0 to 7"]),

@@ -123,7 +123,7 @@ def accuracy(model: torch.nn.Module, prompts: list[TokenizedPrompt]) -> float:
         logits = model(torch.tensor([asked.fed])).logits[0]
         right = [int(logits[token.index - 1].argmax()) == token.token_id for token in asked.scored]
         hits.setdefault(str(asked.prompt.operation), []).extend(right)
-    return float(100 * np.mean([np.mean(values) for values in hits.values()]))
+    return float(np.mean([np.mean(values) for values in hits.values()]))
 
 
 def fit_here(tuning: Tuning, *, out: Path, **_: object) -> TuningResult:

@@ -221,7 +221,7 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
         return
     for part in summary.parts:
         if isinstance(part, Shown):
-            print_table(part.rows, title=part.title)
+            print_table(part.printed, title=part.title)
         elif part:
             console.print(with_flags(part), highlight=False)
     for path in drawn:

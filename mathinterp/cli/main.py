@@ -114,7 +114,7 @@ def main() -> None:
     First steps:
       mathinterp models                                what can be scanned
       mathinterp scan heads --limit 200                which heads of the bundled model carry which operation
-      mathinterp sql "SELECT * FROM paper_a_table1 WHERE rank <= 5"
+      mathinterp sql "SELECT * FROM paper_a_table1 JOIN latest_runs USING (run_id) WHERE rank <= 5"
     """
     logger = logging.getLogger("mathinterp")
     if not any(isinstance(handler, Warnings) for handler in logger.handlers):

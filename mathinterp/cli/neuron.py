@@ -38,6 +38,7 @@ def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_js
       mathinterp neuron 28.3696 --model MODEL --neurons-from RUN_ID --json
     """
     from mathinterp.experiments.neurons.card import neuron_card
+    from mathinterp.experiments.results import Shown
     from mathinterp.models.catalog import ModelSpec
     from mathinterp.store import Store
 
@@ -48,7 +49,8 @@ def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_js
         print_json({name: value for name, value in asdict(card).items() if name != "queries"})
         return
     against = f" against {card.against}" if card.against else ""
-    print_table(card.operations, title=f"Neuron {card.neuron} of {card.model}, run {card.run_id}{against}")
+    shown = Shown(f"Neuron {card.neuron} of {card.model}, run {card.run_id}{against}", card.operations, {"in_top": "%"})
+    print_table(shown.printed, title=shown.title)
     print_table(card.prompts, title="Prompts that rank it highest")
     print_table(_token_rows(card), title="Tokens it raises (with the logit, but for the final norm's scale)")
     console.print(card.verdict, highlight=False)

@@ -32,7 +32,6 @@ class Screen(Console):
 WIDE = 2000  # columns: more than any row; where no terminal sets a width, rows stay on one line
 logger = logging.getLogger("mathinterp")
 console = Screen(None if sys.stdout.isatty() else WIDE)
-PER_CENT_VIEWS = ("paper_*", "head_operations", "evaluation_table")  # all other views give fractions
 SHORT = 24  # characters: cells up to this length are never broken over lines
 
 
@@ -73,11 +72,7 @@ def print_sql_hint(store: str, queries: Sequence[str]) -> None:
         return
     option = store_option(store)
     if queries:
-        console.print(
-            "In SQL (accuracies, drops, effects and shares are fractions of 1; per cent and points only in"
-            f" {', '.join(PER_CENT_VIEWS)}):",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        console.print("In SQL (accuracies, drops, effects and shares are fractions of 1):", highlight=False)
     for query in queries:
         console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)
     say_where_at_last(store)

@@ -116,7 +116,7 @@ def _print(result: "PipelineResult", store: str) -> None:
         console.print(f"\n{number}. {section.title}", style="bold", highlight=False, soft_wrap=True)
         for line in section.lines:
             console.print(line, highlight=False, soft_wrap=True)
-        for title, rows in section.tables.items():
-            print_table(rows, title=title)
+        for table in section.tables:
+            print_table(table.printed, title=table.title)
     console.print("\nRuns: " + ", ".join(f"{stage} {run}" for stage, run in result.runs.named.items()), highlight=False)
     print_sql_hint(store, result.answer.queries)

@@ -35,14 +35,15 @@ def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: Path
     and --output give all of them.
 
     Accuracies, drops, effects and shares are fractions of 1, where the tables of other commands print per cent; only
-    the views paper_*, head_operations and evaluation_table are in per cent and points.
+    columns whose names end in _percent are per cent.
 
     Files that cannot be trusted (half-written, foreign) are left out and named on stderr.
 
     \b
     Examples:
       mathinterp sql "SELECT * FROM runs"
-      mathinterp sql "SELECT layer, head, drop, q_value FROM head_effects
+      mathinterp sql "SELECT run_id, model, layer, head, drop, q_value
+                      FROM head_effects JOIN latest_runs USING (run_id)
                       WHERE operation = 'all' ORDER BY drop DESC LIMIT 10"
       mathinterp sql "SELECT * FROM head_scan" --output head_scan.parquet
     """

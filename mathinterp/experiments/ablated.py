@@ -18,7 +18,7 @@ from mathinterp.engine.scores import Scores
 from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.prompts.prompt import TokenizedPrompt, with_distractors
 
 
 @dataclass
@@ -36,7 +36,7 @@ def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, co
     """The engine that runs the scan's edits."""
     return build_engine(
         subject.anatomy,
-        subject.prompts,
+        with_distractors(subject.prompts),
         asked=scan.engine,
         private_from=private_from(scan, subject.prompts),
         edits_per_batch=edits_per_batch,
@@ -50,7 +50,7 @@ def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all
     state = engines_of(scan, subject, edits_per_batch, edits_in_all)
     if isinstance(state.engine, PackedEngine):
         state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
-    if scan.ablation == "mean":
+    if scan.ablation in ("mean", "dataset_mean"):
         groups = Counter(_mean_groups(scan, subject.prompts))
         state.notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}
     return state
@@ -58,7 +58,7 @@ def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all
 
 def engines_of(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
     """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone."""
-    anatomy, prompts = subject.anatomy, subject.prompts
+    anatomy, prompts = subject.anatomy, with_distractors(subject.prompts)
     compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
     engine = build_scan_engine(scan, subject, edits_per_batch, compiled)
     counterfactual = None
@@ -74,8 +74,8 @@ def engines_of(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_
 
 
 def _mean_groups(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[tuple[str | None, str | None]]:
-    """What each prompt's mean is taken over: its (operation, template) at END, all prompts where every token is."""
-    if scan.edited_positions == "all":
+    """What each prompt's mean is taken over: its (operation, template) at END, else all prompts."""
+    if scan.edited_positions == "all" or scan.ablation == "dataset_mean":
         return [(None, None)] * len(prompts)
     return [(p.prompt.operation, p.prompt.template) for p in prompts]
 
@@ -104,8 +104,8 @@ def replacement(scan: Ablation, state: AblationState, site: str, layer: int) -> 
         if everywhere:
             return zero
         return Replacement(zero.values.expand(len(prompt_n), -1), prompt_n, token_n)
-    assert state.counterfactual is not None
-    values = state.counterfactual.token_values(site, layer, prompt_n, token_n)
+    assert state.counterfactual is not None or scan.ablation == "dataset_mean"
+    values = (state.counterfactual or state.engine).token_values(site, layer, prompt_n, token_n)
     if scan.ablation == "resample":
         return Replacement(values, prompt_n, token_n)
     if everywhere:
@@ -133,7 +133,7 @@ def _all_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndar
 
 
 def score_rows(state: AblationState, scores: Scores, schema: pa.Schema, ids: dict[str, list[int]]) -> pa.Table:
-    """Rows of ``schema``, edit by edit: E * A of them.
+    """Rows of ``schema``, edit by edit: E * A of them; those of distractors have negative positions.
 
     Args:
         ids: the columns that name the edit (layer, head), one value an edit.

@@ -1,7 +1,8 @@
 """What experiments that replace activations share: how they are replaced, at which tokens, and what counts as right.
 
 Replacements of method.md section 2: zero (0 at every token), mean (the average over counterfactual prompts),
-resample (the paired counterfactual prompt's own activation). How that is computed is next door, in ablated.py.
+resample (the paired counterfactual prompt's own activation); and dataset_mean (the average over all prompts of the run
+themselves), for prompts that have no counterfactuals. How that is computed is next door, in ablated.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
-ABLATIONS = ("zero", "mean", "resample")
+ABLATIONS = ("zero", "mean", "resample", "dataset_mean")
 POSITIONS = ("all", "end")
 SCORINGS = ("token", "first_token", "exact_match")
 
@@ -33,7 +34,8 @@ class Ablation(Experiment):
 
     ablation: str = option(
         "zero",
-        "zero; mean over the counterfactual prompts; or resample from the paired counterfactual.",
+        "zero; mean over the counterfactual prompts; resample from the paired counterfactual; or dataset_mean, the mean"
+        " over all prompts themselves, which needs no counterfactuals.",
         choices=ABLATIONS,
     )
     positions: str | None = option(
@@ -68,7 +70,7 @@ class Ablation(Experiment):
     @property
     def needs_counterfactuals(self) -> bool:
         """Mean and resample ablation take their values from X_c."""
-        return self.ablation != "zero"
+        return self.ablation in ("mean", "resample")
 
     def batches(self, shape: ModelShape) -> list[list[Edit]]:
         """All edits of the scan, as the engine is asked for them at once; none for scans too small to compile."""

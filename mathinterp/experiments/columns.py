@@ -11,7 +11,7 @@ LAYER, HEAD = pa.field("layer", pa.int16()), pa.field("head", pa.int16())
 
 TOKEN_SCORE = (
     pa.field("prompt_id", pa.string()),
-    pa.field("position", pa.int16()),  # index among the prompt's scored answer tokens, 0 = first
+    pa.field("position", pa.int16()),  # among the prompt's scored answer tokens, 0 = first; below 0: a distractor
     pa.field("correct", pa.bool_()),  # argmax equals gold
     pa.field("logprob", pa.float32()),  # of the gold token, nats
     pa.field("logit", pa.float32()),  # of the gold token, after a final soft-cap

@@ -86,7 +86,8 @@ def ablate(
         heads: for example ["0.6", "0.1"], "0.6,0.1" or [(0, 6)].
         mlps: layers whose whole MLP is replaced, for example [3].
         neurons: for example ["5.17"].
-        value: "zero", "mean" over the counterfactual prompts, or "resample" from the paired counterfactual.
+        value: "zero", "mean" over the counterfactual prompts, "resample" from the paired counterfactual, or
+            "dataset_mean" over the prompts themselves.
         positions: tokens that are edited, "all" or "end"; None: all for zero, else end.
         scoring: "token", "first_token" or "exact_match"; None: token, but first_token when only END is edited.
     Raises:
@@ -169,7 +170,7 @@ def _rows(state: AblationState, baseline: Scores, edited: Scores) -> pd.DataFram
         columns[f"{prefix}logprob"] = scores.logprob_EA[0]
         columns[f"{prefix}logit"] = scores.logit_EA[0]
         columns[f"{prefix}predicted_id"] = scores.predicted_EA[0]
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns).query("position >= 0").reset_index(drop=True)  # those below are distractors
 
 
 def _effects(rows: pd.DataFrame, scoring: str) -> pd.DataFrame:

@@ -91,7 +91,8 @@ def find(name: str) -> type[Experiment]:
 def add(experiment: type[Experiment]) -> type[Experiment]:
     """Make a class known to the stores and reports of this process; does nothing for one that is known."""
     key = f"{experiment.__module__}:{experiment.__qualname__}"
-    if key not in _added and not any(experiment is known for known in experiments().values()):
+    ours = experiment.__module__ in folders()  # also one that shares its name with another
+    if key not in _added and not ours and not any(experiment is known for known in experiments().values()):
         _check(experiment)
         _added[key] = experiment
         for cached in (stored, experiments):

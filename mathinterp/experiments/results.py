@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 SIGNIFICANT = 0.05  # Benjamini-Hochberg q
+ACCURACIES = dict.fromkeys(
+    ("accuracy", "low", "high", "accuracy_add", "accuracy_sub", "accuracy_mul", "accuracy_div"), ""
+)  # columns of paper A's tables, under a title that says per cent
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,40 @@ class Results:
 
 @dataclass(frozen=True)
 class Shown:
-    """A table for people."""
+    """A table for people.
+
+    rows: as in the JSON and the views; accuracies, drops, effects and shares are fractions of 1.
+    units: of columns of fractions that are printed times 100: "%" or "points", which the header then names, or "" where
+        the title does.
+    """
 
     title: str
     rows: Sequence[Row]
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def printed(self) -> list[Row]:
+        """The rows with fractions in their units."""
+        return [dict(_in_unit(name, value, self.units) for name, value in row.items()) for row in self.rows]
 
     def __str__(self) -> str:
         import pandas as pd
 
-        table = pd.DataFrame(list(self.rows)).to_string(index=False, float_format="{:.4g}".format, na_rep="")
+        table = pd.DataFrame(self.printed).to_string(index=False, float_format="{:.4g}".format, na_rep="")
         return f"{self.title}\n{table}"
+
+
+def _in_unit(name: str, value: Any, units: Mapping[str, str]) -> tuple[str, Any]:
+    if name not in units:
+        return name, value
+    header = f"{name} ({units[name]})" if units[name] else name
+    return header, None if value is None else 100 * value
+
+
+def per_operation(rows: Sequence[Row]) -> list[Row]:
+    """``rows`` without those of the single operation that has the same figures as 'all', if there is but one."""
+    operations = {row["operation"] for row in rows}
+    return [row for row in rows if len(operations) != 2 or "all" not in operations or row["operation"] == "all"]
 
 
 @dataclass(frozen=True, repr=False)

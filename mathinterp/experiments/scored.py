@@ -11,12 +11,12 @@ import pyarrow as pa
 from mathinterp.engine.choose import build_engine
 from mathinterp.engine.scores import Answers, Scores, check_finite
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.prompts.prompt import TokenizedPrompt, with_distractors
 
 
 def scores_of(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> Scores:
     """Scores of the model as it is now, adapters and hooks included."""
-    engine = build_engine(anatomy, prompts, edits_in_all=1)
+    engine = build_engine(anatomy, with_distractors(prompts), edits_in_all=1)
     scores = engine.baseline()
     check_finite(scores, ["model"], engine.answers, prompts)
     return scores

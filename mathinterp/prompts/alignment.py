@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
@@ -77,6 +77,10 @@ def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerB
     encodings = encode([(prompt, prompt.text) for prompt in prompts], tokenizer)
     paired = [(prompt, prompt.counterfactual) for prompt in prompts if prompt.counterfactual is not None]
     counterfactuals = dict(zip((prompt.prompt_id for prompt, _ in paired), encode(paired, tokenizer), strict=True))
+    rivals = [replace(prompt, answer=prompt.distractor) for prompt in prompts if prompt.distractor is not None]
+    distractors = dict(
+        zip((p.prompt_id for p in rivals), encode([(p, p.text) for p in rivals], tokenizer), strict=True)
+    )
     tokenized = []
     for prompt, encoding in zip(prompts, encodings, strict=True):
         _check_known(prompt, encoding, tokenizer)
@@ -91,6 +95,7 @@ def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerB
                 input_ids=encoding.input_ids,
                 scored=scored,
                 counterfactual_ids=None if counterfactual is None else counterfactual.input_ids,
+                distractor=_distractor(prompt, encoding, distractors.get(prompt.prompt_id), scored),
             )
         )
     return tokenized
@@ -243,6 +248,26 @@ def _kind(encoding: Encoding, index: int, marks: dict[int, str] | None) -> str |
     return next((kind for kind in KINDS if kind in found), None)
 
 
+def _distractor(
+    prompt: Prompt, encoding: Encoding, rival: Encoding | None, scored: Sequence[ScoredToken]
+) -> ScoredToken | None:
+    """The distractor's token where it first differs from the answer; raises UserError if that is no scored token."""
+    if rival is None:
+        return None
+    pairs = enumerate(zip(encoding.input_ids, rival.input_ids, strict=False))
+    index = next((i for i, (gold, other) in pairs if gold != other), None)
+    against = next((token for token in scored if token.index == index), None)
+    if index is None or against is None:
+        raise UserError(
+            f"prompt '{prompt.prompt_id}': the distractor {prompt.distractor!r} differs from the answer"
+            f" {prompt.answer!r} in no token that is scored; give another wrong answer"
+        )
+    return ScoredToken(
+        position=-1 - against.position, index=index, token_id=rival.input_ids[index], token=rival.token_text(index),
+        kind="distractor", carry_class=None,
+    )  # fmt: skip
+
+
 def _carry_class(prompt: Prompt, encoding: Encoding, index: int) -> str | None:
     """The common class of the columns a token covers, "mixed" if they differ, None for a sign or unknown columns."""
     classes = digit_classes(prompt.operation, prompt.operand_a, prompt.operand_b, prompt.answer)
@@ -274,7 +299,8 @@ def _check_aligned(
     raise UserError(
         f"prompt '{prompt.prompt_id}': the counterfactual does not align: {len(reference.input_ids)} tokens "
         f"{tokens_of(reference, tokenizer)} against {len(counterfactual.input_ids)} tokens "
-        f"{tokens_of(counterfactual, tokenizer)}; choose a neutral word with as many tokens as the operator"
+        f"{tokens_of(counterfactual, tokenizer)}; write a counterfactual with as many tokens as the text, for"
+        " example by replacing words with others of as many tokens"
     )
 
 
@@ -287,7 +313,7 @@ def prompts_fingerprint(tokenized: Sequence[TokenizedPrompt]) -> str:
     """16 hex digits that identify the prompts, all their fields, and their token ids, in this order."""
     digest = hashlib.sha256()
     for item in tokenized:
-        digest.update(json.dumps(asdict(item), sort_keys=True).encode() + b"\n")
+        digest.update(json.dumps(item.as_fields(), sort_keys=True).encode() + b"\n")
     return digest.hexdigest()[:16]
 
 

@@ -2,7 +2,8 @@
 
 Knows the fields of a prompt file and what a user may get wrong in one; knows nothing about tokenizers or models.
 Fields: ``text`` and ``answer`` required; ``prompt_id`` (else the line number, as text), ``operation``, ``operand_a``,
-``operand_b``, ``template``, ``counterfactual`` and ``separator`` (else one space) optional. null is as good as absent.
+``operand_b``, ``template``, ``counterfactual``, ``separator`` (else one space), ``distractor`` and ``token_types`` (an
+object: name of a type -> words of the text) optional. null is as good as absent.
 A number keeps the text that it is written with (1.0 is "1.0"); names take true and false too. Any other field is a
 further column of the prompt, unless it is nearly the name of one of these.
 """
@@ -10,10 +11,12 @@ further column of the prompt, unless it is nearly the name of one of these.
 import difflib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.gates import check_file
@@ -30,8 +33,23 @@ from mathinterp.prompts.prompt import Prompt
 
 FIELDS = tuple(field.name for field in fields(Prompt))
 REQUIRED = ("text", "answer")
-NUMERIC = ("answer", "operand_a", "operand_b")  # may be JSON numbers, of which the text is kept
+NUMERIC = ("answer", "operand_a", "operand_b", "distractor")  # may be JSON numbers, of which the text is kept
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
+TYPES = "token_types"
+RESERVED_TYPES = (
+    "bos",
+    "operand_a",
+    "operand_b",
+    "operator",
+    "equals",
+    "first",
+    "last",
+    "other",
+    "a",
+    "b",
+    "c",
+    "distractor",
+)
 FORM = '; write {"text": ..., "answer": ...}'
 DEFAULT_SEPARATOR = " "
 NEARLY = 0.8  # of 1: a field as like as this to one of FIELDS is a misspelling of it
@@ -102,7 +120,11 @@ def prompt_of(record: Mapping[str, object], number: int, where: str) -> tuple[Pr
     for name in given.keys() - FIELDS:
         if difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEARLY):
             raise UserError(f"{where}: unknown field '{name}'; the fields are {', '.join(FIELDS)}")
-    values = {name: _text(name, value, where) for name, value in given.items() if name in FIELDS}
+    values: dict[str, Any] = {
+        name: _types(value, where) if name == TYPES else _text(name, value, where)
+        for name, value in given.items()
+        if name in FIELDS
+    }
     for name in REQUIRED:
         if name not in values:
             raise UserError(f"{where}: the field '{name}' is missing")
@@ -132,8 +154,21 @@ def _text(name: str, value: object, where: str) -> str:
     return text
 
 
-def _record(prompt: Prompt) -> dict[str, str]:
+def _types(value: object, where: str) -> tuple[tuple[str, str], ...]:
+    """Names of token types and their words; raises UserError for anything but a JSON object of texts."""
+    if not isinstance(value, Mapping) or not all(isinstance(words, str) and words.strip() for words in value.values()):
+        raise UserError(f"{where}: '{TYPES}' must be an object of names and words of the text, not {shown(value)}")
+    for name, words in value.items():
+        check_characters(str(name), where, TYPES)
+        check_characters(words, where, TYPES)
+        if not re.fullmatch(r"\w+", str(name)) or name in RESERVED_TYPES:
+            raise UserError(f"{where}: '{TYPES}' names a type '{name}'; take a word of its own, such as subject")
+    return tuple((str(name), words) for name, words in value.items())
+
+
+def _record(prompt: Prompt) -> dict[str, Any]:
     record = {name: value for name, value in asdict(prompt).items() if value is not None}
     if prompt.separator == DEFAULT_SEPARATOR:
         del record["separator"]
-    return record
+    record[TYPES] = dict(prompt.token_types)
+    return {name: value for name, value in record.items() if name != TYPES or value}

@@ -66,7 +66,8 @@ def prompts_of(
         source: a set's name ("two_digit"), a JSON-lines file, a public file of word problems ("svamp:PATH"), a list of
             dicts, of (text, answer) pairs or of Prompt, or a pandas or polars frame. Fields: ``text`` and ``answer``;
             optional are ``prompt_id`` (else the row's number, from 1, as in a file), ``operation``, ``operand_a``,
-            ``operand_b``, ``template``, ``counterfactual`` and ``separator``. Other columns are kept.
+            ``operand_b``, ``template``, ``counterfactual``, ``separator``, ``distractor`` and ``token_types``. Other
+            columns are kept: ``extra`` of the view prompts.
         limit: at most so many, evenly spread over operations and templates.
         seed: draws a set's operands.
         label: the prompts' name in tables; None: the set's or file's.

@@ -60,8 +60,9 @@ def operator_spans(prompt: Prompt) -> list[tuple[int, int]]:
     operators = NEUTRAL_WORDS.get(prompt.operation or "")
     if operators is None:
         raise UserError(
-            f"prompt '{prompt.prompt_id}': no neutral words for operation {prompt.operation!r} "
-            f"(there are for {', '.join(NEUTRAL_WORDS)}); set the field operation, or write the field counterfactual"
+            f"prompt '{prompt.prompt_id}': it has no counterfactual, and none can be made for operation"
+            f" {prompt.operation!r}: write the field counterfactual, a text with as many tokens (or, of arithmetic, the"
+            f" field operation: {', '.join(NEUTRAL_WORDS)}); for an ablation, dataset_mean needs none"
         )
     spans = sorted(span for operator in operators for span in _occurrences(operator, prompt.text))
     if not spans:
@@ -75,15 +76,9 @@ def operator_spans(prompt: Prompt) -> list[tuple[int, int]]:
 def first_digit(item: TokenizedPrompt) -> ScoredToken:
     """The token that a pair is scored on: the answer's first with a digit, after a space token and a minus sign.
 
-    Raises UserError for an answer without a digit, such as "twelve".
+    Of an answer without digits ("twelve", "Paris") its first scored token.
     """
-    for token in item.scored:
-        if token.kind == "digit":
-            return token
-    raise UserError(
-        f"prompt '{item.prompt.prompt_id}': the answer {item.prompt.answer!r} has no digit, on which pairs are scored; "
-        "write the answer in digits"
-    )
+    return next((token for token in item.scored if token.kind == "digit"), item.scored[0])
 
 
 def _occurrences(operator: str, text: str) -> list[tuple[int, int]]:

@@ -3,12 +3,15 @@
 Knows the columns of a prompt file; knows nothing about models or about where prompts come from.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One arithmetic sentence and its answer (method.md section 1).
+    """One sentence, arithmetic or other, and its answer (method.md section 1).
 
     The answer follows ``text`` after ``separator``: "3 plus 5 is" + " " + "8", or "3+5=" + "" + "8".
     """
@@ -20,8 +23,16 @@ class Prompt:
     operand_a: str | None = None
     operand_b: str | None = None
     template: str | None = None
-    counterfactual: str | None = None  # X_c: the same sentence with a neutral operator
+    counterfactual: str | None = None  # X_c: the same sentence with a neutral operator, or whatever the file gives
     separator: str = " "
+    distractor: str | None = None  # a wrong answer, whose logit is compared with that of the answer
+    token_types: tuple[tuple[str, str], ...] = ()  # name of a type -> the words of the text that are of it
+
+    @property
+    def further_fields(self) -> dict[str, str]:
+        """Fields that not every prompt has a column for, as text; of those that it has."""
+        fields = {"distractor": self.distractor, "token_types": json.dumps(dict(self.token_types), ensure_ascii=False)}
+        return {name: value for name, value in fields.items() if value is not None and value != "{}"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class ScoredToken:
     index: int  # index of the token itself in input_ids; the logits at index - 1 predict it
     token_id: int
     token: str  # decoded text
-    kind: str  # "digit", "sign", "point" (that a number begins with), or "text" (answers without a digit)
+    kind: str  # "digit", "sign", "point" (that a number begins with), "text" (answers without a digit), "distractor"
     carry_class: str | None  # "memorize", "change-one", "mixed" (a token of several columns), or None
 
 
@@ -44,6 +55,17 @@ class TokenizedPrompt:
     input_ids: tuple[int, ...]  # BOS? + text + separator + answer
     scored: tuple[ScoredToken, ...]
     counterfactual_ids: tuple[int, ...] | None = None  # X_c + the same answer tokens, same length, or None
+    distractor: ScoredToken | None = None  # where it first differs from the answer; position -1 - that of the answer's
+
+    def as_fields(self) -> dict[str, Any]:
+        """All that identifies it, as plain JSON; fields that later versions added are left out where they are empty."""
+        fields = asdict(self)
+        if self.distractor is None:
+            del fields["distractor"]
+        for name in ("distractor", "token_types"):
+            if not fields["prompt"][name]:
+                del fields["prompt"][name]
+        return fields
 
     @property
     def fed(self) -> tuple[int, ...]:
@@ -54,3 +76,17 @@ class TokenizedPrompt:
     def end(self) -> int:
         """END: index of the position whose logits predict the first scored token."""
         return self.scored[0].index - 1
+
+
+def with_distractors(prompts: Sequence[TokenizedPrompt]) -> list[TokenizedPrompt]:
+    """The prompts with their distractors among the scored tokens, each just before the answer token it stands against.
+
+    An engine then scores both in one pass: a distractor's rows have negative positions, -1 against position 0.
+    """
+    found = []
+    for item in prompts:
+        scored = list(item.scored)
+        if item.distractor is not None:
+            scored.insert(-1 - item.distractor.position, item.distractor)
+        found.append(item if item.distractor is None else replace(item, scored=tuple(scored)))
+    return found

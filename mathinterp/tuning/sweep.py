@@ -14,6 +14,7 @@ from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.reading import read_prompts
+from mathinterp.models.sources import loadable_base
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
@@ -78,7 +79,7 @@ def plan_sweep(spec: ModelSpec, settings: SweepSettings, say: Say = lambda line:
     trained, kept = split_samples(source.samples, settings.validation, settings.seed)
     scan = LoraSweep(
         trained, kept, training(settings, len(trained), 1.0, say), "", settings.rates, settings.layers,
-        settings.rank, settings.alpha, base.label,
+        settings.rank, settings.alpha, loadable_base(base.spec.name),
     )  # fmt: skip
     scan.chosen(base.shape)
     return SweepPlan(settings, base, source, scan, tests, cases)

@@ -10,7 +10,7 @@ from mathinterp.experiments.heads.summary import summarize as summarize_heads
 from mathinterp.experiments.kept import kept_line
 from mathinterp.experiments.mlp_probe.summary import summarize as summarize_probe
 from mathinterp.experiments.paths.summary import summarize as summarize_paths
-from mathinterp.experiments.results import Results, Row
+from mathinterp.experiments.results import Results, Row, Shown
 from mathinterp.experiments.thin_means import thin_mean_warnings
 from mathinterp.models.units import Head
 from mathinterp.store import Store
@@ -48,11 +48,11 @@ class PipelineRuns:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the answer: plain lines, and the tables behind them (title -> rows)."""
+    """One part of the answer: plain lines, and the tables behind them."""
 
     title: str
     lines: list[str]
-    tables: dict[str, list[Row]]
+    tables: list[Shown]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class PipelineAnswer:
 
     def as_json(self) -> Row:
         """What the command prints under --json."""
-        sections = [{"title": s.title, "lines": s.lines, "tables": s.tables} for s in self.sections]
+        sections = [
+            {"title": s.title, "lines": s.lines, "tables": {table.title: table.rows for table in s.tables}}
+            for s in self.sections
+        ]
         return {"answer": sections, "warnings": self.warnings}
 
 
@@ -134,15 +137,15 @@ def _which(query: Query, runs: PipelineRuns, patched: str, zeroed: str) -> Secti
         of_head = {operation: cells[head, operation] for operation in operations}
         keys = [operation for operation, row in of_head.items() if row["key"]]
         row: Row = {"head": str(head), "key for": ", ".join(keys) or "-"}
-        row |= {f"effect {operation}": 100 * cell["mean"] for operation, cell in of_head.items()}
-        row |= {f"drop {op}": None if cell["drop"] is None else 100 * cell["drop"] for op, cell in of_head.items()}
+        row |= {f"effect {operation}": cell["mean"] for operation, cell in of_head.items()}
+        row |= {f"drop {op}": cell["drop"] for op, cell in of_head.items()}
         table.append(row | {"serves": of_head[operations[0]]["serves"] or "-"})
     title = (
         "effect: of path patching, % of its measure; drop: points of accuracy with the head zeroed;"
         " serves: the one operation in which the drop is over 5"
     )
     lines = [f"Path patching: {patched}", f"Zeroed one at a time: {zeroed}"]
-    return Section("Key heads, and the operations they serve", lines, {title: table})
+    return Section("Key heads, and the operations they serve", lines, [_percent(title, table, ("effect", "drop"))])
 
 
 def _rankings(query: Query) -> Section:
@@ -163,7 +166,12 @@ def _rankings(query: Query) -> Section:
         + "."
         for row in table
     ]
-    return Section("Do other rankings name the same heads?", lines, {"Agreement over all operations": table})
+    return Section("Do other rankings name the same heads?", lines, [Shown("Agreement over all operations", table)])
+
+
+def _percent(title: str, rows: list[Row], begin: tuple[str, ...]) -> Shown:
+    """A table whose title says per cent, of the columns that begin so."""
+    return Shown(title, rows, {name: "" for row in rows[:1] for name in row if name.startswith(begin)})
 
 
 def _two(value: float | None) -> str:
@@ -173,26 +181,27 @@ def _two(value: float | None) -> str:
 def _look_at(query: Query, runs: PipelineRuns, kept: str) -> Section:
     """What the described heads attend to from END, over all operations."""
     found = query(
-        """SELECT layer || '.' || head AS head, token_type, 100 * mass AS mass FROM attention_by_type
+        """SELECT layer || '.' || head AS head, token_type, mass FROM attention_by_type
             WHERE run_id = $attention AND operation = 'all'"""
     )
     looks = query(
         "SELECT head, operation, looks_at, looks_at_share FROM paper_b_figure5 WHERE run_id = $attention"
         " ORDER BY operation = 'all' DESC, operation"
     )
-    types = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
+    order = ("bos", "operand_a", "operator", "operand_b", "equals", "other")
+    types = (*order, *sorted({row["token_type"] for row in found} - {*order}))
     table, lines = [], []
     for layer, number in runs.described:
         name = f"{layer}.{number}"
         masses = {row["token_type"]: row["mass"] for row in found if row["head"] == name}
         at = {row["operation"]: row for row in looks if row["head"] == name}
         row: Row = {"head": name, **{kind: masses.get(kind) for kind in types}}
-        row |= {"looks at": at["all"]["looks_at"], "in (%)": at["all"]["looks_at_share"]}
+        row |= {"looks at": at["all"]["looks_at"], "in": at["all"]["looks_at_share"]}
         table.append(row | {op: cell["looks_at"] for op, cell in at.items() if op != "all"})
-        lines.append(f"{name} {at['all']['looks_at']} ({at['all']['looks_at_share']:.0f} % of prompts)")
-    title = "END's attention by token type (% of its weight), and the type that most often has the largest weight"
+        lines.append(f"{name} {at['all']['looks_at']} ({100 * at['all']['looks_at_share']:.0f} % of prompts)")
+    title = "END's attention by token type (% of its weight), and the type of the largest weight (in % of prompts)"
     told = [kept, f"Outside BOS they look at: {', '.join(lines)}."]
-    return Section("What the heads look at", told, {title: table})
+    return Section("What the heads look at", told, [_percent(title, table, (*types, "in"))])
 
 
 def _holds(query: Query, runs: PipelineRuns) -> Section:
@@ -201,22 +210,26 @@ def _holds(query: Query, runs: PipelineRuns) -> Section:
     for prompts, run in runs.knockouts.items():
         bands = query("SELECT * FROM knockout_bands WHERE run_id = $run AND operation = 'all' ORDER BY k", run=run)
         curve = {(row["ranking"], row["k"]): row for row in bands}
-        original = 100 * curve["effect", 0]["accuracy"]
+        original = curve["effect", 0]["accuracy"]
         for k in [k for ranking, k in curve if ranking == "effect" and k]:
             row: Row = {"prompts": prompts, "k": k, "original": original}
-            row["ranked heads out"] = 100 * curve["effect", k]["accuracy"]
+            row["ranked heads out"] = curve["effect", k]["accuracy"]
             for control in CONTROLS:
                 band = curve.get((control, k))
-                row[control] = 100 * band["accuracy"] if band else None
-                row[f"{control} least"] = 100 * band["lowest"] if band else None
+                row[control] = band["accuracy"] if band else None
+                row[f"{control} least"] = band["lowest"] if band else None
             table.append(row)
         halved = {
             row["ranking"]: row["halved_at"]
             for row in query("SELECT * FROM knockout_halved WHERE run_id = $run AND operation = 'all'", run=run)
         }
-        lines.append(f"{prompts}: {original:.1f} % right; {_told(curve, halved)}.")
+        lines.append(f"{prompts}: {100 * original:.1f} % right; {_told(curve, halved)}.")
     title = "Accuracy (%) with k heads out, over all operations; random: mean of the draws, least: the lowest of them"
-    return Section("Do they hold, also on other data? (knock-out)", lines, {title: table})
+    return Section(
+        "Do they hold, also on other data? (knock-out)",
+        lines,
+        [_percent(title, table, ("original", "ranked", *CONTROLS))],
+    )
 
 
 def _told(curve: dict[tuple[str, int], Row], halved: dict[str, int | None]) -> str:
@@ -238,7 +251,7 @@ def _told(curve: dict[tuple[str, int], Row], halved: dict[str, int | None]) -> s
 def _mlps(query: Query, probed: str) -> Section:
     """From which layer on the MLPs carry the answer: by probing, beside their path effects."""
     table = query(
-        """SELECT p.layer, 100 * e.mean AS "path effect", e.key AS key, p.out_a, p.out_b, p.out_c,
+        """SELECT p.layer, e.mean AS "path effect", e.key AS key, p.out_a, p.out_b, p.out_c,
                p.difference_c, p.leader
             FROM paper_b_mlp_probe AS p
             LEFT JOIN path_effects AS e ON e.run_id = $paths AND e.node = 'mlp' AND e.layer = p.layer
@@ -251,4 +264,4 @@ def _mlps(query: Query, probed: str) -> Section:
         probed,
     ]
     title = "MLPs: path effect (%), and cosine of their output at END with operands A, B and answer C"
-    return Section("Which MLPs carry the answer", lines, {title: table})
+    return Section("Which MLPs carry the answer", lines, [_percent(title, table, ("path effect",))])

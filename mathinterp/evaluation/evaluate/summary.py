@@ -18,7 +18,7 @@ class EvaluationSummary:
     """Results of some runs, beside those of other models on the same items."""
 
     results: list[Row]  # rows of evaluation_results
-    table: list[Row]  # a row a model: numbers, accuracies in per cent
+    table: list[Row]  # a row a model: numbers, accuracies as fractions
     shown: list[Row]  # the same for people
     remarks: list[str]
     queries: list[str]
@@ -41,7 +41,7 @@ def summarize_evaluations(store: Store, runs: Sequence[str]) -> EvaluationSummar
     table, shown = [], []
     for key, found in models.items():
         names = dict(zip(head, key, strict=False))
-        table.append(names | {task: _percent(found.get(task), "accuracy") for task in tasks})
+        table.append(names | {task: found[task]["accuracy"] if task in found else None for task in tasks})
         shown.append(names | {task: _cell(found.get(task)) for task in tasks})
     return EvaluationSummary(
         results=results,
@@ -54,10 +54,6 @@ def summarize_evaluations(store: Store, runs: Sequence[str]) -> EvaluationSummar
             f"SELECT item_id, correct, predicted, target, response FROM evaluations WHERE run_id = {quoted(runs[0])}",
         ],
     )
-
-
-def _percent(row: Row | None, column: str) -> float | None:
-    return None if row is None else 100 * row[column]
 
 
 def _cell(row: Row | None) -> str | None:

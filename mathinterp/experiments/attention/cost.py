@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mathinterp.engine.pairs import GPU_TOKENS as GPU_PAIR_TOKENS
 from mathinterp.experiments.costs import Cost, end_lengths, reading
-from mathinterp.prompts.token_types import TOKEN_TYPES
+from mathinterp.prompts.token_types import type_names
 
 if TYPE_CHECKING:
     from mathinterp.experiments.attention import Attention
@@ -20,5 +20,6 @@ def cost_of(scan: Attention, shape: ModelShape, prompts: Sequence[TokenizedPromp
     """A pass that finds the right answers, and an eager one, whose attention matrices are formed layer by layer."""
     flops, nodes, working, logits = reading(shape, prompts, passes=2)
     matrices = GPU_PAIR_TOKENS * shape.n_heads * max(end_lengths(prompts))
-    rows = {shard.key: len(shard.work["heads"]) * len(prompts) * len(TOKEN_TYPES) for shard in shards}
+    types = len(type_names(prompts, scan.scheme([item.prompt for item in prompts])))
+    rows = {shard.key: len(shard.work["heads"]) * len(prompts) * types for shard in shards}
     return Cost(flops, None, rows, nodes, kept=0, working=working + matrices, working_bytes=logits + 4 * matrices)

@@ -16,7 +16,7 @@ from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.experiments.answered import kept_prompts
 from mathinterp.experiments.attention.tables import ATTENTION_SCAN
 from mathinterp.experiments.base import Subject
-from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, typed_tokens
+from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, type_names, typed_tokens
 
 BOS = TOKEN_TYPES.index("bos")
 PADDING = -1  # in place of a type
@@ -27,6 +27,7 @@ class AttentionState:
     """What a replica keeps between shards: P kept prompts, L chosen layers, H heads, K token types."""
 
     layers: list[int]
+    types: tuple[str, ...]  # K
     names: pa.Array  # P prompt ids
     mass_PLHK: np.ndarray  # total weight on each type
     top_PLH: np.ndarray  # index of the type that holds the largest weight outside BOS
@@ -34,22 +35,22 @@ class AttentionState:
     notes: dict[str, Any]
 
 
-def prepare(subject: Subject, layers: list[int], keep_all: bool) -> AttentionState:
+def prepare(subject: Subject, layers: list[int], keep_all: bool, scheme: str = "arithmetic") -> AttentionState:
     """The choice of prompts, and one eager pass over them; its rows are summed by type at once."""
     anatomy = subject.anatomy
     assert subject.tokenizer is not None, "token types need the tokenizer"
     prompts, counts = kept_prompts(subject, keep_all)
-    typed = typed_tokens(prompts, subject.tokenizer)
+    kinds, typed = type_names(prompts, scheme), typed_tokens(prompts, subject.tokenizer, scheme)
     shape = (len(prompts), len(layers), anatomy.shape.n_heads)
-    mass_PLHK = np.empty((*shape, len(TOKEN_TYPES)), np.float64)
-    top_PLH = np.empty(shape, np.int8)
-    tokens_PK = np.array([[item.types.count(kind) for kind in TOKEN_TYPES] for item in typed], np.int16)
+    mass_PLHK = np.empty((*shape, len(kinds)), np.float64)
+    top_PLH = np.empty(shape, np.int16)
+    tokens_PK = np.array([[item.types.count(kind) for kind in kinds] for item in typed], np.int16)
     deviation = None
     for batch in batches_of([p.input_ids[: p.end + 1] for p in prompts], anatomy, subject.max_tokens):
         if deviation is None:
             deviation = eager_deviation(anatomy, batch)
         rows = batch.rows.cpu().numpy()
-        mass, top = by_type(end_attention(anatomy, batch, layers), _type_numbers(typed, batch))
+        mass, top = by_type(end_attention(anatomy, batch, layers), _type_numbers(typed, batch, kinds), len(kinds))
         mass_PLHK[rows], top_PLH[rows] = mass.cpu().numpy(), top.cpu().numpy()
     notes = {
         **counts,
@@ -57,21 +58,24 @@ def prepare(subject: Subject, layers: list[int], keep_all: bool) -> AttentionSta
         "weight_sum_deviation": float(np.abs(mass_PLHK.sum(-1) - 1).max()),
     }
     names = pa.array([item.prompt.prompt_id for item in prompts])
-    return AttentionState(layers, names, mass_PLHK, top_PLH, tokens_PK, notes)
+    return AttentionState(layers, kinds, names, mass_PLHK, top_PLH, tokens_PK, notes)
 
 
-def _type_numbers(typed: Sequence[TypedTokens], batch: Batch) -> torch.Tensor:
-    """B T: index into TOKEN_TYPES of each token, PADDING after END."""
+def _type_numbers(typed: Sequence[TypedTokens], batch: Batch, types: Sequence[str]) -> torch.Tensor:
+    """B T: index into ``types`` of each token, PADDING after END."""
+    number = {kind: index for index, kind in enumerate(types)}
     numbers = torch.full(batch.token_ids.shape, PADDING)
     for row, index in enumerate(batch.rows.tolist()):
-        kinds = [TOKEN_TYPES.index(kind) for kind in typed[index].types]
+        kinds = [number[kind] for kind in typed[index].types]
         numbers[row, : len(kinds)] = torch.tensor(kinds)
     return numbers.to(batch.token_ids.device)
 
 
-def by_type(weights_BLHT: torch.Tensor, types_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def by_type(
+    weights_BLHT: torch.Tensor, types_BT: torch.Tensor, kinds: int = len(TOKEN_TYPES)
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Total weight on each type, B L H K, and the type that holds the largest weight outside BOS, B L H."""
-    numbers_K = torch.arange(len(TOKEN_TYPES), device=types_BT.device)
+    numbers_K = torch.arange(kinds, device=types_BT.device)
     is_type_BTK = (types_BT[..., None] == numbers_K).to(weights_BLHT.dtype)
     mass_BLHK = torch.einsum("blht,btk->blhk", weights_BLHT, is_type_BTK)
     counted_BT = (types_BT != BOS) & (types_BT != PADDING)
@@ -91,7 +95,7 @@ def head_rows(state: AttentionState, layer: int, head: int) -> pa.Table:
         "layer": np.full(prompts * kinds, layer),
         "head": np.full(prompts * kinds, head),
         "prompt_id": state.names.take(pa.array(np.repeat(np.arange(prompts), kinds))),
-        "token_type": pa.array(TOKEN_TYPES).take(pa.array(np.tile(np.arange(kinds), prompts))),
+        "token_type": pa.array(state.types).take(pa.array(np.tile(np.arange(kinds), prompts))),
         "mean": pa.array(mean.astype(np.float32), mask=tokens == 0),
         "mass": mass_PK.ravel().astype(np.float32),
         "tokens": tokens,

@@ -23,7 +23,8 @@ TABLES = {
         ATTENTION_SCAN,
         ("layer", "head", "token_type"),
         doc="what each head attends to from END (paper B, Figure 5): END's row of its attention matrix on the "
-        "original prompt, by token type: bos, operand_a, operand_b, operator, equals, other. mass: total "
+        "original prompt, by token type: bos, operand_a, operand_b, operator, equals, other; of other prompts the "
+        "run's parameter types says which; and the types that the prompts name. mass: total "
         "weight on the type; the masses of a head and prompt sum to 1. mean: weight per token, null where the "
         "prompt has no such token. tokens: how many it has. argmax: the type holds the head's largest weight "
         "outside BOS, which as the attention sink never counts.",

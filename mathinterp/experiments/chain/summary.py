@@ -36,7 +36,7 @@ def summarize(results: Results, operation: str) -> Summary:
         f"SELECT * FROM {view} AND stage = 'head' ORDER BY strength DESC LIMIT 20",
     ]
     return Summary(
-        parts=[Shown(heading, table), STAGES_EXPLAINED, verdict],
+        parts=[Shown(heading, table, {"of prompts": "%"}), STAGES_EXPLAINED, verdict],
         data={"title": heading, "chain": table, "verdict": verdict},
         queries=[results.query(query) for query in queries],
     )
@@ -79,7 +79,7 @@ def _table(rows: list[Row], single: bool) -> list[Row]:
         if single:
             shown["head zeroed"] = row["probability_zeroed"]
         else:
-            shown["% of prompts"] = 100 * row["share"]
+            shown["of prompts"] = row["share"]
         shown["tokens"] = None if row["tokens"] is None else " ".join(json.loads(row["tokens"])[:6])
         found.append(shown)
     return found

@@ -24,6 +24,7 @@ from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Neuron
+from mathinterp.prompts.prompt import with_distractors
 
 if TYPE_CHECKING:
     from mathinterp.experiments.ablated import AblationState
@@ -101,8 +102,9 @@ class ConceptZeroing(Experiment):
         from mathinterp.engine.neuron_sets import NeuronSets
         from mathinterp.experiments.ablated import AblationState
 
-        engine = NeuronSets(subject.anatomy, subject.prompts)
-        return AblationState(subject.anatomy, subject.prompts, engine, None, {"engine": engine.name})
+        prompts = with_distractors(subject.prompts)
+        engine = NeuronSets(subject.anatomy, prompts)
+        return AblationState(subject.anatomy, prompts, engine, None, {"engine": engine.name})
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the unedited model, or of one set and its random draws."""

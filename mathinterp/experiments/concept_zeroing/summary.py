@@ -2,9 +2,11 @@
 
 from mathinterp.experiments.results import Results, Shown, Summary
 
+DECREASES = dict.fromkeys(("decrease", "low", "high", "random", "random least", "random most"), "")
+
 
 def summarize(results: Results) -> Summary:
-    """The relative decrease (%) with each level's neurons at zero, and with random ones; levels without random sets."""
+    """The relative decrease with each level's neurons at zero, and with random ones; levels without random sets."""
     decreases = results.rows(
         """SELECT level AS "hits more than", operation, neurons, decrease, low, high, random,
                random_least AS "random least", random_most AS "random most"
@@ -13,7 +15,10 @@ def summarize(results: Results) -> Summary:
     )
     missing = missing_controls(results)
     return Summary(
-        parts=[Shown("All of them at zero: relative decrease of accuracy (%), 95 % interval", decreases), *missing],
+        parts=[
+            Shown("All of them at zero: relative decrease of accuracy (%), 95 % interval", decreases, DECREASES),
+            *missing,
+        ],
         data={"decreases": decreases, "missing_controls": missing},
         queries=[results.query("SELECT * FROM concept_zeroing_effects WHERE run_id = $run")],
     )

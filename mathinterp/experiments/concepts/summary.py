@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from mathinterp.experiments.results import Results, Row, Shown, Summary
 from mathinterp.models.units import Neuron
 
+SHARES = dict.fromkeys(("share", "one layer", "random"), "%")
+
 
 def summarize(results: Results, levels: Sequence[int], examples: int, zeroed: bool) -> Summary:
     """Neurons kept at each of ``levels``, the first ``examples`` of them, and what chance alone would give.
@@ -23,7 +25,7 @@ def summarize(results: Results, levels: Sequence[int], examples: int, zeroed: bo
     top, listed = run.pop("top"), run.pop("listed")
     kept, leaders = level_table(results, levels), _examples(results, examples)
     parts: list[Shown | str] = [
-        Shown(f"Neurons with concepts among their first {top} tokens", kept),
+        Shown(f"Neurons with concepts among their first {top} tokens", kept, SHARES),
         _chance_line(run, top, listed),
         Shown("Most hits", leaders),
     ]
@@ -56,11 +58,11 @@ def level_table(results: Results, levels: Sequence[int]) -> list[Row]:
     directions, averaged with the weights of the neurons' attention layers.
     """
     rows = results.rows(
-        """SELECT k.level, k.kept, k.total, 100 * k.share AS share, k.direct, c.neurons, c.random
+        """SELECT k.level, k.kept, k.total, k.share, k.direct, c.neurons, c.random
             FROM concept_levels AS k
             JOIN (
-                SELECT level, 100 * sum(neurons * pairs) / sum(pairs) AS neurons,
-                       100 * sum(random * pairs) / sum(pairs) AS random
+                SELECT level, sum(neurons * pairs) / sum(pairs) AS neurons,
+                       sum(random * pairs) / sum(pairs) AS random
                 FROM concept_chance WHERE run_id = $run AND attention_layer IS NOT NULL GROUP BY level
             ) AS c USING (level)
             WHERE k.run_id = $run AND k.layer IS NULL"""
@@ -73,10 +75,10 @@ def level_table(results: Results, levels: Sequence[int]) -> list[Row]:
             "hits more than": level,
             "neurons": row["kept"],
             "of": row["total"],
-            "share (%)": row["share"],
+            "share": row["share"],
             "read directly": row["direct"],
-            "one layer (%)": row["neurons"],
-            "random (%)": row["random"],
+            "one layer": row["neurons"],
+            "random": row["random"],
         }
         for level, row in ((level, found.get(level, nothing)) for level in levels)
     ]

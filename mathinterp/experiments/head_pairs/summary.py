@@ -3,15 +3,16 @@
 from mathinterp.experiments.results import Results, Shown, Summary
 
 SURE = 0.05  # Benjamini-Hochberg q
+POINTS = dict.fromkeys(("both", "first", "second", "interaction", "low", "high"), "points")
 
 
 def summarize(results: Results, top: int) -> Summary:
     """The pairs of largest interaction over all operations, and how many differ from adding up."""
     query = "SELECT * FROM head_pairs WHERE run_id = $run AND operation = 'all'"
     rows = results.rows(
-        f"""SELECT pair, 100 * drop_both AS "both", 100 * drop_first AS "first", 100 * drop_second AS "second",
-               100 * interaction AS "interaction", 100 * interaction_low AS "low", 100 * interaction_high AS "high",
-               q_value AS q FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
+        f"""SELECT pair, drop_both AS "both", drop_first AS "first", drop_second AS "second",
+               interaction, interaction_low AS low, interaction_high AS high, q_value AS q
+               FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
     )
     (counts,) = results.rows(
         f"""SELECT count(*) AS pairs, count_if(q_value < {SURE} AND interaction > 0) AS backup,
@@ -22,7 +23,10 @@ def summarize(results: Results, top: int) -> Summary:
         f" for the other. {counts['chained']} cost less together than the sum of both: one works through the other."
     )
     return Summary(
-        parts=[Shown("Points of accuracy over all operations, 95 % interval of the interaction", rows), verdict],
+        parts=[
+            Shown("Points of accuracy over all operations, 95 % interval of the interaction", rows, POINTS),
+            verdict,
+        ],
         data={"top": rows, "verdict": verdict, **counts},
         queries=[results.query(f"{query} ORDER BY abs(interaction) DESC LIMIT 20")],
     )

@@ -107,12 +107,14 @@ def operation_means(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Accuracy and mean log-probability per unit of each edit (E each), as operation 'all' in the SQL views.
 
-    ``answers`` are those that were scored; None = all of the engine's.
+    ``answers`` are those that were scored; None = all of the engine's; distractors do not count.
 
     The unit is a scored token, the first one under "first_token", or a whole answer under "exact_match".
     """
     answers, prompts = answers or state.engine.answers, state.prompts
-    counted = np.flatnonzero(answers.position_A == 0) if scoring == "first_token" else np.arange(len(answers))
+    counted = (
+        np.flatnonzero(answers.position_A == 0) if scoring == "first_token" else np.flatnonzero(answers.position_A >= 0)
+    )
     prompt_A = answers.prompt_A[counted]
     tokens_P = np.bincount(prompt_A, minlength=len(prompts)).astype(float)
     right_PE, logprob_PE = np.zeros((2, len(prompts), len(scores.correct_EA)))

@@ -62,7 +62,8 @@ class Knockout(Ablation):
 
     ablation: str = option(
         "mean",
-        "mean over the counterfactual prompts; zero; or resample from the paired counterfactual.",
+        "mean over the counterfactual prompts; zero; resample from the paired counterfactual; or dataset_mean, the mean"
+        " over all prompts themselves, which needs no counterfactuals.",
         choices=ABLATIONS,
     )
     heads: tuple[Head, ...] | None = option(

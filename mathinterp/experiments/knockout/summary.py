@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.experiments.knockout.compared import other_settings, settings
+from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.thin_means import thin_mean_warnings
 
 MOST_NAMED = 4  # heads named in a row of the curve's table
+SUMMARY_UNITS = {"original": "%", "lowest": "%", "mean gap": "points"}
 
 
 def summarize(results: Results) -> Summary:
@@ -18,16 +20,17 @@ def summarize(results: Results) -> Summary:
     if not curve:
         return Summary(data={"ranking": asked["ranking"]})
     summary = results.rows(
-        """SELECT operation, control, 100 * baseline_accuracy AS "original", 100 * lowest_accuracy AS "lowest",
-               halved_at, control_halved_at, 100 * mean_gap AS "mean gap", area_between, last_k AS "up to k"
+        """SELECT operation, control, baseline_accuracy AS original, lowest_accuracy AS lowest,
+               halved_at, control_halved_at, mean_gap AS "mean gap", area_between, last_k AS "up to k"
            FROM knockout_summary WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, control"""
     )
     examples, verdict = _examples(results), _verdict(curve, summary)
     warnings = [*thin_mean_warnings(results.store, results.run_id), *_not_matched(_borrowed(results))]
     return Summary(
         parts=[
-            Shown(_title(asked), curve),
-            Shown("Where accuracy has halved, and the area to the controls", summary),
+            Shown(_title(asked), curve, dict.fromkeys(set(curve[0]) - {"k", "heads", "from other layers"}, "")),
+            *other_settings(results, asked),
+            Shown("Where accuracy has halved, and the area to the controls", per_operation(summary), SUMMARY_UNITS),
             *(Shown(f"Likeliest next tokens of {sentence!r}", rows) for sentence, rows in examples.items()),
             verdict,
         ],
@@ -53,8 +56,7 @@ def summarize(results: Results) -> Summary:
 
 def _title(asked: Mapping[str, Any]) -> str:
     """What is replaced, where, and what counts as right."""
-    where = "END" if asked["positions"] == "end" else "all tokens"
-    return f"Accuracy (%), first k heads out ({asked['ablation']} ablation at {where}; right by {asked['scoring']})"
+    return f"Accuracy (%), first k heads out ({settings(asked)})"
 
 
 def _curve(results: Results) -> list[Row]:
@@ -67,18 +69,19 @@ def _curve(results: Results) -> list[Row]:
         for row in results.rows("SELECT * FROM knockout_bands WHERE run_id = $run")
     }
     operations = sorted({operation for _, operation, _ in bands} - {"all"})
+    operations = operations if len(operations) > 1 else []  # the same figures as "all"
     controls = sorted({ranking for ranking, _, _ in bands} - {"effect"})
     added, borrowed = _added(results), _borrowed(results)
     rows = []
     for k in sorted(k for ranking, operation, k in bands if (ranking, operation) == ("effect", "all")):
-        row: Row = {"k": k, "heads": added.get(k, "-"), "effect": 100 * bands["effect", "all", k]["accuracy"]}
+        row: Row = {"k": k, "heads": added.get(k, "-"), "effect": bands["effect", "all", k]["accuracy"]}
         for control in controls:
             band = bands.get((control, "all", k))
-            row[control] = 100 * band["accuracy"] if band else None
-            row[f"{control} least-most"] = f"{100 * band['lowest']:.4g}-{100 * band['highest']:.4g}" if band else None
+            row[control] = band["accuracy"] if band else None
+            row |= {f"{control} {end}": band[f"{end}est"] if band else None for end in ("low", "high")}
         if controls:
             row["from other layers"] = borrowed.get(k, 0) if k == 0 or (controls[-1], "all", k) in bands else None
-        rows.append(row | {op: 100 * bands["effect", op, k]["accuracy"] for op in operations})
+        rows.append(row | {op: bands["effect", op, k]["accuracy"] for op in operations})
     return rows
 
 
@@ -136,7 +139,7 @@ def _verdict(curve: Sequence[Row], summary: Sequence[Row]) -> str:
     for row in overall:
         if row["control"] is not None:
             where = _halved(row["control_halved_at"], row["up to k"])
-            parts.append(f"{row['control']} {where}, {row['mean gap']:.1f} points above it on average")
+            parts.append(f"{row['control']} {where}, {100 * row['mean gap']:.1f} points above it on average")
     return "; ".join(parts) + "."
 
 

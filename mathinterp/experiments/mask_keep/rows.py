@@ -17,6 +17,7 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.columns import BASELINE
 from mathinterp.experiments.mask_keep.ranked import random_neurons
 from mathinterp.experiments.mask_keep.tables import MASKKEEP_NEURONS, MASKKEEP_SCAN
+from mathinterp.prompts.prompt import with_distractors
 
 TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 8192}  # in one forward pass, padding included
 
@@ -41,7 +42,7 @@ class MaskKeepState:
 
 def prepare(subject: Subject, deep: Sequence[int], layer_PR: np.ndarray, neuron_PR: np.ndarray) -> MaskKeepState:
     """The runner of padded passes."""
-    anatomy, prompts = subject.anatomy, subject.prompts
+    anatomy, prompts = subject.anatomy, with_distractors(subject.prompts)
     tokens = subject.max_tokens or TOKENS_AT_ONCE["cuda" if anatomy.device.type == "cuda" else "cpu"]
     runner = NeuronSets(anatomy, prompts, batch_size=max(1, tokens // max(len(prompt.fed) for prompt in prompts)))
     return MaskKeepState(

@@ -1,4 +1,4 @@
-"""What a finished mask/keep run says, from the stored rows alone; decreases are in % of the original accuracy.
+"""What a finished mask/keep run says, from the stored rows alone; decreases are fractions of the original accuracy.
 
 Knows the store's views; knows nothing about models or how rows were computed.
 """
@@ -34,8 +34,10 @@ def summarize(results: Results, cases: str, scoring: str) -> Summary:
     )
     return Summary(
         parts=[
-            Shown(f"Relative accuracy decrease (%), over all operations ({cases}, {scoring})", table),
-            Shown("The same by operation; coef: how much smaller the coefficients (%)", operations),
+            Shown(f"Relative accuracy decrease (%), over all operations ({cases}, {scoring})", table, _percent(table)),
+            Shown(
+                "The same by operation; coef: how much smaller the coefficients (%)", operations, _percent(operations)
+            ),
             verdict,
         ],
         data={**asked, "table": table, "operations": operations, "verdict": verdict},
@@ -43,21 +45,25 @@ def summarize(results: Results, cases: str, scoring: str) -> Summary:
     )
 
 
+def _percent(rows: Sequence[Row]) -> dict[str, str]:
+    return dict.fromkeys({name for row in rows for name in row} - {"operation", "k", "prompts"}, "")
+
+
 def _row(found: Row, effects: Sequence[Row]) -> Row:
     row: dict[str, Any] = {"k": found["k"], "prompts": found["prompts"]}
     for mode in ("mask", "keep"):
         low, high = found[f"{mode}_low"], found[f"{mode}_high"]
         draws = [
-            100 * effect["decrease"]
+            effect["decrease"]
             for effect in effects
             if (effect["mode"], effect["ranking"], effect["k"]) == (mode, "random", found["k"])
             and effect["seed"] is not None
             and effect["decrease"] is not None
         ]
         row[mode] = found[mode]
-        row[f"{mode} 95 %"] = None if low is None or high is None else f"{low:.4g} to {high:.4g}"
+        row |= {f"{mode} low": low, f"{mode} high": high}
         row[f"{mode} random"] = found[f"{mode}_random"]
-        row[f"{mode} least-most"] = f"{min(draws):.4g}-{max(draws):.4g}" if draws else None
+        row |= {f"{mode} least": min(draws, default=None), f"{mode} most": max(draws, default=None)}
     return {**row, "coef": found["coef"]}
 
 

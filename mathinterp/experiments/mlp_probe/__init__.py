@@ -32,11 +32,33 @@ VECTORS = ("residual", "written")
 LAYERS_PER_FILE = 8
 
 
+def check_targets(prompts: Sequence[TokenizedPrompt]) -> None:
+    """Raise UserError unless every prompt has both operands or none has any, and all name the same types."""
+    from mathinterp.prompts.token_types import named_spans, operand_spans, scheme_of
+
+    arithmetic = scheme_of([item.prompt for item in prompts]) == "arithmetic"
+    named = [name for name, _ in prompts[0].prompt.token_types]
+    for item in prompts:
+        if arithmetic and len(operand_spans(item.prompt)) < 2:
+            raise UserError(
+                f"prompt '{item.prompt.prompt_id}': probing compares with both operands; set the fields operand_a and"
+                " operand_b of every prompt (or, for prompts that are no arithmetic, of none, nor operation)"
+            )
+        same = sorted(named_spans(item.prompt)) == sorted(named)
+        if not same or (item.distractor is None) != (prompts[0].distractor is None):
+            raise UserError(
+                f"prompt '{item.prompt.prompt_id}': probing compares all prompts with the same, so name the same"
+                f" token_types in each ({', '.join(named) or 'none'}), and give a distractor to all or none"
+            )
+
+
 @dataclass(frozen=True)
 class MlpProbe(Experiment):
     """Cosine of each MLP's input and output at END with the unembedding of operands and answer (paper B, section 4.2).
 
-    a, b, c: first digit tokens of operand A, operand B and the answer; difference: output - input.
+    a, b, c: first digit tokens of operand A, operand B and the answer; difference: output - input. Of prompts without
+    operands: the first and the last token of the text, and the answer. The words that the prompts name in their field
+    token_types, and distractors, come besides.
     Prompts that the model answers wrongly (first token) are left out.
     """
 
@@ -81,15 +103,8 @@ class MlpProbe(Experiment):
         }
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """Files of eight layers; raises UserError for a prompt without operands, or whose text has others."""
-        from mathinterp.prompts.token_types import operand_spans
-
-        for item in prompts:
-            if len(operand_spans(item.prompt)) < 2:
-                raise UserError(
-                    f"prompt '{item.prompt.prompt_id}': probing compares with both operands; set the fields operand_a"
-                    " and operand_b"
-                )
+        """Files of eight layers; raises UserError for a prompt that has not what the others are compared with."""
+        check_targets(prompts)
         layers = self.chosen(shape)
         return [
             Shard("mlp_probe", index, {"layers": layers[start : start + LAYERS_PER_FILE]})

@@ -13,7 +13,7 @@ from mathinterp.experiments.neuron_edit.tables import EDIT_SCAN, EDIT_TEXT, Cond
 from mathinterp.experiments.scored import score_table, scores_of
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Neuron
-from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
+from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt, with_distractors
 
 TOKENS_IN_A_PASS = 8192
 
@@ -33,7 +33,7 @@ def prepare(subject: Subject, passages: Sequence[tuple[int, ...]]) -> EditState:
     anatomy, pieces = subject.anatomy, [_passage(number, ids) for number, ids in enumerate(passages)]
     at_once = max(1, TOKENS_IN_A_PASS // max((len(ids) for ids in passages), default=1))
     text = NeuronSets(anatomy, pieces, batch_size=at_once) if pieces else None
-    return EditState(anatomy, subject.prompts, answers_of(subject.prompts), text)
+    return EditState(anatomy, subject.prompts, answers_of(with_distractors(subject.prompts)), text)
 
 
 def answer_rows(state: EditState, condition: Condition, neurons: Sequence[Neuron]) -> pa.Table:

@@ -8,10 +8,11 @@ from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.text import quoted
 
 MOST_ROWS = 12  # edges shown in a table
+FALLS = {name + end: "" for name in ("root", "random") for end in ("", "_low", "_high")}
 
 
 def summarize(results: Results, graph: str | None = None) -> Summary:
-    """Strongest edges of ``graph`` (None: "all", else the first prompt's); Table 6, per cent; and the agreement.
+    """Strongest edges of ``graph`` (None: "all", else the first prompt's); Table 6; and the agreement.
 
     Raises UserError for a graph that the run has not.
     """
@@ -50,6 +51,7 @@ def summarize(results: Results, graph: str | None = None) -> Summary:
             Shown(
                 "Fall of the other first k neurons' coefficients (%), the lowest zeroed, or random ones of its layer",
                 check,
+                FALLS,
             ),
             Shown(
                 "Rank correlation of edges from the root with the falls, prompt by prompt (pearson: by value)",

@@ -30,8 +30,8 @@ class NeuronCard:
 
     run_id, against: the neuron scan, and what it compared the model with, for people; None if nothing.
     operations: one row an operation, 'all' first: mean and spread (standard deviation over prompts) of coefficient,
-        importance and change; rank among all neurons of the run by what it ranks by, of the means; in_top: % of prompts
-        that have it among their first.
+        importance and change; rank among all neurons of the run by what it ranks by, of the means; in_top: share of
+        prompts that have it among their first.
     prompts: the prompts that rank it highest.
     tokens: "v" and "-v", and one entry "c v, OPERATION" for each operation's mean coefficient c.
     """
@@ -123,7 +123,7 @@ def card_of(store: Store, run: Row, neuron: Neuron, loaded: LoadedModel, label: 
         f"""SELECT * EXCLUDE (run_id, layer, neuron) FROM (
                 SELECT run_id, layer, neuron, coalesce(operation, 'none') AS operation, n,
                        row_number() OVER (ranked ORDER BY ranked_by DESC, layer, neuron) AS rank,
-                       count(*) OVER ranked AS neurons, 100 * in_top AS in_top,
+                       count(*) OVER ranked AS neurons, in_top,
                        coefficient, coefficient_std, intervened_coefficient, importance, importance_std,
                        intervened_importance, change, change_std
                 FROM neuron_summary WHERE run_id = $run WINDOW ranked AS (PARTITION BY operation)
@@ -190,7 +190,7 @@ def _verdict(neuron: str, operations: Sequence[dict[str, Any]], tokens: dict[str
     others = ", ".join(f"{row['operation']} {row['rank']:,}" for row in single if row is not best)
     return (
         f"Neuron {neuron} ranks highest for {best['operation']}: {best['rank']:,} of {best['neurons']:,}, among the"
-        f" first of {best['in_top']:.0f} % of the prompts{f' ({others})' if others else ''}. Its coefficient there is"
-        f" {best['coefficient']:.3g} (+- {best['coefficient_std']:.2g}), so it raises"
+        f" first of {100 * best['in_top']:.0f} % of the prompts{f' ({others})' if others else ''}. Its coefficient"
+        f" there is {best['coefficient']:.3g} (+- {best['coefficient_std']:.2g}), so it raises"
         f" {listed(tokens['c v, ' + best['operation']][:5])}."
     )

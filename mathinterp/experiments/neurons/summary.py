@@ -4,7 +4,7 @@ Knows the store's views, and the model where its weights are asked for.
 """
 
 from mathinterp.errors import UserError
-from mathinterp.experiments.results import Results, Row, Shown, Summary
+from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 
 SHOWN = 5  # neurons an operation
 SHOWN_TOKENS = 10  # a neuron, as in paper A
@@ -27,7 +27,7 @@ def summarize(results: Results, with_tokens: bool) -> Summary:
     title = f"Neurons of {ranked}, nats; in_top: % of prompts with it among the first {run['top']}"
     tokens = Shown("Tokens that the neurons' mean c v raises most, and lowers most", written)
     return Summary(
-        parts=[Shown(title, found), *([tokens] if written else [])],
+        parts=[Shown(title, per_operation(found), {"in_top": ""}), *([tokens] if written else [])],
         data={"top": found, **({"tokens": written} if with_tokens else {})},
         queries=[
             results.query(query)
@@ -50,7 +50,7 @@ def first_neurons(results: Results, measure: str) -> list[Row]:
         "importance": "importance, importance_std, coefficient",
     }[measure]
     return results.rows(
-        f"""SELECT operation, layer || '.' || neuron AS neuron, {columns}, 100 * in_top AS in_top, n
+        f"""SELECT operation, layer || '.' || neuron AS neuron, {columns}, in_top, n
             FROM neuron_summary WHERE run_id = $run
             QUALIFY row_number() OVER (PARTITION BY operation ORDER BY {measure} DESC, layer, neuron) <= {SHOWN}
             ORDER BY operation = 'all' DESC, operation, {measure} DESC, layer, neuron"""

@@ -36,6 +36,18 @@ POSITIONS = ("end", "all")
 FEWEST_NODES = 16  # in a file
 
 
+def check_distractors(prompts: Sequence[TokenizedPrompt]) -> None:
+    """Raise UserError for a distractor that shares the answer's token at END, which alone is scored here."""
+    from mathinterp.prompts.pairs import first_digit
+
+    for item in prompts:
+        if item.distractor is not None and item.distractor.index != first_digit(item).index:
+            raise UserError(
+                f"prompt '{item.prompt.prompt_id}': the distractor {item.prompt.distractor!r} begins with the answer's"
+                f" first token, and path patching scores that one alone; give a distractor that begins otherwise"
+            )
+
+
 @dataclass(frozen=True)
 class ShownNodes:
     """How much of a path scan is shown."""
@@ -159,12 +171,10 @@ class Paths(Experiment):
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """The pairs, attribution, then files of whole layers with 16 nodes and more; layer l costs L - l.
 
-        Raises UserError for an answer without a digit, on which a pair could be scored.
+        The distractors' files, if there are distractors, are cut alike. Raises UserError for a distractor that is not
+        told from the answer at END.
         """
-        from mathinterp.prompts.pairs import first_digit
-
-        for item in prompts:
-            first_digit(item)
+        check_distractors(prompts)
         pieces = [Shard("path_pairs", 0, cost=0.1)]
         if self.attributes:
             pieces.append(Shard("attribution_scan", 0, cost=float(3 * shape.n_layers)))
@@ -177,6 +187,8 @@ class Paths(Experiment):
             cost = float(sum(len(nodes) * (shape.n_layers - layer) for layer, nodes in layers.items()))
             work = {"layers": list(layers), "nodes": sum(map(len, layers.values()))}
             pieces.append(Shard("path_scan", index, work, cost))
+            if any(item.distractor is not None for item in prompts):
+                pieces.append(Shard("path_distractors", index, work, cost))
         return pieces
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
@@ -206,7 +218,7 @@ class Paths(Experiment):
 
     def run(self, state: PathState, shard: Shard) -> pa.Table:
         """Rows of the shard's layers; or the pairs; or attribution of the asked layers' nodes."""
-        from mathinterp.experiments.paths.rows import attribution_rows, layer_rows
+        from mathinterp.experiments.paths.rows import attribution_rows, distractor_rows, layer_rows
 
         if shard.table == "path_pairs":
             return state.pairs_table
@@ -215,6 +227,9 @@ class Paths(Experiment):
             return attribution_rows(self, state, nodes)
         parts = []
         for layer in shard.work["layers"]:
+            if shard.table == "path_distractors":
+                parts.append(distractor_rows(self, state, layer, nodes[layer]))
+                continue
             patched = state.engine.patched(layer, nodes[layer], self.freeze)
             parts.append(layer_rows(self, state, layer, nodes[layer], patched))
         return pa.concat_tables(parts)

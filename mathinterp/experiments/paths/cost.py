@@ -48,6 +48,8 @@ def cost_of(scan: Paths, shape: ModelShape, prompts: Sequence[TokenizedPrompt], 
     clean = 2 * (whole + scoring) + shape.n_layers * mlp + (whole if scan.freeze == "none" else 0.0)
     attribution = 3 * (shape.n_layers * (end_layer if scan.freeze == "none" else mlp) + scoring)
     flops = pairs * (clean + sum(row(*node) for node in [*nodes, *checked]) + (attribution if scan.attributes else 0.0))
+    if any(item.distractor is not None for item in prompts):  # scored by passes of their own
+        flops *= 2
     rows = {shard.key: pairs * int(shard.work.get("nodes", 1)) for shard in shards}
     rows |= {shard.key: pairs * len(nodes) for shard in shards if shard.table == "attribution_scan"}
     wide = shape.n_heads * shape.d_head + 2 * shape.d_model  # heads, attention and MLP of one layer

@@ -6,7 +6,7 @@ Shape legend: P pair, N node, L layer, H head, D model width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from mathinterp.engine.paths.nodes import MLP, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
 from mathinterp.errors import UserError
-from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_PAIRS, PATH_SCAN
+from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
 from mathinterp.models.anatomy import Anatomy
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class PathState:
     engine: PathEngine | EndPatching | EverywherePatching | ReceiverEngine
     pairs_table: pa.Table
     notes: dict[str, Any]
+    distracted: PathState | None = None  # the kept pairs that have a distractor, with that scored for the answer
 
 
 def prepare(scan: Paths, subject: Subject) -> PathState:
@@ -66,7 +67,38 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
         "forward_deviation": engine.deviation(),
         "noise_floor": engine.noise_floor(),
     }
-    return PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
+    state = PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
+    state.distracted = _distracted(scan, subject, pairs, ends, keep, state)
+    return state
+
+
+def _distracted(
+    scan: Paths, subject: Subject, pairs: Pairs, ends: Sequence[Ends], keep: np.ndarray, state: PathState
+) -> PathState | None:
+    """The same engine over the kept pairs with distractors, which it scores in place of the answers."""
+    found = {i: item.distractor.token_id for i, item in enumerate(subject.prompts) if item.distractor is not None}
+    at = np.array([i for i in keep if i in found], int)
+    if not len(at):
+        return None
+    scored = replace(pairs.chosen(at), gold_P=np.array([found[i] for i in at]))
+    own, other = (chosen(side, at) for side in ends)
+    engine = _engine(scan, state.anatomy, scored, own, other, subject.max_tokens)
+    names = pa.array([subject.prompts[i].prompt.prompt_id for i in at])
+    return PathState(state.anatomy, names, own, engine, state.pairs_table, {})
+
+
+def distractor_rows(scan: Paths, state: PathState, layer: int, nodes: Sequence[int]) -> pa.Table:
+    """Each of ``nodes`` patched, on every kept pair with a distractor, whose token is scored."""
+    if state.distracted is None:
+        return PATH_DISTRACTORS.empty_table()
+    engine = state.distracted.engine
+    before, after = (m.numpy() for m in (engine.baseline, engine.patched(layer, nodes, scan.freeze)))
+    columns = {
+        "logit_original": np.broadcast_to(before[0], after[0].shape),
+        "logit_patched": after[0],
+        "logprob_change": after[1] - before[1],
+    }
+    return _node_table(PATH_DISTRACTORS, state.distracted.names, [(layer, node) for node in nodes], columns)
 
 
 def _engine(

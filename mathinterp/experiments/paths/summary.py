@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary
+from mathinterp.experiments.reach import reach_warnings
+from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary, per_operation
 
 TRUSTED_AGREEMENT = 0.5  # rank correlation of raw logit effects and log-probability changes under which to warn
 MEASURES = {
@@ -11,6 +12,8 @@ MEASURES = {
     "probability": "points of probability",
     "logprob": "hundredths of a nat",
 }  # unit of 100 * effect
+DIFFERENCES = "Largest losses of the logit difference, answer minus distractor (95 % interval)"
+SHARES = ("answered right", "logit lower on X_c", "logprob lower")  # of the pairs
 
 
 def summarize(results: Results, top: int = 10) -> Summary:
@@ -18,11 +21,13 @@ def summarize(results: Results, top: int = 10) -> Summary:
     effects = results.rows(
         """SELECT operation, node = 'head' AS is_head, rank, key, q_value AS q, logprob_change,
                CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END AS node,
-               100 * mean AS "effect", 100 * low AS "low", 100 * high AS "high"
+               mean AS effect, low, high
            FROM path_effects WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, rank"""
     )
     shown = ("operation", "node", "effect", "low", "high", "q", "key", "logprob_change")
     ranked = [{name: row[name] for name in shown} for row in effects if row["rank"] <= top]
+    differences = _differences(results, top)
+    unit = dict.fromkeys(("effect", "low", "high"), "")
     key_heads: dict[str, list[str]] = {row["operation"]: [] for row in effects}
     for row in effects:
         if row["is_head"] and row["key"]:
@@ -31,36 +36,56 @@ def summarize(results: Results, top: int = 10) -> Summary:
         """SELECT operation, nodes, logit_logprob, first_order_rank, first_order_pearson FROM path_agreement
            WHERE run_id = $run ORDER BY operation = 'all' DESC, operation"""
     )
-    pairs, verdict, warnings = _pairs(results), _verdict(effects, key_heads), _warnings(agreement)
+    pairs, verdict = _pairs(results), _verdict(effects, key_heads)
+    kept = [{"operation": row["operation"] if pairs[1:] else "all", "prompts": row["kept"]} for row in pairs]
+    heads = len({row["node"] for row in effects if row["is_head"]})
+    warnings = [*_warnings(agreement), *(reach_warnings(kept, heads, "head") if heads else [])]
     return Summary(
         parts=[
-            Shown("Pairs", pairs),
-            Shown(f"Most negative effects of one node ({_measure(results)})", ranked),
+            Shown("Pairs", pairs, dict.fromkeys(SHARES, "%")),
+            Shown(f"Most negative effects of one node ({_measure(results)})", per_operation(ranked), unit),
+            *([Shown(DIFFERENCES, per_operation(differences))] if differences else []),
             verdict,
-            Shown("Do measures rank the nodes alike? (rank correlations)", agreement),
+            Shown("Do measures rank the nodes alike? (rank correlations)", per_operation(agreement)),
         ],
         data={
             "pairs": pairs, "top": ranked, "key_heads": key_heads, "agreement": agreement, "verdict": verdict,
-            "warnings": warnings,
+            "warnings": warnings, **({"logit_differences": differences} if differences else {}),
         },
         queries=[
             results.query(
                 "SELECT * FROM path_effects WHERE run_id = $run AND operation = 'all' ORDER BY rank LIMIT 10"
             ),
-            results.query("SELECT * FROM path_pairs WHERE run_id = $run AND NOT kept LIMIT 10"),
+            *(
+                [results.query("SELECT * FROM path_pairs WHERE run_id = $run AND NOT kept LIMIT 10")]
+                if any(row["kept"] < row["pairs"] for row in pairs)
+                else []
+            ),
             results.query("SELECT * FROM path_agreement WHERE run_id = $run"),
         ],
         warnings=warnings,
     )  # fmt: skip
 
 
+def _differences(results: Results, top: int) -> list[Row]:
+    """The nodes of each operation whose patching favours the distractors most; none where pairs have no distractor."""
+    return results.rows(
+        """SELECT operation, CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END AS node, n,
+               baseline, patched, change, change_low AS low, change_high AS high
+           FROM path_logit_differences WHERE run_id = $run
+           QUALIFY row_number() OVER (PARTITION BY operation ORDER BY change, layer, head NULLS LAST) <= $top
+           ORDER BY operation = 'all' DESC, operation, change, layer, head NULLS LAST""",
+        top=top,
+    )
+
+
 def _pairs(results: Results) -> list[Row]:
     """Per operation, pairs given and kept, and on how many of them X_c lowers the gold logit and log-probability."""
     return results.rows(
         """SELECT coalesce(p.operation, 'none') AS operation, count(*) AS pairs, count_if(kept)::BIGINT AS kept,
-               100 * avg(correct::INTEGER) AS "answered right (%)",
-               100 * avg((logit_counterfactual < logit_original)::INTEGER) FILTER (kept) AS "logit lower on X_c (%)",
-               100 * avg((logprob_counterfactual < logprob_original)::INTEGER) FILTER (kept) AS "logprob lower (%)"
+               avg(correct::INTEGER) AS "answered right",
+               avg((logit_counterfactual < logit_original)::INTEGER) FILTER (kept) AS "logit lower on X_c",
+               avg((logprob_counterfactual < logprob_original)::INTEGER) FILTER (kept) AS "logprob lower"
            FROM path_pairs AS s JOIN runs AS r USING (run_id)
            LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
            WHERE s.run_id = $run GROUP BY ALL ORDER BY operation"""

@@ -41,8 +41,22 @@ ATTRIBUTION_SCAN = pa.schema(
         pa.field("direct", pa.float32()),  # the node's direct share of the logit on X_r, before a final soft-cap
     ]
 )
+PATH_DISTRACTORS = pa.schema(
+    [
+        *PATH_NODE,
+        pa.field("logit_original", pa.float32()),  # of the distractor's token
+        pa.field("logit_patched", pa.float32()),
+        pa.field("logprob_change", pa.float32()),  # nats
+    ]
+)
 
 TABLES = {
+    "path_distractors": Table(
+        PATH_DISTRACTORS,
+        ("node", "layer", "head"),
+        doc="the distractor's token of each row of path_scan whose prompt has one: its logit on X_r, without and with "
+        "the node as on X_c. See path_logit_differences.",
+    ),
     "path_scan": Table(
         PATH_SCAN,
         ("node", "layer", "head"),

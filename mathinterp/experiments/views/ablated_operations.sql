@@ -11,7 +11,8 @@ SELECT run_id, node, layer, head, operation, n, moved,
        CASE WHEN prompts > 1 THEN
            prompts / (prompts - 1) * ((n::HUGEINT * n * dd - 2 * n::HUGEINT * lost * dn + lost::HUGEINT * lost * nn)::DOUBLE / n::DOUBLE ** 4)
        END AS variance,
-       logprob_change / n AS logprob_change
+       logprob_change / n AS logprob_change,
+       baseline_whole / prompts AS baseline_prompt_accuracy, whole_right / prompts AS prompt_accuracy
 FROM (
     SELECT run_id, node, layer, head, operation,
            count(*) AS prompts,
@@ -23,7 +24,8 @@ FROM (
            sum((baseline_hits - hits) * (baseline_hits - hits))::HUGEINT AS dd,
            sum((baseline_hits - hits) * n)::HUGEINT AS dn,
            sum(n * n)::HUGEINT AS nn,
-           sum(logprob_change) AS logprob_change
+           sum(logprob_change) AS logprob_change,
+           sum(baseline_whole)::BIGINT AS baseline_whole, sum(whole_right)::BIGINT AS whole_right
     FROM ablated_prompts
     GROUP BY run_id, node, layer, head, operation
 );

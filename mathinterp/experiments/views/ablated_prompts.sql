@@ -1,11 +1,13 @@
 -- ablated_prompts: per ablated component and prompt, the units that count (n), those right without the ablation
 -- (baseline_hits) and with it (hits), and the summed change of log-probability. The unit is a scored token, or the
--- whole answer under exact_match. Prompts are the clusters of the intervals in head_effects.
+-- whole answer under exact_match. baseline_whole, whole_right: whether every counted token
+-- is right. Prompts are the clusters of the intervals in head_effects.
 CREATE OR REPLACE VIEW ablated_prompts AS
 SELECT run_id, node, layer, head, operation, digits, prompt_id,
        CASE WHEN whole THEN 1 ELSE tokens END AS n,
        CASE WHEN whole THEN (baseline_right = tokens)::INTEGER ELSE baseline_right END AS baseline_hits,
        CASE WHEN whole THEN (ablated_right = tokens)::INTEGER ELSE ablated_right END AS hits,
+       (baseline_right = tokens)::INTEGER AS baseline_whole, (ablated_right = tokens)::INTEGER AS whole_right,
        logprob_change
 FROM (
     SELECT a.run_id, a.node, a.layer, a.head, a.prompt_id,

@@ -7,7 +7,7 @@ SELECT run_id, node, layer, head, operation, n, baseline_accuracy, accuracy, dro
        CASE WHEN p_value IS NOT NULL THEN
            min(p_value * tests / rank) OVER (PARTITION BY run_id, node, operation ORDER BY p_value DESC)
        END AS q_value,
-       logprob_change
+       logprob_change, baseline_prompt_accuracy, prompt_accuracy
 FROM (
     SELECT *, count(p_value) OVER (PARTITION BY run_id, node, operation) AS tests,
            count(p_value) OVER (PARTITION BY run_id, node, operation ORDER BY p_value) AS rank
@@ -20,7 +20,7 @@ FROM (
                     WHEN variance = 0 THEN 2.0::DOUBLE ** (1 - moved)
                     WHEN variance > 0 THEN greatest(erfc(abs(drop) / sqrt(2 * variance)), 2.0::DOUBLE ** (1 - moved))
                     END AS p_value,
-               logprob_change
+               logprob_change, baseline_prompt_accuracy, prompt_accuracy
         FROM (
             SELECT run_id, node, layer, head,
                    CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
@@ -30,7 +30,8 @@ FROM (
                    avg(accuracy) AS accuracy,
                    avg(drop) AS drop,
                    CASE WHEN count(variance) = count(*) THEN sum(variance) / count(*) ** 2 END AS variance,
-                   avg(logprob_change) AS logprob_change
+                   avg(logprob_change) AS logprob_change,
+                   avg(baseline_prompt_accuracy) AS baseline_prompt_accuracy, avg(prompt_accuracy) AS prompt_accuracy
             FROM ablated_operations
             GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))
         )

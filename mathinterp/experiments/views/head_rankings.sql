@@ -8,9 +8,10 @@ CREATE OR REPLACE VIEW head_rankings AS
 SELECT e.run_id, (r.parameters ->> 'ablation') || ' ablation' || s.suffix AS method, e.operation, e.layer, e.head,
        CASE WHEN s.suffix = '' THEN round(e.drop, 12) ELSE -e.logprob_change END AS score,
        -e.logprob_change AS tie_break
-FROM head_effects AS e
+FROM ablation_effects AS e
 JOIN run_records AS r USING (run_id)
 CROSS JOIN (SELECT unnest(['', ', log-probability']) AS suffix) AS s
+WHERE e.node = 'head'
 UNION ALL
 SELECT e.run_id, 'path patching' || coalesce(' to ' || (r.parameters ->> 'receiver'), '') || s.suffix AS method,
        e.operation, e.layer, e.head,

@@ -19,8 +19,9 @@ import pyarrow as pa
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
 from mathinterp.experiments.columns import SHARED_TABLES
-from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.lora_sweep.tables import TABLES
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class LoraSweep(Experiment):
         from mathinterp.engine.scores import answers_of
         from mathinterp.tuning.lora_sweep.rows import SweepState
 
-        return SweepState(subject, answers_of(subject.prompts))
+        return SweepState(subject, answers_of(with_distractors(subject.prompts)))
 
     def notes(self, state: SweepState) -> dict[str, Any]:
         """The model's depth, which says where its layers stand in the paper's."""
@@ -140,7 +141,7 @@ class LoraSweep(Experiment):
         query = "SELECT * EXCLUDE (run_id) FROM paper_a_table9 WHERE run_id = $run ORDER BY layer"
         rows = results.rows(query)
         return Summary(
-            parts=[Shown("Accuracy (%) with a LoRA in one layer (-1: none)", rows)],
+            parts=[Shown("Accuracy (%) with a LoRA in one layer (-1: none)", rows, ACCURACIES)],
             data={"accuracy": rows},
             queries=[results.query(query), "SELECT * FROM lora_sweep_trials ORDER BY layer, learning_rate"],
         )

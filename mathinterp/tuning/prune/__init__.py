@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
 from mathinterp.experiments.columns import SHARED_TABLES
-from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Neuron
+from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.prune.tables import TABLES
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Prune(Experiment):
         from mathinterp.engine.scores import answers_of
         from mathinterp.tuning.prune.rows import PruneState
 
-        return PruneState(subject, answers_of(subject.prompts))
+        return PruneState(subject, answers_of(with_distractors(subject.prompts)))
 
     def notes(self, state: PruneState) -> dict[str, Any]:
         """How many neurons the pruned layers have."""
@@ -102,7 +103,7 @@ class Prune(Experiment):
         )
         rows = results.rows(query)
         return Summary(
-            parts=[Shown("Accuracy (%) on the test prompts, deep layers pruned", rows)],
+            parts=[Shown("Accuracy (%) on the test prompts, deep layers pruned", rows, ACCURACIES)],
             data={"accuracy": rows},
             queries=[results.query(query), results.query("SELECT * FROM prune_neurons WHERE run_id = $run LIMIT 20")],
         )

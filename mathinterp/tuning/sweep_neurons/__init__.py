@@ -87,7 +87,13 @@ class SweepNeurons(Experiment):
         query = "SELECT * EXCLUDE (run_id) FROM paper_a_table10 WHERE run_id = $run ORDER BY band = '1-9' DESC, band"
         rows = results.rows(query)
         return Summary(
-            parts=[Shown("Increase (%) of the coefficients of the most enhanced neurons", rows)],
+            parts=[
+                Shown(
+                    "Increase (%) of the coefficients of the most enhanced neurons",
+                    rows,
+                    dict.fromkeys(("top50", "top30", "top20", "top10"), ""),
+                )
+            ],
             data={"coefficients": rows},
             queries=[results.query(query)],
         )

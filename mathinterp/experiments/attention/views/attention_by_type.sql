@@ -10,7 +10,7 @@ SELECT run_id, layer, head, operation, token_type, mean, mass,
        argmax_share,
        mean - 1.959963984540054 * sqrt(mean_variance) AS mean_low,
        mean + 1.959963984540054 * sqrt(mean_variance) AS mean_high,
-       tokens, n
+       tokens, n, model, status
 FROM (
     SELECT run_id, layer, head, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation, token_type,
            avg(mean) AS mean,
@@ -22,4 +22,5 @@ FROM (
            sum(n)::BIGINT AS n
     FROM attention_operations
     GROUP BY GROUPING SETS ((run_id, layer, head, operation, token_type), (run_id, layer, head, token_type))
-);
+)
+JOIN run_states USING (run_id);

@@ -43,6 +43,7 @@ spread AS (
 SELECT run_id, neurons, level, seed, zeroed, operation, w.n, baseline_accuracy, accuracy, relative_drop,
        CASE WHEN fewest > 1 THEN relative_drop - 1.959963984540054 * sqrt(variance) END AS low,
        CASE WHEN fewest > 1 THEN least(relative_drop + 1.959963984540054 * sqrt(variance), 1) END AS high,
-       logprob_change
+       logprob_change, model, status
 FROM whole AS w
+JOIN run_states USING (run_id)
 LEFT JOIN spread USING (run_id, neurons, level, seed, operation);

@@ -55,5 +55,6 @@ SELECT run_id, layer, head, other_layer, other_head, layer || '.' || head AS fir
        interaction + 1.959963984540054 * sqrt(variance) AS interaction_high, p_value,
        CASE WHEN p_value IS NOT NULL THEN
            min(p_value * tests / rank) OVER (PARTITION BY run_id, operation ORDER BY p_value DESC)
-       END AS q_value
-FROM ranked;
+       END AS q_value, model, status
+FROM ranked
+JOIN run_states USING (run_id);

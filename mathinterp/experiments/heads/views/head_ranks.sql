@@ -3,5 +3,5 @@
 CREATE OR REPLACE VIEW head_ranks AS
 SELECT run_id, layer, head, layer || '.' || head AS component,
        row_number() OVER (PARTITION BY run_id ORDER BY round(drop, 12) DESC, layer, head) AS rank
-FROM head_effects
-WHERE operation = 'all';
+FROM ablation_effects
+WHERE node = 'head' AND operation = 'all';

@@ -1,21 +1,21 @@
--- paper_a_table1: accuracy (%) per operation under each head's ablation, in the form of paper A, Table 1: rank 0 is the
--- original model, then the heads that cost most. The drop columns are percentage points. Say WHERE rank <= 5 for the top five.
+-- paper_a_table1: accuracy (a fraction) per operation under each head's ablation, in the form of paper A, Table 1: rank 0 is the
+-- original model, then the heads that cost most. The drop columns are fractions too. Say WHERE rank <= 5 for the top five.
 CREATE OR REPLACE VIEW paper_a_table1 AS
 SELECT run_id,
        row_number() OVER (PARTITION BY run_id ORDER BY original DESC, round(drop_all, 12) DESC, layer, head) - 1 AS rank,
        CASE WHEN original THEN 'original' ELSE layer || '.' || head END AS head,
-       100 * CASE WHEN original THEN original_all ELSE accuracy_all END AS accuracy,
-       100 * CASE WHEN original THEN original_add ELSE accuracy_add END AS accuracy_add,
-       100 * CASE WHEN original THEN original_sub ELSE accuracy_sub END AS accuracy_sub,
-       100 * CASE WHEN original THEN original_mul ELSE accuracy_mul END AS accuracy_mul,
-       100 * CASE WHEN original THEN original_div ELSE accuracy_div END AS accuracy_div,
-       CASE WHEN original THEN 0 ELSE 100 * drop_all END AS drop,
-       CASE WHEN original THEN 0 ELSE 100 * drop_add END AS drop_add,
-       CASE WHEN original THEN 0 ELSE 100 * drop_sub END AS drop_sub,
-       CASE WHEN original THEN 0 ELSE 100 * drop_mul END AS drop_mul,
-       CASE WHEN original THEN 0 ELSE 100 * drop_div END AS drop_div
+       CASE WHEN original THEN original_all ELSE accuracy_all END AS accuracy,
+       CASE WHEN original THEN original_add ELSE accuracy_add END AS accuracy_add,
+       CASE WHEN original THEN original_sub ELSE accuracy_sub END AS accuracy_sub,
+       CASE WHEN original THEN original_mul ELSE accuracy_mul END AS accuracy_mul,
+       CASE WHEN original THEN original_div ELSE accuracy_div END AS accuracy_div,
+       CASE WHEN original THEN 0 ELSE drop_all END AS drop,
+       CASE WHEN original THEN 0 ELSE drop_add END AS drop_add,
+       CASE WHEN original THEN 0 ELSE drop_sub END AS drop_sub,
+       CASE WHEN original THEN 0 ELSE drop_mul END AS drop_mul,
+       CASE WHEN original THEN 0 ELSE drop_div END AS drop_div, model, status
 FROM (
-    SELECT run_id, layer, head, grouping(layer) = 1 AS original,
+    SELECT run_id, layer, head, any_value(model) AS model, any_value(status) AS status, grouping(layer) = 1 AS original,
            max(baseline_accuracy) FILTER (operation = 'all') AS original_all,
            max(baseline_accuracy) FILTER (operation = 'add') AS original_add,
            max(baseline_accuracy) FILTER (operation = 'sub') AS original_sub,

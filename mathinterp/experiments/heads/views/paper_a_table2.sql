@@ -1,12 +1,12 @@
--- paper_a_table2: relative decrease (%) of accuracy, (original - ablated) / original, per operation and number of digits
+-- paper_a_table2: relative decrease (a fraction) of accuracy, (original - ablated) / original, per operation and number of digits
 -- of the operands, in the form of paper A, Table 2. decrease: over all operations, from their unweighted mean accuracies.
 CREATE OR REPLACE VIEW paper_a_table2 AS
 SELECT run_id, digits, rank, component AS head, sum(n)::BIGINT AS n,
-       100 * (avg(original) - avg(accuracy)) / nullif(avg(original), 0) AS decrease,
-       100 * max(relative) FILTER (operation = 'add') AS decrease_add,
-       100 * max(relative) FILTER (operation = 'sub') AS decrease_sub,
-       100 * max(relative) FILTER (operation = 'mul') AS decrease_mul,
-       100 * max(relative) FILTER (operation = 'div') AS decrease_div
+       (avg(original) - avg(accuracy)) / nullif(avg(original), 0) AS decrease,
+       max(relative) FILTER (operation = 'add') AS decrease_add,
+       max(relative) FILTER (operation = 'sub') AS decrease_sub,
+       max(relative) FILTER (operation = 'mul') AS decrease_mul,
+       max(relative) FILTER (operation = 'div') AS decrease_div, any_value(model) AS model, any_value(status) AS status
 FROM (
     SELECT run_id, digits, rank, component, operation, sum(n) AS n,
            sum(baseline_hits) / sum(n) AS original,
@@ -17,4 +17,5 @@ FROM (
     WHERE node = 'head'
     GROUP BY run_id, digits, rank, component, operation
 )
+JOIN run_states USING (run_id)
 GROUP BY run_id, digits, rank, component;

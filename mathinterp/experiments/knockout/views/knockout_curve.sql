@@ -8,7 +8,7 @@ CREATE OR REPLACE VIEW knockout_curve AS
 SELECT run_id, ranking, seed, k, operation, n, accuracy,
        CASE WHEN variance IS NOT NULL THEN greatest(accuracy - 1.959963984540054 * sqrt(variance), 0) END AS low,
        CASE WHEN variance IS NOT NULL THEN least(accuracy + 1.959963984540054 * sqrt(variance), 1) END AS high,
-       logprob
+       logprob, model, status
 FROM (
     SELECT run_id, ranking, seed, k,
            CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
@@ -35,4 +35,5 @@ FROM (
         )
     )
     GROUP BY GROUPING SETS ((run_id, ranking, seed, k, operation), (run_id, ranking, seed, k))
-);
+)
+JOIN run_states USING (run_id);

@@ -5,7 +5,7 @@
 -- by the largest such k, the mean accuracy by which random heads cost less. lowest_accuracy is the ranking's lowest.
 CREATE OR REPLACE VIEW knockout_summary AS
 SELECT e.run_id, e.operation, a.control, e.baseline_accuracy, e.lowest_accuracy, e.halved_at,
-       c.halved_at AS control_halved_at, a.area_between, a.area_between / a.last_k AS mean_gap, a.last_k
+       c.halved_at AS control_halved_at, a.area_between, a.area_between / a.last_k AS mean_gap, a.last_k, model, status
 FROM (SELECT * FROM knockout_halved WHERE ranking = 'effect') AS e
 LEFT JOIN (
     SELECT run_id, control, operation, max(k) AS last_k,
@@ -22,4 +22,5 @@ LEFT JOIN (
     )
     GROUP BY run_id, control, operation
 ) AS a USING (run_id, operation)
-LEFT JOIN knockout_halved AS c ON c.run_id = e.run_id AND c.operation = e.operation AND c.ranking = a.control;
+LEFT JOIN knockout_halved AS c ON c.run_id = e.run_id AND c.operation = e.operation AND c.ranking = a.control
+JOIN run_states AS s ON s.run_id = e.run_id;

@@ -10,7 +10,7 @@ SELECT run_id, cases, scoring, mode, ranking, seed, k, operation, prompts, n, ba
        CASE WHEN ranking <> 'excess' THEN baseline_accuracy - drop END AS accuracy, decrease,
        decrease - 1.959963984540054 * sqrt(variance) AS low,
        decrease + 1.959963984540054 * sqrt(variance) AS high,
-       logprob_change
+       logprob_change, model, status
 FROM (
     SELECT run_id, cases, scoring, mode, ranking, seed, k, scope AS operation,
            sum(prompts)::BIGINT AS prompts, sum(n)::BIGINT AS n,
@@ -45,4 +45,5 @@ FROM (
         )
     )
     GROUP BY run_id, cases, scoring, mode, ranking, seed, k, scope
-);
+)
+JOIN run_states USING (run_id);

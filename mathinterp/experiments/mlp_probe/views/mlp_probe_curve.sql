@@ -8,7 +8,7 @@ SELECT run_id, layer, operation, target, n,
        mlp_out, mlp_out - 1.959963984540054 * sqrt(mlp_out_variance) AS mlp_out_low,
        mlp_out + 1.959963984540054 * sqrt(mlp_out_variance) AS mlp_out_high,
        difference, difference - 1.959963984540054 * sqrt(difference_variance) AS difference_low,
-       difference + 1.959963984540054 * sqrt(difference_variance) AS difference_high
+       difference + 1.959963984540054 * sqrt(difference_variance) AS difference_high, model, status
 FROM (
     SELECT run_id, layer, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation, target,
            sum(n)::BIGINT AS n,
@@ -19,4 +19,5 @@ FROM (
                 THEN sum(difference_variance) / count(*) ** 2 END AS difference_variance
     FROM mlp_probe_operations
     GROUP BY GROUPING SETS ((run_id, layer, operation, target), (run_id, layer, target))
-);
+)
+JOIN run_states USING (run_id);

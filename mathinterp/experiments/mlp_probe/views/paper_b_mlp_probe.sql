@@ -11,7 +11,8 @@ FROM (
            max(mlp_out) FILTER (target = 'c') AS out_c,
            max(difference) FILTER (target = 'a') AS difference_a, max(difference) FILTER (target = 'b') AS difference_b,
            max(difference) FILTER (target = 'c') AS difference_c,
-           first(target ORDER BY mlp_out DESC, target) AS leader
+           first(target ORDER BY mlp_out DESC, target) AS leader,
+           any_value(model) AS model, any_value(status) AS status
     FROM mlp_probe_curve
     GROUP BY run_id, operation, layer
 );

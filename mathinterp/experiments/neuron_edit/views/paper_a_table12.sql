@@ -1,5 +1,5 @@
 -- paper_a_table12: gender bias (nats) before and after the edit, in the form of paper A's section 6.2: per stereotype and over
--- 'all'. change_percent: of the original bias. random_*: the same for as many random neurons in the same layers, mean, least
+-- 'all'. change_percent: per cent of the original bias. random_*: the same for as many random neurons in the same layers, mean, least
 -- and most over the draws. loss_change, random_loss_change: nats a token on ordinary text.
 CREATE OR REPLACE VIEW paper_a_table12 AS
 SELECT run_id, stereotype, e.original, e.bias AS edited, e.change, e.change_low, e.change_high,

@@ -10,7 +10,7 @@ SELECT run_id, node, layer, head, operation, n, mean, low, high, p_value,
        END AS q_value,
        mean < -0.05 AS key,
        row_number() OVER (PARTITION BY run_id, operation ORDER BY mean, layer, head NULLS LAST) AS rank,
-       logit_effect, logit_change, logprob_change, probability_change, centred_change
+       logit_effect, logit_change, logprob_change, probability_change, centred_change, model, status
 FROM (
     SELECT *, count(p_value) OVER (PARTITION BY run_id, node, operation) AS tests,
            count(p_value) OVER (PARTITION BY run_id, node, operation ORDER BY p_value) AS tried
@@ -34,4 +34,5 @@ FROM (
             GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))
         )
     )
-);
+)
+JOIN run_states USING (run_id);
