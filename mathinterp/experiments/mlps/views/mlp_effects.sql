@@ -1,6 +1,6 @@
 -- mlp_effects: what ablating each layer's MLP costs; columns as in head_effects, q_value over the run's layers.
 CREATE OR REPLACE VIEW mlp_effects AS
 SELECT run_id, layer, operation, n, baseline_accuracy, accuracy, drop, drop_low, drop_high, relative_drop,
-       p_value, q_value, logprob_change
+       p_value, q_value, logprob_change, joint_q, sure, prompts, noise, logprob_low, logprob_high
 FROM ablation_effects
 WHERE node = 'mlp';
