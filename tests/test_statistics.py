@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
-
 from mathinterp.store.statistics import (
     Effect,
     Unit,
@@ -17,6 +15,7 @@ from mathinterp.store.statistics import (
     spearman,
     top_k_overlap,
 )
+from scipy import stats
 
 
 def simulated(random: np.random.Generator, loss: float, prompts: int = 150) -> list[Unit]:
