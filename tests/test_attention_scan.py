@@ -1,7 +1,6 @@
 """Token types on several tokenizers; END's attention rows against the model's own outputs and values, in float64."""
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -34,12 +33,12 @@ from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
+from tests.statistics_twin import student_interval
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 SHORT = {"b": "bos", "A": "operand_a", "B": "operand_b", "o": "operator", "e": "equals", ".": "other"}
 BUILDERS = {"word_level": word_level, "llama_like": llama_like, "gpt2_like": gpt2_like}
-
 
 # ---- token types ----
 
@@ -407,9 +406,8 @@ def test_views_by_hand(tmp_path: Path) -> None:
     add = found["add", "operand_a"]
     assert (add["n"], add["mass"], add["mean"], add["argmax_share"]) == pytest.approx((2, 0.25, 0.125, 0.5))
     variance = (0.05**2 + 0.05**2) / 1 / 2
-    assert add["low"] == pytest.approx(0.25 - 1.959963984540054 * math.sqrt(variance))
-    assert add["high"] == pytest.approx(0.25 + 1.959963984540054 * math.sqrt(variance))
-    assert add["mean_low"] == pytest.approx(0.125 - 1.959963984540054 * math.sqrt(variance) / 2)
+    assert (add["low"], add["high"]) == pytest.approx(student_interval(0.25, variance, 2))
+    assert add["mean_low"] == pytest.approx(student_interval(0.125, variance / 4, 2)[0])
     whole = found["all", "operand_a"]
     assert whole["mass"] == pytest.approx((0.25 + 0.4 + 0) / 3)  # operations weigh alike; absent is no weight
     assert whole["mean"] == pytest.approx((0.125 + 0.2) / 2)  # but not a token of weight 0

@@ -1,7 +1,6 @@
 """Kept neurons zeroed against random ones; the views by hand and by reweighting; the command itself."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +27,10 @@ from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.exact import PROMPTS
 from tests.small_store import FINGERPRINT, open_run, prompt
-from tests.tiny import of_neurons, save_tiny, tiny_model
 
 # ---- zeroing ----
+from tests.statistics_twin import part_of, score_interval, student_interval
+from tests.tiny import of_neurons, save_tiny, tiny_model
 
 
 def test_random_neurons_match_each_layer_and_leave_out_the_set() -> None:
@@ -224,8 +224,14 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
                 heavy[name][number] += 1e-6
                 moved.append((relative_drop(chosen, heavy) - relative_drop(chosen, even)) / 1e-6)
             variance += len(rows) / (len(rows) - 1) * float(np.square(moved).sum())
-        assert row["relative_drop"] - row["low"] == pytest.approx(1.959963984540054 * math.sqrt(variance), rel=1e-4)
-        assert row["high"] == pytest.approx(min(1, 2 * row["relative_drop"] - row["low"]))
+        fewest = min(len(rows) for rows in chosen.values())
+        wide = student_interval(row["relative_drop"], variance, fewest)
+        parts = [
+            part_of([max(b - h, 0) for _, b, h in rows], [max(h - b, 0) for _, b, h in rows], [n for n, _, _ in rows])
+            for rows in chosen.values()
+        ]
+        low, high = (bound / row["baseline_accuracy"] for bound in score_interval(parts))
+        assert (row["low"], row["high"]) == pytest.approx((min(low, wide[0]), min(max(high, wide[1]), 1)), rel=1e-4)
         assert row["logprob_change"] == pytest.approx(-0.5)
     table = {row["operation"]: row for row in ask("SELECT * FROM paper_a_table8")}
     assert (table["all"]["level"], table["all"]["neurons"], table["all"]["random_sets"]) == (2, 5, 2)

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from scipy.stats import false_discovery_control
 
 import mathinterp as mi
 from mathinterp.errors import UserError
@@ -13,8 +14,8 @@ from mathinterp.experiments.reach import prompts_needed, smallest_q
 from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.store import Store
-from mathinterp.store.statistics import Unit, benjamini_hochberg, clustered_effect
 from tests.small_store import fill, prompt
+from tests.statistics_twin import Unit, clustered_effect
 
 MODEL = mi.load("bundled", device="cpu", dtype="float32")
 
@@ -98,16 +99,16 @@ def test_the_least_q_is_what_the_statistics_give_when_one_head_moves_every_promp
         moved = [Unit(str(i), 0, "add", True, False) for i in range(prompts)]
         still = [Unit(str(i), 0, "add", True, True) for i in range(prompts)]
         p_values = [clustered_effect(units).p_value for units in (moved, *[still] * 63)]
-        assert all(p is not None for p in p_values)
-        assert benjamini_hochberg([p or 0.0 for p in p_values])[0] == pytest.approx(smallest_q(prompts, 64))
+        assert false_discovery_control(p_values)[0] == pytest.approx(smallest_q(prompts, 64))
     assert smallest_q(prompts_needed(64) - 1, 64) >= 0.05 > smallest_q(prompts_needed(64), 64)
 
 
 def test_too_few_prompts_for_a_small_q_are_told(tmp_path: Path) -> None:
     _, few = summary_of(tmp_path / "few", 1.0, 3, prompts=4)
     (line,) = [line for line in few.warnings if "too few prompts" in line]
-    assert "'add' (4 prompts: q 0.25 at best)" in line
-    assert "it takes 7 prompts of an operation" in line
+    assert f"'add' (4 prompts: q {smallest_q(4, 3):.2g} at best)" in line
+    assert f"it takes {prompts_needed(3)} prompts of an operation" in line
+    assert any("rough figures: under 12 prompts for operation 'add' (4)" in line for line in few.warnings)
     _, enough = summary_of(tmp_path / "enough", 1.0, 3)
     assert not [line for line in enough.warnings if "too few prompts" in line]
 

@@ -14,6 +14,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.paths import Paths
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import with_distractors
+from tests.statistics_twin import student_interval
 from tests.word_prompts import HEAD, MODEL, NAMED, TWO_DIGITS, WORDS, difference, head_output, logits_of
 
 
@@ -40,8 +41,9 @@ def test_logit_differences_are_those_of_the_models_own_logits(loaded, tmp_path: 
     change = found["logit_difference"] - before["logit_difference"]
     assert (effect["n"], effect["change"]) == (len(rows), pytest.approx(change.mean()))
     if len(rows) > 1:
-        half = 1.959963984540054 * change.std(ddof=1) / np.sqrt(len(rows))
-        assert effect["change_low"] == pytest.approx(change.mean() - half)
+        assert effect["change_low"] == pytest.approx(
+            student_interval(change.mean(), change.var() / len(rows), len(rows))[0]
+        )
 
 
 def test_distractors_count_in_no_accuracy_and_in_no_other_table(tmp_path: Path) -> None:

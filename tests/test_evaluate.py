@@ -1,7 +1,6 @@
 """Evaluation runs: shards, identities, the views with their paired tests, and the command."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.query import json_rows
 from tests.small_benchmarks import SVAMP, lines, write_benchmarks
 from tests.small_store import open_run
+from tests.statistics_twin import Part, score_interval, score_p_value
 from tests.tiny import save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -254,7 +254,7 @@ def test_views_by_hand(tmp_path: Path) -> None:
         return json_rows(con.sql(sql).to_arrow_table())
 
     (score,) = ask(f"SELECT * FROM evaluation_scores WHERE run_id = '{tuned}' AND subset = 'all'")
-    z, n, p = 1.959963984540054, 40, after.count("1") / 40
+    n, p = 40, after.count("1") / 40
     wilson = binomtest(after.count("1"), 40).proportion_ci(0.95, "wilson")
     assert (score["n"], score["accuracy"], score["unread"], score["truncated"]) == (40, pytest.approx(p), 1, 1)
     assert (score["low"], score["high"]) == pytest.approx((wilson.low, wilson.high))
@@ -265,11 +265,9 @@ def test_views_by_hand(tmp_path: Path) -> None:
     lost = sum(x == "1" and y == "0" for x, y in zip(before, after, strict=True))
     (pair,) = ask(f"SELECT * FROM evaluation_pairs WHERE run_id = '{base}' AND other_run_id = '{tuned}'")
     assert (pair["gained"], pair["lost"], pair["difference"]) == (gained, lost, pytest.approx((gained - lost) / 40))
-    assert pair["p_value"] == pytest.approx(binomtest(gained, gained + lost).pvalue, rel=1e-9)
-    differences = [int(y) - int(x) for x, y in zip(before, after, strict=True)]
-    mean = sum(differences) / n
-    half = z * math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    assert (pair["low"], pair["high"]) == pytest.approx((mean - half, mean + half))
+    part, mean = item_part(n, gained, lost), (gained - lost) / n
+    assert pair["p_value"] == pytest.approx(score_p_value([part]), rel=1e-9)
+    assert (pair["low"], pair["high"]) == pytest.approx(score_interval([part]), abs=1e-8)
     (back,) = ask(f"SELECT * FROM evaluation_pairs WHERE run_id = '{tuned}' AND other_run_id = '{base}'")
     assert (back["difference"], back["p_value"]) == pytest.approx((-mean, pair["p_value"]))
     assert ask(f"SELECT * FROM evaluation_pairs WHERE run_id = '{other}'") == []  # other items
@@ -298,7 +296,12 @@ def test_views_by_hand(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_many_changed_items_keep_an_exact_p(tmp_path: Path) -> None:
+def item_part(n: int, gained: int, lost: int) -> Part:
+    """Items of one unit each: an item moves by itself."""
+    return Part(n, gained / n, lost / n, n / (1 + 0.3 / (gained + lost + 1)))
+
+
+def test_many_changed_items_and_a_single_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     fill(store, "b", "gsm8k", "1" * 300 + "0" * 400)
     fill(store, "b+full", "gsm8k", "0" * 300 + "1" * 400, "full")
@@ -310,8 +313,9 @@ def test_many_changed_items_keep_an_exact_p(tmp_path: Path) -> None:
     assert (row["method"], one["model"]) == ("full", "b+one")
     assert [(r["run_id"] == later, r["newest"]) for r in rows[:3]] == [(False, True), (False, False), (True, True)]
     assert (row["gained"], row["lost"]) == (400, 300)
-    assert row["p_value"] == pytest.approx(binomtest(400, 700).pvalue, rel=1e-8)
-    assert (one["difference"], one["difference_low"], one["p_value"]) == (1, None, 1)
+    assert row["p_value"] == pytest.approx(score_p_value([item_part(700, 400, 300)]), rel=1e-8)
+    assert row["p_value"] == pytest.approx(binomtest(400, 700).pvalue, rel=0.15), "close to the exact McNemar test"
+    assert (one["difference"], one["p_value"] > 0.25, one["difference_low"] < -0.4) == (1, True, True)
 
 
 @pytest.mark.ray

@@ -31,6 +31,7 @@ from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store, query
 from mathinterp.store.manifest import Run
 from mathinterp.tuning.edit import export_edited, zero_columns
+from tests.statistics_twin import student_interval, student_p_value
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 
@@ -280,17 +281,18 @@ def test_bias_and_perplexity_by_hand(tmp_path) -> None:
             assert row["n"] == 2
             assert row["bias"] == pytest.approx(np.mean([bias(edit, stereotype, job) for job in jobs]), abs=1e-6)
             assert row["change"] == pytest.approx(np.mean(changes), abs=1e-6)
-            half = 1.959963984540054 * math.sqrt(np.var(changes, ddof=1) / 2)
-            assert row["change_high"] - row["change"] == pytest.approx(half, abs=1e-6)
+            high = student_interval(row["change"], np.var(changes, ddof=1) / 2, 2)[1]
+            assert row["change_high"] == pytest.approx(high, abs=1e-5)
             variances.append(np.var(changes, ddof=1) / 2)
         both = effects[edit, "all"]
         assert both["change"] == pytest.approx(
             (effects[edit, "woman"]["change"] + effects[edit, "man"]["change"]) / 2, abs=1e-9
         )
-        half = 1.959963984540054 * math.sqrt(sum(variances) / 4)
-        assert both["change_high"] - both["change"] == pytest.approx(half, abs=1e-6)
+        assert both["change_high"] == pytest.approx(
+            student_interval(both["change"], sum(variances) / 4, 2)[1], abs=1e-5
+        )
         assert both["relative_change"] == pytest.approx(both["change"] / both["original"])
-        assert both["p_value"] >= 2**-3
+        assert both["p_value"] == pytest.approx(student_p_value(both["change"], sum(variances) / 4, 2), rel=1e-4)
     assert effects["original", "all"]["change"] == 0
     table = {row["stereotype"]: row for row in rows_of(connection, "SELECT * FROM paper_a_table12")}
     assert table["all"]["edited"] == effects["edited", "all"]["bias"]
@@ -300,7 +302,7 @@ def test_bias_and_perplexity_by_hand(tmp_path) -> None:
     assert row["loss_change"] == pytest.approx(0.6 / 6)
     assert row["perplexity_ratio"] == pytest.approx(math.exp(0.1))
     # passages: worse .5, .1 with 4, 2 tokens; e = .5 - .4, .1 - .2
-    assert row["loss_change_high"] - 0.1 == pytest.approx(1.959963984540054 * math.sqrt(2 * 0.02 / 36))
+    assert row["loss_change_high"] == pytest.approx(student_interval(0.1, 2 * 0.02 / 36, 2)[1])
     for table in ("paper_a_table22", "paper_a_table23"):
         assert len(rows_of(connection, f"SELECT * FROM {table}")) == 2
 

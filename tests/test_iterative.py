@@ -23,9 +23,9 @@ from mathinterp.models.anatomy import model_shape
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts import Prompt
 from mathinterp.store import Store
-from mathinterp.store.statistics import Unit, effects_by_operation
 from tests import test_scans
 from tests.head_sets import RANKING, zeros
+from tests.statistics_twin import Unit, effects_by_operation
 from tests.tiny import save_tiny, tiny_config
 
 SUM = Prompt("p", "3 plus 5 is", "8", operation="add", operand_a="3", operand_b="5")

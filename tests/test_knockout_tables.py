@@ -19,6 +19,7 @@ from mathinterp.experiments.knockout.tables import KNOCKOUT_HEADS
 from mathinterp.experiments.results import Results
 from mathinterp.store import Store
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores
+from tests.statistics_twin import part_of, score_interval
 
 
 def curve_store(folder: Path, scoring: str = "token", **parameters: str) -> tuple[Store, str]:
@@ -72,12 +73,11 @@ def test_knockout_curve_by_hand(tmp_path: Path) -> None:
     assert [point(k, "all")["accuracy"] for k in (0, 1, 4)] == [1.0, 0.625, 0.25]
     assert point(4, "all", "random", 1)["accuracy"] == 0.75
     assert (point(1, "add")["n"], point(1, "all")["n"], point(1, "add")["logprob"]) == (4, 8, -3.0)
-    # prompts a, b: n = 3, 1; hits 2, 1; e = 2 - .75 * 3, 1 - .75; sum e^2 = 2 / 16; variance 2/1 * that / 16
-    half = 1.959963984540054 * (2 * (2 / 16) / 16) ** 0.5
-    assert point(1, "add")["low"] == pytest.approx(0.75 - half, abs=1e-12)
-    assert point(1, "add")["high"] == pytest.approx(min(0.75 + half, 1), abs=1e-12)
-    assert (point(0, "add")["low"], point(0, "add")["high"]) == (1, 1)
-    assert point(1, "sub")["low"] is None, "one prompt has no interval"
+    low, high = score_interval([part_of([2, 1], [0, 0], [3, 1])])  # prompts a, b: n = 3, 1; hits 2, 1
+    assert (point(1, "add")["low"], point(1, "add")["high"]) == pytest.approx((max(low, 0), high), abs=1e-9)
+    assert point(0, "add")["low"] < 0.7, "two prompts, all right, do not prove that all are"
+    assert point(0, "add")["high"] == 1
+    assert point(1, "sub")["low"] == 0, "one prompt says nothing"
 
 
 def test_knockout_summary_by_hand(tmp_path: Path) -> None:

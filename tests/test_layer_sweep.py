@@ -29,6 +29,7 @@ from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep import claim_folder, split_samples
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
 from tests.exact import PROMPTS, one_at_a_time
+from tests.statistics_twin import part_of, score_interval
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -196,19 +197,20 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     assert len(curve) == 2 * 5
     for point in curve.itertuples():
         own = rows[(rows["layer"] == point.layer) & (rows["learning_rate"] == point.learning_rate)]
-        accuracies, gains, variances = [], [], []
+        accuracies, gains, parts = [], [], []
         for _, part in own.groupby("operation"):
             per = part.groupby("prompt_id")[["correct", "right_before"]].agg(["sum", "count"]).astype(float)
             hits, n, before = per["correct", "sum"], per["correct", "count"], per["right_before", "sum"]
             accuracies.append(hits.sum() / n.sum())
             gains.append((hits.sum() - before.sum()) / n.sum())
-            residual = hits - before - gains[-1] * n
-            variances.append(len(n) / (len(n) - 1) * (residual**2).sum() / n.sum() ** 2)
+            gained = part["correct"] & ~part["right_before"]
+            lost = part["right_before"] & ~part["correct"]
+            moves = [of.astype(float).groupby(part["prompt_id"]).sum().to_list() for of in (gained, lost)]
+            parts.append(part_of(*moves, n.to_list()))
         if point.operation == "all":
             assert point.accuracy == pytest.approx(np.mean(accuracies))
             assert point.gain == pytest.approx(np.mean(gains))
-            half = 1.959963984540054 * np.sqrt(sum(variances)) / len(variances)
-            assert point.gain_high - point.gain == pytest.approx(half)
+            assert (point.gain_low, point.gain_high) == pytest.approx(score_interval(parts), abs=1e-8)
             assert point.low <= point.accuracy <= point.high
 
     neurons = connection.sql("SELECT * FROM sweep_neurons WHERE tuned_layer = 2 AND rank <= 20").df()

@@ -35,6 +35,7 @@ from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
+from tests.statistics_twin import student_interval
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 
 LAYERS = 3
@@ -294,7 +295,7 @@ def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
     run.finish()
     curve = {(r["operation"], r["layer"], r["target"]): r for r in store.rows("SELECT * FROM mlp_probe_curve")}
     add = curve["add", 0, "a"]
-    half = 1.959963984540054 * math.sqrt((0.1**2 + 0.1**2) / 1 / 2)
+    half = student_interval(0.0, (0.1**2 + 0.1**2) / 1 / 2, 2)[1]
     assert (add["n"], add["mlp_out"], add["mlp_in"], add["difference"]) == pytest.approx((2, 0.4, 0.25, -0.4))
     assert (add["mlp_out_low"], add["mlp_out_high"]) == pytest.approx((0.4 - half, 0.4 + half))
     assert (add["difference_low"], add["difference_high"]) == pytest.approx((-0.4 - half, -0.4 + half))

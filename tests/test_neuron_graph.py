@@ -35,12 +35,12 @@ from tests.exact import PROMPTS
 from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_twin import gain, look, spread, times
 from tests.small_store import open_run
+from tests.statistics_twin import student_interval
 from tests.test_neuron_ablation import zero_columns
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 NEURONS = [(2, 7), (0, 3), (1, 39), (0, 17), (2, 20), (1, 0)]
 EXACTLY = {"rel": 1e-9, "abs": 1e-11}
-
 
 # ---- the twin: one pair of neurons, formulas as the module states them, derivatives by autograd ----
 
@@ -293,17 +293,18 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
         for zeroed in ("root", "random"):
             part = check[(check["k"] == row["k"]) & (check["zeroed"] == zeroed)]
             part = part[part["right"]] if row["cases"] == "correct" else part
-            means, variances = [], []
+            means, variances, counts = [], [], []
             for operation, of_operation in part.groupby("operation"):
                 if row["operation"] not in ("all", operation):
                     continue
                 sums = of_operation.groupby("prompt_id")[["fall", "size"]].sum()
                 ratio = sums["fall"].sum() / sums["size"].sum()
                 n = len(sums)
+                counts.append(n)
                 residuals = sums["fall"] - ratio * sums["size"]
                 means.append(ratio)
                 variances.append(n / (n - 1) * (residuals**2).sum() / sums["size"].sum() ** 2)
-            half = 1.959963984540054 * np.sqrt(sum(variances)) / len(variances)
+            half = student_interval(0.0, sum(variances) / len(variances) ** 2, min(counts))[1]
             assert row[zeroed] == pytest.approx(np.mean(means), rel=1e-4, abs=1e-6)
             assert row[f"{zeroed}_low"] == pytest.approx((np.mean(means) - half), rel=1e-4, abs=1e-6)
     root = check[

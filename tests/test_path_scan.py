@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from scipy.stats import norm
+from scipy.stats import false_discovery_control, spearmanr
 
 from mathinterp.cli.main import main
 from mathinterp.engine.pairs import pairs_of
@@ -25,9 +25,9 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store
-from mathinterp.store.statistics import benjamini_hochberg, spearman
 from tests.path_twin import PAIRS, anatomy_of, forward, patched_logits
 from tests.small_store import FINGERPRINT, open_run
+from tests.statistics_twin import student_interval, student_p_value
 from tests.tiny import tiny_tokenizer
 
 
@@ -204,21 +204,24 @@ def test_path_effects_equal_numpy(stored: tuple[Store, dict[str, pa.Table]]) -> 
         parts = by_node[row["node"], row["layer"], row["head"]]
         if row["operation"] == "all":
             mean, logprob = (np.mean([part[i] for part in parts.values()]) for i in (0, 2))
-            variance, n = sum(part[1] for part in parts.values()) / 4, 4
+            variance, n, fewest = sum(part[1] for part in parts.values()) / 4, 4, 2
         else:
-            (mean, variance, logprob), n = parts[row["operation"]], 2
-        p_value = max(2 * norm.sf(abs(mean) / np.sqrt(variance)), 2.0 ** (1 - n)) if mean else 1.0
-        half = 1.959963984540054 * np.sqrt(variance)
-        wanted = {"mean": mean, "low": mean - half, "high": mean + half, "p_value": p_value, "logprob_change": logprob}
+            (mean, variance, logprob), n, fewest = parts[row["operation"]], 2, 2
+        low, high = student_interval(mean, variance, fewest)
+        p_value = student_p_value(mean, variance, fewest)
+        wanted = {"mean": mean, "low": low, "high": high, "p_value": p_value, "logprob_change": logprob}
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-        assert (row["n"], row["key"]) == (n, mean < -0.05)
+        assert (row["n"], row["pairs"], row["below"]) == (n, fewest, mean < -0.05)
+        moves = max(abs(row["logit_change"]), abs(row["logprob_change"])) > row["noise"]
+        assert row["sure"] == (row["q_value"] < 0.05 and moves)
+        assert row["key"] == (row["below"] and row["sure"])
         p_values.setdefault((row["node"], row["operation"]), []).append((row["p_value"], row["q_value"]))
     for values in p_values.values():
         tests, found = zip(*values, strict=True)
-        assert found == pytest.approx(benjamini_hochberg(tests), rel=1e-12)
+        assert found == pytest.approx(false_discovery_control(tests), rel=1e-12)
     ranked = [row["mean"] for row in sorted(rows, key=lambda r: r["rank"]) if row["operation"] == "all"]
     assert ranked == sorted(ranked)
-    assert {row["key"] for row in rows} == {True, False}
+    assert {row["below"] for row in rows} == {True, False}
 
 
 def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[Store, dict[str, pa.Table]]) -> None:
@@ -232,8 +235,8 @@ def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[St
         first = [r["first_order"] for r in shares if r["operation"] == operation]
         columns = {name: [r[name] for r in part] for name in ("logit_effect", "logprob_change", "logit_change")}
         wanted = {
-            "logit_logprob": spearman(columns["logit_effect"], columns["logprob_change"]),
-            "first_order_rank": spearman(columns["logit_change"], first),
+            "logit_logprob": spearmanr(columns["logit_effect"], columns["logprob_change"]).statistic,
+            "first_order_rank": spearmanr(columns["logit_change"], first).statistic,
             "first_order_pearson": np.corrcoef(columns["logit_change"], first)[0, 1],
         }
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)

@@ -1,148 +1,213 @@
-"""The estimators: against scipy, by hand, and by simulation."""
+"""Intervals and p-values: the SQL macros against scipy, the twin against hand-made cases, and both by simulation.
 
-import itertools
+The simulation is a fast version of benchmarks/coverage.py; docs/statistics.md has the definitions and its table.
+"""
+
+import importlib.util
 import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
-from mathinterp.store.statistics import (
-    Effect,
+from mathinterp.store.catalog import catalog
+from tests.statistics_twin import (
+    Part,
     Unit,
-    benjamini_hochberg,
     clustered_effect,
     effects_by_operation,
-    macro_effect,
-    spearman,
-    top_k_overlap,
+    part_of,
+    score_interval,
+    score_p_value,
 )
 
 
-def simulated(random: np.random.Generator, loss: float, prompts: int = 150) -> list[Unit]:
-    """Prompts of 1-3 tokens that share their luck; each token right with .7 before and .7 - ``loss`` after.
-
-    A prompt's tokens are all as easy as each other (one uniform number decides them, before and after apart),
-    so tokens are far from independent and only the clustered variance can be right.
-    """
-    units = []
-    for number in range(prompts):
-        shared = random.random()
-        before, after = shared < 0.7, (shared + random.uniform(-0.2, 0.2)) % 1 < 0.7 - loss
-        units += [Unit(f"{number}", i, "add", bool(before), bool(after)) for i in range(random.integers(1, 4))]
-    return units
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("coverage", Path(__file__).parents[1] / "benchmarks" / "coverage.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["coverage"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_interval_covers_the_truth_in_95_percent_of_experiments():
-    random = np.random.default_rng(0)
-    covered = 0
-    for _ in range(1000):
-        low, high = clustered_effect(simulated(random, loss=0.1)).interval
-        covered += low <= 0.1 <= high
-    assert 0.93 <= covered / 1000 <= 0.97
+COVERAGE = benchmark()
 
 
-def test_p_value_is_not_anti_conservative_when_nothing_is_lost():
-    random = np.random.default_rng(1)
-    p_values = np.array([clustered_effect(simulated(random, loss=0.0)).p_value for _ in range(1000)])
-    for level in (0.01, 0.05, 0.2):
-        assert np.mean(p_values <= level) <= level + 3 * math.sqrt(level * (1 - level) / 1000)
-    assert np.mean(p_values <= 0.2) > 0.1, "nor is it needlessly blunt"
+@pytest.fixture(scope="module")
+def sql() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.execute(catalog().functions)
+    return connection
 
 
-def test_p_value_is_scipys_normal_tail():
-    effect = clustered_effect(simulated(np.random.default_rng(2), loss=0.1))
-    z = effect.drop / math.sqrt(effect.variance)
-    assert effect.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-12)
-    low, high = effect.interval
-    assert (low, high) == pytest.approx(stats.norm.interval(0.95, effect.drop, math.sqrt(effect.variance)), rel=1e-12)
+def value(sql: duckdb.DuckDBPyConnection, expression: str, *values: Any) -> Any:
+    row = sql.execute(f"SELECT {expression}", values).fetchone()
+    assert row is not None
+    return row[0]
 
 
-def test_variance_of_one_token_per_prompt_is_the_paired_mean_variance():
-    random = np.random.default_rng(3)
-    units = [Unit(f"{i}", 0, "add", bool(random.random() < 0.8), bool(random.random() < 0.6)) for i in range(40)]
-    lost = [unit.baseline_correct - unit.correct for unit in units]
-    effect = clustered_effect(units)
-    assert effect.drop == pytest.approx(np.mean(lost))
-    assert effect.variance == pytest.approx(np.var(lost, ddof=1) / 40)
+# ---- Student's t ----
 
 
-def test_scoring_chooses_the_unit():
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 11, 30, 99, 399, 1599, 20_000])
+def test_student_is_scipys(sql: duckdb.DuckDBPyConnection, df: int) -> None:
+    assert value(sql, "student_factor(?)", df + 1) == pytest.approx(stats.t.ppf(0.975, df), rel=1e-9)
+    for t in (1e-6, 0.01, 0.3, 1, 1.96, 2.2, 4, 8, 20, 40):
+        expected = 2 * stats.t.sf(t, df)
+        if expected > 1e-290:
+            assert value(sql, "student_p(?::DOUBLE, ?::DOUBLE)", t, df) == pytest.approx(expected, rel=1e-9)
+
+
+def test_one_number_alone_has_no_interval_and_no_p(sql: duckdb.DuckDBPyConnection) -> None:
+    assert value(sql, "student_factor(1)") is None
+    assert value(sql, "mean_p(0.5, NULL, 1)") is None
+    assert value(sql, "mean_p(0, 0, 8)") == 1
+    assert value(sql, "mean_p(0.5, 0, 8)") == 2**-7, "eight alike: what flipping signs gives"
+
+
+def test_of_unlike_operations_the_smallest_counts(sql: duckdb.DuckDBPyConnection) -> None:
+    assert value(sql, "mean_p(0.3, 0.01, 12)") == pytest.approx(2 * stats.t.sf(3, 11), rel=1e-9)
+
+
+# ---- the score interval ----
+
+PROMPTS = st.lists(
+    st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, n))),
+    min_size=2,
+    max_size=20,
+)
+
+
+def of(prompts: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int], list[int]]:
+    """fell, rose and n per prompt; not more units move than there are."""
+    return [f for n, f, _ in prompts], [min(r, n - f) for n, f, r in prompts], [n for n, _, _ in prompts]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PROMPTS, min_size=1, max_size=4))
+def test_interval_and_p_are_one_procedure_in_sql_and_twin(
+    sql: duckdb.DuckDBPyConnection, operations: list[list[tuple[int, int, int]]]
+) -> None:
+    rows = [(o, f, r, n) for o, prompts in enumerate(operations) for f, r, n in zip(*of(prompts), strict=True)]
+    listed = ", ".join(str(row) for row in rows)
+    found = sql.execute(
+        f"""SELECT drop, score_bound(drop, parts, -1), score_bound(drop, parts, 1), score_p(drop, parts) FROM (
+                SELECT avg(part.drop) AS drop, list(part) AS parts FROM (
+                    SELECT score_part(fell, rose, n) AS part
+                    FROM (VALUES {listed}) AS t(o, fell, rose, n) GROUP BY o))"""
+    ).fetchone()
+    assert found is not None
+    drop, low, high, p = found
+    parts = [part_of(*of(prompts)) for prompts in operations]
+    assert (low, high) == pytest.approx(score_interval(parts), abs=1e-8)
+    assert p == pytest.approx(score_p_value(parts), rel=1e-7)
+    assert low - 1e-9 <= drop <= high + 1e-9
+    if abs(p - 0.05) > 1e-6:
+        assert (p < 0.05) == (low > 0 or high < 0), "they never contradict each other"
+
+
+def test_with_one_token_per_prompt_its_p_is_mcnemars() -> None:
+    assert score_p_value([Part(44, 9 / 44, 1 / 44, 44)]) == pytest.approx(stats.chi2.sf((9 - 1) ** 2 / (9 + 1), 1))
+    alone = score_interval([Part(44, 9 / 44, 1 / 44, 44)])
+    wide = score_interval([part_of([1] * 9 + [0] * 35, [0] * 9 + [1] + [0] * 34, [1] * 44)])
+    assert wide[0] < alone[0] < alone[1] < wide[1], "a few prompts that moved count for a little less"
+    assert wide == pytest.approx(alone, abs=0.02)
+
+
+def test_without_a_move_the_interval_says_what_few_prompts_cannot_show() -> None:
+    for prompts, wide in ((8, 0.4), (12, 0.3), (50, 0.1), (400, 0.014)):
+        low, high = score_interval([part_of([0] * prompts, [0] * prompts, [1] * prompts)])
+        assert low == pytest.approx(-high, abs=1e-8)
+        assert 0.6 * wide < high < wide
+    assert score_p_value([part_of([0] * 8, [0] * 8, [2] * 8)]) == 1
+
+
+def test_tokens_that_move_together_count_once() -> None:
+    """Three tokens a prompt that all fall or none: the interval of the prompts, not of three times as many tokens."""
+    fell = [1] * 10 + [0] * 30
+    once = score_interval([part_of(fell, [0] * 40, [1] * 40)])
+    together = score_interval([part_of([3 * f for f in fell], [0] * 40, [3] * 40)])
+    assert together == pytest.approx(once, abs=1e-8)
+    apart = score_interval([part_of([1] * 30 + [0] * 10, [0] * 40, [3] * 40)])
+    assert apart[1] - apart[0] < 0.8 * (once[1] - once[0])
+
+
+# ---- units and operations ----
+
+
+def test_scoring_chooses_the_unit() -> None:
     units = [Unit("a", 0, "add", True, True), Unit("a", 1, "add", True, False), Unit("b", 0, "add", True, True)]
     by_scoring = {name: clustered_effect(units, name) for name in ("token", "first_token", "exact_match")}
     assert [effect.n for effect in by_scoring.values()] == [3, 2, 2]
     assert [effect.drop for effect in by_scoring.values()] == pytest.approx([1 / 3, 0, 1 / 2])
 
 
-def test_all_is_the_unweighted_mean_of_the_operations():
+def test_all_is_the_unweighted_mean_of_the_operations() -> None:
     few = [Unit("a", 0, "mul", True, False), Unit("b", 0, "mul", True, True)]
     many = [Unit(f"{i}", 0, "add", True, True) for i in range(98)]
     effects = effects_by_operation(few + many)
     assert list(effects) == ["add", "mul", "all"]
-    assert effects["all"].drop == 0.25
-    assert effects["all"].variance == pytest.approx((0 + 0.25) / 4)
-    assert effects["all"].n == 100
+    assert (effects["all"].drop, effects["all"].n) == (0.25, 100)
 
 
-def test_macro_effect_needs_all_variances():
-    known, unknown = Effect(2, 1.0, 0.5, 0.5, 0.25, 0.0, 1), Effect(1, 1.0, 0.0, 1.0, None, 0.0, 1)
-    assert macro_effect([known, unknown]).variance is None
-    assert macro_effect([known, unknown]).p_value is None
-    assert macro_effect([known, known]).variance == 0.125
+# ---- by simulation (benchmarks/coverage.py is the whole of it) ----
 
 
-def test_degenerate_effects():
-    nothing = clustered_effect([Unit("a", 0, "add", False, False), Unit("b", 0, "add", False, False)])
-    assert (nothing.p_value, nothing.relative_drop, nothing.interval) == (1.0, None, (0.0, 0.0))
-    everything = clustered_effect([Unit("a", 0, "add", True, False), Unit("b", 0, "add", True, False)])
-    assert (everything.p_value, everything.relative_drop, everything.variance) == (0.5, 1.0, 0.0)  # 2 sign flips of 4
+def test_the_simulation_counts_as_the_twin_does() -> None:
+    random = np.random.default_rng(0)
+    fell_RP, n_P = random.integers(0, 2, (5, 14)).astype(float), np.array([1.0, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2])
+    rose_RP = np.where(fell_RP == 0, random.integers(0, 2, (5, 14)), 0).astype(float)
+    drawn = COVERAGE.summarized(fell_RP, rose_RP, n_P)
+    p_R = COVERAGE.score_p([drawn])
+    for row in range(5):
+        part = part_of(fell_RP[row], rose_RP[row], n_P)
+        assert (drawn.drop_R[row], drawn.units_R[row]) == pytest.approx((part.drop, part.units))
+        assert p_R[row] == pytest.approx(score_p_value([part]), rel=1e-8)
+        for drop in (-0.3, 0.0, 0.2):
+            low, high = score_interval([part])
+            assert bool(COVERAGE.score_holds([drawn], drop)[row]) == (low - 1e-6 <= drop <= high + 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_benjamini_hochberg_is_scipys(seed):
-    random = np.random.default_rng(seed)
-    p_values = np.round(random.beta(0.5, 2, size=60), 2)  # rounded: ties, zeros
-    p_values[:3] = 1.0
-    assert benjamini_hochberg(p_values) == pytest.approx(stats.false_discovery_control(p_values), rel=1e-12)
+DRAWS = 700
+NOISE = 3 * math.sqrt(0.07 * 0.93 / DRAWS)  # of the worst of many cases, three standard errors
 
 
-def test_benjamini_hochberg_controls_false_discoveries():
-    random = np.random.default_rng(7)
-    shares = []
-    for _ in range(300):
-        p_values = np.concatenate([random.random(80), random.random(20) * 1e-4])
-        called = np.array(benjamini_hochberg(p_values)) <= 0.1
-        shares.append(called[:80].sum() / max(1, called.sum()))
-    assert np.mean(shares) <= 0.1
+@pytest.mark.parametrize("prompts", [8, 12, 20, 100])
+def test_score_intervals_hold_what_they_say(prompts: int) -> None:
+    before, score = COVERAGE.coverage(prompts, DRAWS)
+    assert score["coverage"] > 0.95
+    assert score["worst coverage"] > 0.93 - NOISE
+    assert score["worst false alarms"] < 0.055 + NOISE
+    assert before["worst coverage"] < 0.7, "the definition before fails the same simulation, so it can fail"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_spearman_is_scipys_with_ties(seed):
-    random = np.random.default_rng(seed)
-    x, y = random.integers(0, 8, 50), random.normal(size=50)
-    assert spearman(x, y + x) == pytest.approx(stats.spearmanr(x, y + x).statistic, rel=1e-12)
+@pytest.mark.parametrize("prompts", [4, 12])
+def test_score_intervals_of_the_mean_hold_what_they_say(prompts: int) -> None:
+    before, score = COVERAGE.coverage_of_all(prompts, DRAWS)
+    assert score["worst coverage"] > 0.93 - NOISE
+    assert score["worst false alarms"] < 0.055 + NOISE
+    assert before["worst coverage"] < 0.85
 
 
-def test_spearman_of_a_constant_and_of_unequal_lengths():
-    assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
-    with pytest.raises(ValueError, match="one length"):
-        spearman([1, 2], [1, 2, 3])
+def test_false_discoveries_among_heads_stay_under_their_rate_and_true_ones_are_found() -> None:
+    rows = [row for row in COVERAGE.discoveries(12, 60) if row["procedure"] == "score"]
+    assert all(row["false discoveries"] < 0.055 + 0.05 for row in rows)
+    assert rows[0]["power"] > 0.85
 
 
-def test_top_k_overlap():
-    assert top_k_overlap(["1.1", "0.3", "2.2"], ["0.3", "4.0", "1.1"], 2) == 0.5
-    assert top_k_overlap([1, 2, 3], [3, 2, 1], 3) == 1.0
-    with pytest.raises(ValueError, match="k = 4"):
-        top_k_overlap([1, 2, 3], [3, 2, 1], 4)
-
-
-def test_p_is_never_below_what_flipping_signs_can_give():
-    """Few prompts that all move alike have no variance: the exact test's least p stands in for a normal p of 0."""
-    for moved in (1, 3, 6):
-        units = [Unit(f"p{i}", 0, "add", True, i >= moved) for i in range(8)]
-        effect = clustered_effect(units)
-        changes = np.array([1.0] * moved + [0.0] * (8 - moved))
-        flips = np.array(list(itertools.product((-1, 1), repeat=8)))
-        exact = np.mean(np.abs(flips @ changes) >= changes.sum())
-        assert effect.p_value is not None
-        assert effect.p_value >= exact - 1e-12
+@pytest.mark.parametrize(("pairs", "operations"), [(4, 4), (12, 1), (12, 4)])
+def test_path_effects_keep_their_false_discovery_rate(pairs: int, operations: int) -> None:
+    rows = {row["procedure"]: row for row in COVERAGE.mean_discoveries(pairs, operations, 200)}
+    assert rows["student"]["worst false alarms"] < 0.055
+    assert rows["student"]["worst false discoveries"] < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
+    assert rows["normal (before)"]["worst false discoveries"] > 0.2

@@ -15,8 +15,8 @@ from scipy import special, stats
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
 from mathinterp.store.catalog import catalog
-from mathinterp.store.statistics import Unit, effects_by_operation
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores, write_head
+from tests.statistics_twin import Unit, effects_by_operation, part_of, score_interval, score_p_value, student_interval
 
 EFFECTS = "operation n baseline_accuracy accuracy drop drop_low drop_high relative_drop p_value q_value logprob_change"
 CONTRACT = {
@@ -148,30 +148,38 @@ def test_heads_and_neurons_are_named_with_a_dot():
 def test_head_effects_by_hand_token_scoring(small):
     store = small("token")
     add = effect(store, "add")
-    # prompts a, b, c: n = 2, 2, 1; lost = 2, -1, 1; drop = 2/5; e = 2 - .8, -1 - .8, 1 - .4; sum e^2 = 5.04
-    variance = 3 / 2 * 5.04 / 25
+    # prompts a, b, c: n = 2, 2, 1 units, of which 2, 0, 1 fell and 0, 1, 0 rose; drop = 2/5
+    part = part_of([2, 0, 1], [0, 1, 0], [2, 2, 1])
+    # all 3 prompts moved; e = 2 - .8, -1 - .8, 1 - .4; variance 3/2 * 5.04 / 25, times 3 over the .6 + .2 - .4^2 of one
+    # unit; tokens right or wrong together: 3 * (4 + 4 + 1) / 25
+    ratio = (3 * min(3 / 2 * 5.04 / 25 * 3 / 0.64, 1.5 * 1.08) + 4 * 1.08) / 7 * (1 + 0.3 / 4)
+    assert (part.fell, part.rose, part.units) == pytest.approx((0.6, 0.2, 3 / ratio))
     assert (add["n"], add["baseline_accuracy"], add["accuracy"]) == (5, 0.8, 0.4)
     assert add["drop"] == pytest.approx(0.4, abs=1e-15)
     assert add["relative_drop"] == pytest.approx(0.5, abs=1e-15)
-    assert add["drop_low"] == pytest.approx(0.4 - 1.959963984540054 * math.sqrt(variance), abs=1e-14)
-    assert add["drop_high"] == pytest.approx(0.4 + 1.959963984540054 * math.sqrt(variance), abs=1e-14)
-    assert add["p_value"] == pytest.approx(2 * stats.norm.sf(0.4 / math.sqrt(variance)), rel=1e-12)
+    assert (add["drop_low"], add["drop_high"]) == pytest.approx(score_interval([part]), abs=1e-9)
+    assert add["p_value"] == pytest.approx(2 * stats.norm.sf(0.4 / math.sqrt((0.6 + 0.2) * ratio / 3)), rel=1e-9)
+    assert (add["prompts"], add["noise"], add["sure"]) == (3, 0, False)
     assert add["logprob_change"] == -0.5
     sub = effect(store, "sub")
-    assert (sub["n"], sub["drop"]) == (2, 0.5)  # lost 1, 0 of 1, 1: e = .5, -.5; variance 2 * .5 / 4
+    assert (sub["n"], sub["drop"], sub["prompts"]) == (2, 0.5, 2)
     every = effect(store, "all")
     assert every["n"] == 7
     assert every["drop"] == pytest.approx(0.45)
     assert every["baseline_accuracy"] == pytest.approx(0.9)
     assert every["relative_drop"] == pytest.approx(0.5)
-    half = 1.959963984540054 * math.sqrt((variance + 0.25) / 4)
-    assert (every["drop_low"], every["drop_high"]) == (pytest.approx(0.45 - half), pytest.approx(0.45 + half))
+    parts = [part, part_of([1, 0], [0, 0], [1, 1])]
+    assert (every["drop_low"], every["drop_high"]) == pytest.approx(score_interval(parts), abs=1e-9)
+    assert every["p_value"] == pytest.approx(score_p_value(parts), rel=1e-9)
+    assert every["prompts"] == 2, "of the smallest operation"
 
 
 def test_a_head_that_changes_nothing_has_p_1(small):
     for operation in ("add", "sub", "all"):
         row = effect(small(), operation, head=1)
-        assert (row["drop"], row["drop_low"], row["drop_high"], row["p_value"], row["q_value"]) == (0, 0, 0, 1, 1)
+        assert (row["drop"], row["p_value"], row["q_value"]) == (0, 1, 1)
+        assert row["drop_low"] == pytest.approx(-row["drop_high"]), "how much a few prompts cannot show"
+        assert 0.3 < row["drop_high"] < 0.9
 
 
 def test_q_values_are_benjamini_hochberg_over_heads(small):
@@ -185,8 +193,8 @@ def test_q_values_are_benjamini_hochberg_over_heads(small):
 def test_head_effects_by_hand_first_token_scoring(small):
     add = effect(small("first_token"), "add")
     assert (add["n"], add["baseline_accuracy"], add["accuracy"]) == (3, 1.0, pytest.approx(1 / 3))
-    # lost 1, 0, 1 of 1 each: drop 2/3, e = 1/3, -2/3, 1/3; variance 3/2 * 6/9 / 9
-    assert add["drop_high"] - add["drop"] == pytest.approx(1.959963984540054 / 3)
+    expected = score_interval([part_of([1, 0, 1], [0, 0, 0], [1, 1, 1])])
+    assert (add["drop_low"], add["drop_high"]) == pytest.approx(expected, abs=1e-9)
 
 
 def test_head_effects_by_hand_exact_match_scoring(small):
@@ -195,8 +203,8 @@ def test_head_effects_by_hand_exact_match_scoring(small):
     # answers right before: a, c; after: b; the log-probability of a whole answer is the sum over its tokens
     assert (add["n"], add["baseline_accuracy"], add["accuracy"]) == (3, pytest.approx(2 / 3), pytest.approx(1 / 3))
     assert (add["drop"], add["relative_drop"]) == (pytest.approx(1 / 3), pytest.approx(1 / 2))
-    # lost 1, -1, 1 of 1 each: e = 2/3, -4/3, 2/3; variance 3/2 * 24/9 / 9
-    assert add["drop_high"] - add["drop"] == pytest.approx(1.959963984540054 * 2 / 3)
+    expected = score_interval([part_of([1, 0, 1], [0, 1, 0], [1, 1, 1])])
+    assert (add["drop_low"], add["drop_high"]) == pytest.approx(expected, abs=1e-9)
     assert add["logprob_change"] == pytest.approx(-2.5 / 3)
     assert effect(store, "all")["n"] == 5
 
@@ -205,8 +213,9 @@ def test_mlp_effects_use_the_same_estimator(small):
     store = small()
     for operation in ("add", "sub", "all"):
         head, mlp = effect(store, operation), effect(store, operation, view="mlp_effects")
-        assert {name: mlp[name] for name in mlp if name != "q_value"} == {
-            name: head[name] for name in head if name not in ("q_value", "head")
+        over = ("q_value", "joint_q")  # components
+        assert {name: mlp[name] for name in mlp if name not in over} == {
+            name: head[name] for name in head if name not in (*over, "head")
         }
         assert mlp["q_value"] == mlp["p_value"]  # one component, one test
 
@@ -232,12 +241,15 @@ def test_a_baseline_that_is_never_right_has_no_relative_drop(tmp_path):
     assert (row["relative_drop"], row["drop"], row["p_value"]) == (None, 0, 1)
 
 
-def test_a_single_prompt_has_no_interval(tmp_path):
+def test_a_single_prompt_says_next_to_nothing(tmp_path):
     store = Store(tmp_path)
     fill(store, [prompt("a")], [{"prompt_id": "a"}], [{"prompt_id": "a", "layer": 0, "head": 0, "correct": False}])
     row = effect(store, "all")
     assert (row["n"], row["drop"]) == (1, 1)
-    assert [row[name] for name in ("drop_low", "drop_high", "p_value", "q_value")] == [None] * 4
+    assert (row["prompts"], row["logprob_low"], row["logprob_high"]) == (1, None, None)
+    assert row["drop_low"] < -0.4
+    assert (row["drop_high"], row["sure"]) == (1, False)
+    assert row["p_value"] > 0.25
 
 
 def test_a_head_whose_shard_is_missing_is_absent(tmp_path):
@@ -307,13 +319,19 @@ def test_sql_agrees_with_its_python_twin(tmp_path, scoring):
             assert row["n"] == expected.n
             for name in ("baseline_accuracy", "accuracy", "drop", "relative_drop", "p_value", "logprob_change"):
                 assert row[name] == pytest.approx(getattr(expected, name), abs=1e-9, rel=1e-9), (head, operation, name)
-            assert (row["drop_low"], row["drop_high"]) == pytest.approx(expected.interval, abs=1e-9)
+            assert (row["drop_low"], row["drop_high"]) == pytest.approx(expected.interval, abs=1e-8)
+            assert (row["p_value"] < 0.05) == (row["drop_low"] > 0 or row["drop_high"] < 0), "they never contradict"
+            fewest = min(part.prompts for part in expected.parts)
+            interval = student_interval(expected.logprob_change, expected.logprob_variance or math.nan, fewest)
+            assert (row["logprob_low"], row["logprob_high"]) == pytest.approx(interval, rel=1e-9)
 
 
 def test_q_values_of_many_heads_with_ties(tmp_path):
     store = Store(tmp_path)
     random_run(store, "token", seed=4)
-    found = store.rows("SELECT operation, p_value, q_value FROM head_effects")
+    found = store.rows("SELECT operation, p_value, q_value, joint_q FROM head_effects")
+    joint = stats.false_discovery_control([row["p_value"] for row in found])
+    assert [row["joint_q"] for row in found] == pytest.approx(joint, rel=1e-12), "over heads and operations together"
     for operation in ("add", "sub", "none", "all"):
         rows = [row for row in found if row["operation"] == operation]
         assert len(rows) == 6

@@ -5,7 +5,7 @@ Knows the views of head and MLP scans; knows nothing about models or how rows we
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import reach_warnings, unrankable
+from mathinterp.experiments.reach import reach_warnings, rough_warnings, unrankable
 from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.thin_means import thin_mean_warnings
 
@@ -64,6 +64,7 @@ def summarize_ablation(
         ],
         warnings=[
             *thin_mean_warnings(results.store, results.run_id),
+            *rough_warnings(_tests(results, effects)[0]),
             *([] if "all" in why else reach_warnings(*_tests(results, effects), word)),
         ],
     )
@@ -73,7 +74,7 @@ def _ranked(results: Results, effects: str, top: int, by_nats: Sequence[str]) ->
     """The first nodes of each operation: by drop, or of those ``by_nats`` by loss of log-probability."""
     return results.rows(
         f"""SELECT operation, node, accuracy, drop, drop_low AS low, drop_high AS high, relative_drop AS relative,
-               q_value AS q, {NATS}
+               q_value AS q, sure, {NATS}
             FROM (SELECT *, CASE WHEN operation IN (SELECT unnest($by_nats)) THEN -{NATS} ELSE drop END AS harm
                   FROM {effects})
             QUALIFY row_number() OVER (PARTITION BY operation ORDER BY harm DESC, node) <= {top}
@@ -142,12 +143,12 @@ def _tests(results: Results, effects: str) -> tuple[list[Row], int]:
 def _verdict(results: Results, effects: str, word: str) -> str:
     counts: Row = results.rows(
         f"""SELECT count(*) AS n, count(*) FILTER (100 * drop > {COSTLY}) AS costly,
-               count(*) FILTER (100 * drop > {COSTLY} AND q_value < {SIGNIFICANT}) AS sure,
+               count(*) FILTER (100 * drop > {COSTLY} AND sure) AS sure,
                count(*) FILTER (100 * drop < {NEGLIGIBLE}) AS negligible
             FROM {effects} WHERE operation = 'all'"""
     )[0]
     return (
         f"{counts['costly']} of {counts['n']} {word}s cost more than {COSTLY} points of accuracy over all operations"
-        f" ({counts['sure']} of them with q < {SIGNIFICANT});"
+        f" ({counts['sure']} of them surely, q < {SIGNIFICANT});"
         f" {counts['negligible']} cost less than {NEGLIGIBLE} points."
     )

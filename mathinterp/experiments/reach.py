@@ -9,20 +9,29 @@ from collections.abc import Sequence
 from mathinterp.experiments.results import SIGNIFICANT, Results, Row
 
 CEILING = 0.98  # of the unedited model, over which a drop is not ranked if no node leaves it
+ROUGH = 12  # prompts of an operation, under which intervals hold but are wide (docs/statistics.md)
 LEAST_RANKED = 0.02  # the largest drop under which accuracy ranks nothing: paper A counts those under 2 points as none
 
 
 def smallest_q(prompts: int, tests: int) -> float:
-    """The least q-value that one node alone can have: p is at least 2^(1 - prompts), and BH multiplies it by ``tests``.
-
-    2^(1 - prompts) is the two-sided p of flipping signs when every prompt moved (see ablation_effects).
-    """
-    return min(1.0, tests * 2.0 ** (1 - prompts))
+    """The least q-value of a drop that one node alone can have: every prompt was right and is wrong (see functions.sql)."""
+    units = prompts / (1 + 0.3 / (prompts + 1))
+    return min(1.0, tests * math.erfc(math.sqrt(units / 2)))
 
 
 def prompts_needed(tests: int) -> int:
     """The fewest prompts with which one node alone can have a q-value under SIGNIFICANT."""
     return next(n for n in range(1, 10_000) if smallest_q(n, tests) < SIGNIFICANT)
+
+
+def rough_warnings(prompts: Sequence[Row]) -> list[str]:
+    """A line if some operation has so few prompts (pairs) that its figures are rough."""
+    few = [f"'{row['operation']}' ({row['prompts']})" for row in prompts if row["prompts"] < ROUGH]
+    if not few:
+        return []
+    return [
+        f"rough figures: under {ROUGH} prompts for operation {', '.join(few)}; intervals are wide, few effects are sure"
+    ]
 
 
 def reach_warnings(prompts: Sequence[Row], tests: int, word: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 
 import pyarrow as pa
 import pytest
@@ -16,6 +15,7 @@ from mathinterp.experiments.head_pairs import HeadPairs
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.store import Store
 from tests.small_store import open_run, prompt
+from tests.statistics_twin import part_of, score_interval, score_p_value
 from tests.test_knockout import slow_rows
 from tests.test_scans import PROMPTS, tiny_model
 from tests.tiny import tiny_config
@@ -97,10 +97,11 @@ def test_the_view_by_hand(tmp_path) -> None:
     (row,) = store.rows("SELECT * FROM head_pairs WHERE operation = 'add'")
     assert (row["pair"], row["n"]) == ("0.1 + 1.2", 4)
     assert (row["drop_both"], row["drop_first"], row["drop_second"], row["interaction"]) == (0.75, 0.25, 0, 0.5)
-    # per prompt lost together beyond apart: a 1, b 1, c 0, d 0; mean .5; variance 4/3 * 1 / 16
-    spread = 1.959963984540054 * math.sqrt(4 / 3 * 1 / 16)
-    assert (row["interaction_low"], row["interaction_high"]) == pytest.approx((0.5 - spread, 0.5 + spread))
-    assert row["p_value"] == 0.5, "two prompts moved: not below 2^(1 - 2)"
+    # per prompt lost together beyond apart: a 1, b 1, c 0, d 0; half of it is between -1 and 1
+    part = part_of([0.5, 0.5, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1])
+    low, high = score_interval([part])
+    assert (row["interaction_low"], row["interaction_high"]) == pytest.approx((2 * low, 2 * high), abs=1e-8)
+    assert row["p_value"] == pytest.approx(score_p_value([part]), rel=1e-9)
 
 
 @pytest.mark.ray

@@ -101,7 +101,7 @@ class Paths(Experiment):
     head_ranking: ClassVar[HeadRanking] = HeadRanking(
         ranked="""SELECT layer, head FROM path_effects WHERE run_id = $run AND operation = $operation AND node = 'head'
                   ORDER BY mean, layer, head""",
-        key=f"""SELECT layer, head FROM path_effects WHERE run_id = $run AND node = 'head' AND key
+        key=f"""SELECT layer, head FROM path_effects WHERE run_id = $run AND node = 'head' AND below
                   AND (operation = $operation OR q_value < {SIGNIFICANT})""",
     )  # most negative mean effect first
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import reach_warnings
-from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary, per_operation
+from mathinterp.experiments.reach import rough_warnings
+from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 
 TRUSTED_AGREEMENT = 0.5  # rank correlation of raw logit effects and log-probability changes under which to warn
 MEASURES = {
@@ -19,12 +19,12 @@ SHARES = ("answered right", "logit lower on X_c", "logprob lower")  # of the pai
 def summarize(results: Results, top: int = 10) -> Summary:
     """Pairs, the ``top`` nodes of most negative effect per operation, key heads, and the agreement of measures."""
     effects = results.rows(
-        """SELECT operation, node = 'head' AS is_head, rank, key, q_value AS q, logprob_change,
+        """SELECT operation, node = 'head' AS is_head, rank, below, sure, key, q_value AS q, logprob_change,
                CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END AS node,
                mean AS effect, low, high
            FROM path_effects WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, rank"""
     )
-    shown = ("operation", "node", "effect", "low", "high", "q", "key", "logprob_change")
+    shown = ("operation", "node", "effect", "low", "high", "q", "below", "sure", "key", "logprob_change")
     ranked = [{name: row[name] for name in shown} for row in effects if row["rank"] <= top]
     differences = _differences(results, top)
     unit = dict.fromkeys(("effect", "low", "high"), "")
@@ -38,8 +38,7 @@ def summarize(results: Results, top: int = 10) -> Summary:
     )
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
     kept = [{"operation": row["operation"] if pairs[1:] else "all", "prompts": row["kept"]} for row in pairs]
-    heads = len({row["node"] for row in effects if row["is_head"]})
-    warnings = [*_warnings(agreement), *(reach_warnings(kept, heads, "head") if heads else [])]
+    warnings = [*_warnings(agreement), *rough_warnings(kept)]
     return Summary(
         parts=[
             Shown("Pairs", pairs, dict.fromkeys(SHARES, "%")),
@@ -104,13 +103,14 @@ def _verdict(effects: Sequence[Row], key_heads: Mapping[str, Sequence[str]]) -> 
     if not heads:
         return "No head was patched."
     found = key_heads["all"]
-    sure = sum(row["key"] and row["q"] is not None and row["q"] < SIGNIFICANT for row in heads)
+    unsure = sum(row["below"] and not row["sure"] for row in heads)
     by_operation = ", ".join(f"{name} {len(keys)}" for name, keys in key_heads.items() if name != "all")
     first = ", ".join(found[:10]) + (", ..." if found[10:] else "")
-    named = f" ({first}; {sure} with q < {SIGNIFICANT})" if found else ""
+    named = f" ({first})" if found else ""
+    more = f" {unsure} more are below -5 % but not sure." if unsure else ""
     return (
         f"{len(found)} of {len(heads)} heads ({100 * len(found) / len(heads):.1f} %) are key heads, with an effect"
-        f" below -5 % over all operations{named}; by operation: {by_operation}."
+        f" surely below 0 and under -5 % over all operations{named}; by operation: {by_operation}.{more}"
     )
 
 

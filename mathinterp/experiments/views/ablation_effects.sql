@@ -1,39 +1,50 @@
--- ablation_effects: head_effects and mlp_effects in one. Operation 'all' is the unweighted mean over operations, with
--- variance sum(variance) / k^2. Two-sided normal p of drop = 0, but never below 2^(1 - moved), the least that flipping the
--- signs of the prompts that moved can give; 1 where nothing changed. 95 % normal interval;
--- q: Benjamini-Hochberg over the components of one run and operation.
+-- ablation_effects: head_effects and mlp_effects in one. Operation 'all' is the unweighted mean over operations. Interval and p
+-- of drop are one score statistic, paired and clustered by prompt (docs/statistics.md); those of logprob_change are Student's
+-- t over the prompts of the smallest operation. q_value: Benjamini-Hochberg over the components of one run and operation, each
+-- operation a family of its own; joint_q: over the components and operations of the run together.
+-- prompts: those of the smallest operation; under 12 the intervals are rough. noise: the share of answers whose prediction
+-- a change of nothing flips (runs.notes). sure: q_value < 0.05 and abs(drop) > noise.
 CREATE OR REPLACE VIEW ablation_effects AS
 SELECT run_id, node, layer, head, operation, n, baseline_accuracy, accuracy, drop, drop_low, drop_high, relative_drop, p_value,
-       CASE WHEN p_value IS NOT NULL THEN
-           min(p_value * tests / rank) OVER (PARTITION BY run_id, node, operation ORDER BY p_value DESC)
-       END AS q_value,
-       logprob_change, baseline_prompt_accuracy, prompt_accuracy
+       min(p_value * tests / tried) OVER (PARTITION BY run_id, node, operation ORDER BY p_value DESC) AS q_value,
+       min(p_value * joint_tests / joint_tried) OVER (PARTITION BY run_id, node ORDER BY p_value DESC) AS joint_q,
+       coalesce(q_value < 0.05 AND abs(drop) > noise, false) AS sure,
+       prompts, noise, logprob_change, logprob_low, logprob_high, baseline_prompt_accuracy, prompt_accuracy
 FROM (
-    SELECT *, count(p_value) OVER (PARTITION BY run_id, node, operation) AS tests,
-           count(p_value) OVER (PARTITION BY run_id, node, operation ORDER BY p_value) AS rank
+    SELECT *, count(*) OVER (PARTITION BY run_id, node, operation) AS tests,
+           count(*) OVER (PARTITION BY run_id, node, operation ORDER BY p_value) AS tried,
+           count(*) OVER (PARTITION BY run_id, node) AS joint_tests,
+           count(*) OVER (PARTITION BY run_id, node ORDER BY p_value) AS joint_tried
     FROM (
-        SELECT run_id, node, layer, head, operation, n, baseline_accuracy, accuracy, drop, moved,
-               drop - 1.959963984540054 * sqrt(variance) AS drop_low,
-               drop + 1.959963984540054 * sqrt(variance) AS drop_high,
+        SELECT run_id, node, layer, head, operation, n, baseline_accuracy, accuracy, drop,
+               score_bound(drop, parts, -1) AS drop_low,
+               score_bound(drop, parts, 1) AS drop_high,
                CASE WHEN baseline_accuracy > 0 THEN drop / baseline_accuracy END AS relative_drop,
-               CASE WHEN drop = 0 THEN 1.0::DOUBLE
-                    WHEN variance = 0 THEN 2.0::DOUBLE ** (1 - moved)
-                    WHEN variance > 0 THEN greatest(erfc(abs(drop) / sqrt(2 * variance)), 2.0::DOUBLE ** (1 - moved))
-                    END AS p_value,
-               logprob_change, baseline_prompt_accuracy, prompt_accuracy
+               score_p(drop, parts) AS p_value,
+               prompts, coalesce(noise, 0) AS noise, logprob_change,
+               logprob_change - factor * sqrt(logprob_variance) AS logprob_low,
+               logprob_change + factor * sqrt(logprob_variance) AS logprob_high,
+               baseline_prompt_accuracy, prompt_accuracy
         FROM (
             SELECT run_id, node, layer, head,
                    CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
                    sum(n)::BIGINT AS n,
-                   sum(moved)::BIGINT AS moved,
+                   min(prompts) AS prompts,
+                   student_factor(min(prompts)) AS factor,
                    avg(baseline_accuracy) AS baseline_accuracy,
                    avg(accuracy) AS accuracy,
                    avg(drop) AS drop,
-                   CASE WHEN count(variance) = count(*) THEN sum(variance) / count(*) ** 2 END AS variance,
+                   list(part ORDER BY operation) AS parts,
                    avg(logprob_change) AS logprob_change,
+                   CASE WHEN count(logprob_variance) = count(*) THEN sum(logprob_variance) / count(*) ** 2 END AS logprob_variance,
                    avg(baseline_prompt_accuracy) AS baseline_prompt_accuracy, avg(prompt_accuracy) AS prompt_accuracy
             FROM ablated_operations
             GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))
         )
+        LEFT JOIN (
+            SELECT run_id, (notes -> 'noise_floor' ->> 'flipped_predictions')::DOUBLE
+                           / (notes -> 'noise_floor' ->> 'answers')::DOUBLE AS noise
+            FROM run_records
+        ) USING (run_id)
     )
 );

@@ -1,14 +1,14 @@
 -- logit_difference_effects: what ablating a head or MLP does to the logit difference between answer and distractor, of prompts
 -- that have one (see head_scan_logit_differences), per operation and over 'all' (unweighted mean of the operations, variance
--- sum(variance) / k^2). baseline, ablated: mean logit differences over n prompts; change = ablated - baseline, with a 95 % normal
--- interval paired over prompts. distractor_predicted: share of prompts in which the ablated model predicts the distractor.
+-- sum(variance) / k^2). baseline, ablated: mean logit differences over n prompts; change = ablated - baseline, with a 95 %
+-- interval (Student's t), paired over prompts. distractor_predicted: share of prompts in which the ablated model predicts the distractor.
 CREATE OR REPLACE VIEW logit_difference_effects AS
 SELECT run_id, node, layer, head, operation, n, baseline, ablated, change,
-       change - 1.959963984540054 * sqrt(variance) AS change_low, change + 1.959963984540054 * sqrt(variance) AS change_high,
+       change - factor * sqrt(variance) AS change_low, change + factor * sqrt(variance) AS change_high,
        distractor_predicted, model, status
 FROM (
     SELECT run_id, node, layer, head, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
-           sum(n)::BIGINT AS n, avg(baseline) AS baseline, avg(ablated) AS ablated, avg(change) AS change,
+           sum(n)::BIGINT AS n, student_factor(min(n)) AS factor, avg(baseline) AS baseline, avg(ablated) AS ablated, avg(change) AS change,
            avg(distractor_predicted) AS distractor_predicted,
            CASE WHEN count(variance) = count(*) THEN sum(variance) / count(*) ** 2 END AS variance
     FROM (

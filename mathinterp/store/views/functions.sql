@@ -1,5 +1,5 @@
--- functions: what several views below need: the complementary error function, for p-values, what neurons are ranked by, and
--- mean and spread of a whole from those of its parts.
+-- functions: what several views below need: p-values and 95 % intervals (docs/statistics.md says why these), what neurons are
+-- ranked by, and mean and spread of a whole from those of its parts.
 -- Rational approximations of W. J. Cody (Math. Comp. 23, 1969), relative error below 1e-12 up to erfc(26) = 1e-295.
 CREATE OR REPLACE MACRO erfc_near_zero(z) AS  -- 1 - erf(x) for x <= 0.46875; z = x
     1 - z * ((((0.185777706184603153 * z*z + 3.16112374387056560) * z*z + 113.864154151050156) * z*z
@@ -21,6 +21,66 @@ CREATE OR REPLACE MACRO erfc_tail(z, y) AS  -- z >= 4; y = 1 / (z * z)
              + 0.527905102951428412) * y + 0.0605183413124413191) * y + 2.33520497626869185e-3));
 CREATE OR REPLACE MACRO erfc(x) AS  -- x >= 0, DOUBLE
     CASE WHEN x <= 0.46875 THEN erfc_near_zero(x) WHEN x <= 4 THEN erfc_middle(x) ELSE erfc_tail(x, 1 / (x * x)) END;
+-- Means of real numbers: Student's t over prompts. student_p: two-sided p of t with df degrees of freedom, by the continued
+-- fraction of the incomplete beta function; student_95: the t of which that p is 0.05 (Cornish-Fisher, then Newton).
+CREATE OR REPLACE MACRO beta_fraction(a, b, x) AS
+    list_reduce(list_reverse(range(1, 81)), lambda later, k:
+        1 + CASE WHEN k % 2 = 0 THEN (k // 2) * (b - k // 2) * x / ((a + k - 1) * (a + k))
+                 ELSE -(a + k // 2) * (a + b + k // 2) * x / ((a + k - 1) * (a + k)) END / later, 1.0::DOUBLE);
+CREATE OR REPLACE MACRO beta_tail(a, b, x) AS
+    exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * ln(x) + b * ln(1 - x)) / a / beta_fraction(a, b, x);
+CREATE OR REPLACE MACRO student_p(t, df) AS
+    CASE WHEN t = 0 THEN 1.0::DOUBLE
+         WHEN df / (df + t * t) < (df + 2) / (df + 5) THEN beta_tail(df / 2, 0.5, df / (df + t * t))
+         ELSE 1 - beta_tail(0.5, df / 2, t * t / (df + t * t)) END;
+CREATE OR REPLACE MACRO student_density(t, df) AS
+    exp(lgamma((df + 1) / 2) - lgamma(df / 2) - (df + 1) / 2 * ln(1 + t * t / df)) / sqrt(df * pi());
+CREATE OR REPLACE MACRO student_95(df) AS
+    CASE WHEN df < 1 THEN NULL WHEN df = 1 THEN tan(pi() * 0.475) WHEN df = 2 THEN 0.95 * sqrt(2 / (1 - 0.95 ** 2))
+         ELSE list_reduce([1, 2, 3], lambda t, step: t + (student_p(t, df) - 0.05) / (2 * student_density(t, df)),
+             1.959963984540054 + 2.372271207 / df + 2.822520106 / df ** 2 + 2.555852783 / df ** 3 + 1.5891 / df ** 4) END;
+-- Of a mean with its variance, over prompts of which the smallest operation has ``fewest``: half the interval is
+-- student_factor * sqrt(variance), and p.
+CREATE OR REPLACE MACRO student_factor(fewest) AS list_transform([fewest - 1.0::DOUBLE], lambda df: student_95(df))[1];
+CREATE OR REPLACE MACRO mean_p(mean, variance, fewest) AS
+    CASE WHEN mean = 0 THEN 1.0::DOUBLE WHEN fewest < 2 OR variance IS NULL THEN NULL
+         WHEN variance = 0 THEN 2.0::DOUBLE ** (1 - fewest)  -- all alike: what flipping signs gives
+         ELSE list_transform([abs(mean) / sqrt(variance)], lambda t: student_p(t, fewest - 1.0::DOUBLE))[1] END;
+-- Aggregate: variance of sum(x) / sum(n) over clusters: G/(G-1) * sum (x - ratio n)^2 / (sum n)^2; null for one cluster.
+CREATE OR REPLACE MACRO ratio_variance(x, n) AS
+    CASE WHEN count(*) > 1 THEN count(*) / (count(*) - 1)
+        * greatest(sum(x * x) - 2 * (sum(x) / sum(n)) * sum(x * n) + (sum(x) / sum(n)) ** 2 * sum(n * n), 0)::DOUBLE
+        / sum(n)::DOUBLE ** 2 END;
+-- Accuracies: a score interval for paired shares (Tango 1998) at an effective number of units (Korn & Graubard 1998), and the
+-- p-value of the same statistic, so that the two never contradict. Aggregate over the prompts of one operation, each with n
+-- units of which fell were lost and rose won: a part. ratio: variance over prompts to that of as many single units; it is
+-- drawn towards that of answers whose tokens are right or wrong together (``together``) as long as few prompts moved.
+CREATE OR REPLACE MACRO score_ratio(moved, found, together) AS
+    (moved * least(greatest(found, 0), 1.5 * together) + 4 * together) / (moved + 4) * (1 + 0.3 / (moved + 1));
+CREATE OR REPLACE MACRO score_units(prompts, moved, n, nn, fell, rose, variance) AS
+    prompts / score_ratio(moved,
+        CASE WHEN fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
+             THEN greatest(variance * prompts / ((fell + rose) / n - ((fell - rose) / n) ** 2), prompts / n)
+             ELSE prompts * nn / n ** 2 END, prompts * nn / n ** 2);
+CREATE OR REPLACE MACRO score_part(fell, rose, n) AS struct_pack(
+    prompts := count(*), drop := (sum(fell) - sum(rose)) / sum(n), fell := sum(fell) / sum(n), rose := sum(rose) / sum(n),
+    units := score_units(count(*), count_if(fell <> rose), sum(n)::DOUBLE, sum(n * n)::DOUBLE, sum(fell)::DOUBLE,
+                         sum(rose)::DOUBLE, ratio_variance(fell - rose, n)));
+-- Variance of one unit's change if the true drop is delta, the share that rises at its most likely value (Tango).
+CREATE OR REPLACE MACRO risen_share(delta, fell, rose) AS least(
+    greatest((fell + rose - (2 - fell + rose) * delta
+              + sqrt(greatest((fell + rose - (2 - fell + rose) * delta) ** 2 + 8 * rose * delta * (1 - delta), 0))) / 4,
+             0, -delta), greatest((1 - delta) / 2, 0));
+CREATE OR REPLACE MACRO score_variance(delta, drop, parts) AS
+    list_sum(list_transform(parts, lambda part:
+        list_transform([least(greatest(part.drop + delta - drop, -1), 1)], lambda own:
+            greatest(2 * risen_share(own, part.fell, part.rose) + own * (1 - own), 0))[1] / part.units)) / len(parts) ** 2;
+CREATE OR REPLACE MACRO score_bound(drop, parts, side) AS  -- side: -1 lower, 1 upper
+    drop + side * list_reduce(range(36), lambda found, step:
+        CASE WHEN (found + 0.5 ** step) ** 2 <= 1.959963984540054 ** 2 * score_variance(drop + side * (found + 0.5 ** step), drop, parts)
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE);
+CREATE OR REPLACE MACRO score_p(drop, parts) AS
+    CASE WHEN abs(drop) < 1e-12 THEN 1.0::DOUBLE ELSE list_transform([abs(drop) / sqrt(2 * score_variance(0, drop, parts))], lambda z: erfc(z))[1] END;
 -- What a neuron scan ranks neurons by, largest first: the change of importance (importance where nothing was compared), its
 -- size, or its part of the importance in the original.
 CREATE OR REPLACE MACRO neuron_rank_key(ranking, change, importance) AS

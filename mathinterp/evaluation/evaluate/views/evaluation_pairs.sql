@@ -1,17 +1,14 @@
 -- evaluation_pairs: two runs over the same items, the same few-shot context and scoring, item by item (other - this = difference
--- of accuracies, fractions). gained: wrong in this run and right in the other; lost: the other way. low, high: 95 % normal
--- interval of the difference, paired: variance n/(n-1) * (mean d^2 - difference^2) / n over the items' d in -1, 0, 1; null for one
--- item. p_value: exact two-sided McNemar test (binomial, 1/2, over gained + lost); 1 where nothing changed.
+-- of accuracies, fractions). gained: wrong in this run and right in the other; lost: the other way. low, high: 95 % score
+-- interval of the difference, paired (Tango 1998), and p_value, of the same statistic (docs/statistics.md).
 CREATE OR REPLACE VIEW evaluation_pairs AS
 SELECT run_id, other_run_id, task, n, accuracy, other_accuracy, difference,
-       difference - 1.959963984540054 * sqrt(variance) AS low, difference + 1.959963984540054 * sqrt(variance) AS high,
-       gained, lost,
-       least(1, 2 * list_sum(list_transform(range(least(gained, lost) + 1), lambda k:
-           exp(lgamma(moved + 1) - lgamma(k + 1) - lgamma(moved - k + 1) - moved * ln(2))))) AS p_value
+       score_bound(difference, [part], -1) AS low, score_bound(difference, [part], 1) AS high,
+       gained, lost, score_p(difference, [part]) AS p_value
 FROM (
     SELECT *, (other_hits - hits) / n AS difference, hits / n AS accuracy, other_hits / n AS other_accuracy,
-           gained + lost AS moved,
-           CASE WHEN n > 1 THEN ((gained + lost) / n - ((other_hits - hits) / n) ** 2) / (n - 1) END AS variance
+           struct_pack(prompts := n, drop := (gained - lost) / n, fell := gained / n, rose := lost / n,
+                       units := n / (1 + 0.3 / (gained + lost + 1))) AS part
     FROM (
         SELECT a.run_id, b.run_id AS other_run_id, a.task, count(*) AS n,
                count(*) FILTER (WHERE x.correct) AS hits, count(*) FILTER (WHERE y.correct) AS other_hits,

@@ -2,7 +2,7 @@
 -- single prompt). mean is over prompts that have a token of the type. operation is 'none' for prompts that name none.
 CREATE OR REPLACE VIEW attention_operations AS
 SELECT s.run_id, s.layer, s.head, coalesce(p.operation, 'none') AS operation, s.token_type,
-       count(*) AS n,
+       count(*) AS n, count(s.mean) AS n_with,
        avg(s.mean::DOUBLE) AS mean,
        CASE WHEN count(s.mean) > 1 THEN var_samp(s.mean::DOUBLE) / count(s.mean) END AS mean_variance,
        avg(s.mass::DOUBLE) AS mass,

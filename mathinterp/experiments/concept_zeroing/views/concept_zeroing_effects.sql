@@ -1,9 +1,9 @@
 -- concept_zeroing_effects: what zeroing each set costs, per operation and over 'all' (unweighted mean of the operations'
--- accuracies). relative_drop: R = (original - zeroed) / original, a fraction. low, high: its 95 % normal interval, clustered
--- by prompt. With b_i of n_i units right originally and h_i with the set at zero, and B, H and N the accuracies and units of
+-- accuracies). relative_drop: R = (original - zeroed) / original, a fraction. low, high: its 95 % interval, clustered by prompt, the
+-- wider of Student's t and the score interval of the drop (docs/statistics.md). With b_i of n_i units right originally and h_i with the set at zero, and B, H and N the accuracies and units of
 -- the prompt's operation, u_i = ((b_i - h_i) - (B - H) n_i - R (b_i - B n_i)) / N; the variance of R is the sum over the
 -- operations of G/(G-1) * sum u_i^2 (G prompts), divided by (sum of B)^2. For one operation that is the variance of the
--- ratio sum (b_i - h_i) / sum b_i. high is cut at 1, all of the accuracy. Null where an operation has a single prompt or nothing was right originally.
+-- ratio sum (b_i - h_i) / sum b_i. high is cut at 1, all of the accuracy. Null where nothing was right originally.
 CREATE OR REPLACE VIEW concept_zeroing_effects AS
 WITH counted AS (
     SELECT run_id, neurons, level, seed, zeroed, prompt_id, n, baseline_hits, hits, logprob_change,
@@ -13,7 +13,8 @@ WITH counted AS (
 own AS (
     SELECT run_id, neurons, level, seed, zeroed, operation, own, count(*) AS clusters, sum(n) AS n,
            sum(baseline_hits) / sum(n) AS original, sum(hits) / sum(n) AS accuracy,
-           sum(logprob_change) / sum(n) AS logprob_change
+           sum(logprob_change) / sum(n) AS logprob_change,
+           score_part(greatest(baseline_hits - hits, 0), greatest(hits - baseline_hits, 0), n) AS part
     FROM counted
     GROUP BY ALL
 ),
@@ -21,7 +22,8 @@ whole AS (
     SELECT run_id, neurons, level, seed, zeroed, operation, sum(n)::BIGINT AS n,
            avg(original) AS baseline_accuracy, avg(accuracy) AS accuracy,
            (sum(original) - sum(accuracy)) / nullif(sum(original), 0) AS relative_drop,
-           sum(original) AS total, min(clusters) AS fewest, avg(logprob_change) AS logprob_change
+           sum(original) AS total, student_factor(min(clusters)) AS factor, avg(logprob_change) AS logprob_change,
+           list(part ORDER BY own) AS parts
     FROM own
     GROUP BY ALL
 ),
@@ -41,8 +43,10 @@ spread AS (
     GROUP BY run_id, neurons, level, seed, operation
 )
 SELECT run_id, neurons, level, seed, zeroed, operation, w.n, baseline_accuracy, accuracy, relative_drop,
-       CASE WHEN fewest > 1 THEN relative_drop - 1.959963984540054 * sqrt(variance) END AS low,
-       CASE WHEN fewest > 1 THEN least(relative_drop + 1.959963984540054 * sqrt(variance), 1) END AS high,
+       least(relative_drop - factor * sqrt(variance),
+             score_bound(baseline_accuracy - accuracy, parts, -1) / nullif(baseline_accuracy, 0)) AS low,
+       least(greatest(relative_drop + factor * sqrt(variance),
+                      score_bound(baseline_accuracy - accuracy, parts, 1) / nullif(baseline_accuracy, 0)), 1) AS high,
        logprob_change, model, status
 FROM whole AS w
 JOIN run_states USING (run_id)

@@ -1,6 +1,6 @@
 -- head_pairs: per pair of heads (or head and the run's given heads) and operation: the drop of accuracy with both out, with
--- each out alone, and interaction = drop_both - drop_first - drop_second (fractions), with a 95 % interval and p clustered by
--- prompt as in head_effects, and Benjamini-Hochberg q over the pairs of one run and operation. Operation 'all' is the
+-- each out alone, and interaction = drop_both - drop_first - drop_second (fractions, -2 to 1), with a 95 % interval and p as
+-- head_effects has them for a drop (here for half the interaction, which is between -1 and 1), and Benjamini-Hochberg q over the pairs of one run and operation. Operation 'all' is the
 -- unweighted mean over operations. An interaction above 0: one head stands in for the other.
 CREATE OR REPLACE VIEW head_pairs AS
 WITH units AS (
@@ -23,38 +23,31 @@ WITH units AS (
 ), operations AS (
     SELECT run_id, layer, head, other_layer, other_head, operation, sum(n)::BIGINT AS n,
            sum(lost_both) / sum(n) AS drop_both, sum(lost_first) / sum(n) AS drop_first, sum(lost_second) / sum(n) AS drop_second,
-           count_if(lost_both <> lost_first + lost_second) AS moved,
-           CASE WHEN count(*) > 1 THEN count(*) / (count(*) - 1) * greatest(0, sum((lost_both - lost_first - lost_second) ** 2)
-               - 2 * sum(lost_both - lost_first - lost_second) / sum(n) * sum((lost_both - lost_first - lost_second) * n)
-               + (sum(lost_both - lost_first - lost_second) / sum(n)) ** 2 * sum(n ** 2)) / sum(n) ** 2 END AS variance
+           score_part(greatest(lost_both - lost_first - lost_second, 0) / 2, greatest(lost_first + lost_second - lost_both, 0) / 2,
+                      n) AS part
     FROM prompts_of_pairs GROUP BY ALL
 ), effects AS (
     SELECT run_id, layer, head, other_layer, other_head,
            CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation, sum(n)::BIGINT AS n,
-           sum(moved)::BIGINT AS moved, avg(drop_both) AS drop_both, avg(drop_first) AS drop_first,
+           avg(drop_both) AS drop_both, avg(drop_first) AS drop_first,
            avg(drop_second) AS drop_second, avg(drop_both - drop_first - drop_second) AS interaction,
-           CASE WHEN count(variance) = count(*) THEN sum(variance) / count(*) ** 2 END AS variance
+           list(part ORDER BY operation) AS parts
     FROM operations
     GROUP BY GROUPING SETS ((run_id, layer, head, other_layer, other_head, operation),
                             (run_id, layer, head, other_layer, other_head))
 ), tested AS (
-    SELECT *, CASE WHEN moved = 0 THEN 1.0
-                   WHEN variance > 0 THEN greatest(erfc(abs(interaction) / sqrt(2 * variance)), 2.0::DOUBLE ** (1 - moved))
-                   WHEN variance = 0 THEN 2.0::DOUBLE ** (1 - moved) END AS p_value
-    FROM effects
+    SELECT *, score_p(interaction / 2, parts) AS p_value FROM effects
 ), ranked AS (
-    SELECT *, count(p_value) OVER (PARTITION BY run_id, operation) AS tests,
-           count(p_value) OVER (PARTITION BY run_id, operation ORDER BY p_value) AS rank
+    SELECT *, count(*) OVER (PARTITION BY run_id, operation) AS tests,
+           count(*) OVER (PARTITION BY run_id, operation ORDER BY p_value) AS rank
     FROM tested
 )
 SELECT run_id, layer, head, other_layer, other_head, layer || '.' || head AS first,
        coalesce(other_layer || '.' || other_head, 'given') AS second,
        layer || '.' || head || ' + ' || coalesce(other_layer || '.' || other_head, 'given') AS pair, operation, n,
        drop_both, drop_first, drop_second, interaction,
-       interaction - 1.959963984540054 * sqrt(variance) AS interaction_low,
-       interaction + 1.959963984540054 * sqrt(variance) AS interaction_high, p_value,
-       CASE WHEN p_value IS NOT NULL THEN
-           min(p_value * tests / rank) OVER (PARTITION BY run_id, operation ORDER BY p_value DESC)
-       END AS q_value, model, status
+       2 * score_bound(interaction / 2, parts, -1) AS interaction_low,
+       2 * score_bound(interaction / 2, parts, 1) AS interaction_high, p_value,
+       min(p_value * tests / rank) OVER (PARTITION BY run_id, operation ORDER BY p_value DESC) AS q_value, model, status
 FROM ranked
 JOIN run_states USING (run_id);

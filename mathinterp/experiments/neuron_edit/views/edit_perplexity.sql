@@ -1,17 +1,15 @@
 -- edit_perplexity: what an edit costs on ordinary text. loss: nats a token over all passages; loss_change: loss - that of the
--- original model, with its 95 % normal interval, paired and clustered by passage (ratio estimator as in ablated_operations;
+-- original model, with its 95 % interval (Student's t), paired and clustered by passage (ratio estimator;
 -- null for a single passage). perplexity = exp(loss); perplexity_ratio = exp(loss_change).
 CREATE OR REPLACE VIEW edit_perplexity AS
 SELECT run_id, edit, seed, passages, tokens, loss, exp(loss) AS perplexity, loss_change,
-       loss_change - 1.959963984540054 * sqrt(variance) AS loss_change_low,
-       loss_change + 1.959963984540054 * sqrt(variance) AS loss_change_high,
+       loss_change - factor * sqrt(variance) AS loss_change_low,
+       loss_change + factor * sqrt(variance) AS loss_change_high,
        exp(loss_change) AS perplexity_ratio
 FROM (
-    SELECT run_id, edit, seed, any_value(passages) AS passages, any_value(total) AS tokens,
+    SELECT run_id, edit, seed, any_value(passages) AS passages, student_factor(any_value(passages)) AS factor, any_value(total) AS tokens,
            sum(-logprob) / any_value(total) AS loss, any_value(loss_change) AS loss_change,
-           CASE WHEN any_value(passages) > 1 THEN
-               any_value(passages) / (any_value(passages) - 1.0) * sum((worse - loss_change * tokens) ** 2)
-               / any_value(total) ** 2 END AS variance
+           ratio_variance(worse, tokens) AS variance
     FROM (
         SELECT *, count(*) OVER here AS passages, sum(tokens) OVER here AS total,
                sum(worse) OVER here / sum(tokens) OVER here AS loss_change

@@ -3,8 +3,7 @@
 CREATE OR REPLACE VIEW neuron_graph_operations AS
 SELECT run_id, operation, cases, zeroed, k, any_value(graphs_of) AS graphs_of, count(*) AS n, any_value(ratio) AS decrease,
        sum(later_lost) / nullif(sum(later_total), 0) AS later_decrease,
-       CASE WHEN count(*) > 1 THEN
-           count(*) / (count(*) - 1) * sum((lost - ratio * total) ** 2) / sum(total) ** 2 END AS variance
+       ratio_variance(lost, total) AS variance
 FROM (
     SELECT *, sum(lost) OVER whole / nullif(sum(total) OVER whole, 0) AS ratio
     FROM (

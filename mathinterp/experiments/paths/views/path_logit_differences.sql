@@ -1,13 +1,13 @@
 -- path_logit_differences: what patching each node does to the logit difference between answer and distractor, of prompts that
 -- have one, per operation and over 'all' (unweighted mean of the operations, variance sum(variance) / k^2). baseline, patched:
--- mean logit differences over n pairs; change = patched - baseline, with a 95 % normal interval paired over pairs.
+-- mean logit differences over n pairs; change = patched - baseline, with a 95 % interval (Student's t) over pairs.
 CREATE OR REPLACE VIEW path_logit_differences AS
 SELECT run_id, node, layer, head, operation, n, baseline, patched, change,
-       change - 1.959963984540054 * sqrt(variance) AS change_low, change + 1.959963984540054 * sqrt(variance) AS change_high,
+       change - factor * sqrt(variance) AS change_low, change + factor * sqrt(variance) AS change_high,
        model, status
 FROM (
     SELECT run_id, node, layer, head, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
-           sum(n)::BIGINT AS n, avg(baseline) AS baseline, avg(patched) AS patched, avg(patched - baseline) AS change,
+           sum(n)::BIGINT AS n, student_factor(min(n)) AS factor, avg(baseline) AS baseline, avg(patched) AS patched, avg(patched - baseline) AS change,
            CASE WHEN count(variance) = count(*) THEN sum(variance) / count(*) ** 2 END AS variance
     FROM (
         SELECT run_id, node, layer, head, operation, count(*) AS n, avg(before) AS baseline, avg(after) AS patched,

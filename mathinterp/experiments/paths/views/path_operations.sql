@@ -1,10 +1,9 @@
 -- path_operations: per patched node and operation, the mean effect over pairs and the variance of that mean (null for a single
 -- pair). logit_effect: mean relative change of the raw logit, whichever measure the run ranks by; logit_change: mean change.
--- moved: pairs that the patch changed at all. operation is 'none' for prompts that name none.
+-- operation is 'none' for prompts that name none.
 CREATE OR REPLACE VIEW path_operations AS
 SELECT s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none') AS operation,
        count(*) AS n,
-       count_if(s.effect <> 0)::BIGINT AS moved,
        avg(s.effect::DOUBLE) AS mean,
        CASE WHEN count(*) > 1 THEN var_samp(s.effect::DOUBLE) / count(*) END AS variance,
        avg((s.logit_patched::DOUBLE - s.logit_original) / abs(s.logit_original::DOUBLE)) AS logit_effect,
