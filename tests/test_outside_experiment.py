@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A Ray, and an environment of its drivers, in whose path the experiment is installed beside this checkout."""
     folder = tmp_path_factory.mktemp("installed")
-    install(ROOT / "examples" / "my_experiment", folder)
+    install(ROOT / "examples" / "my_experiment", folder, ["pyproject.toml", "residual_norms"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
         with joinable_ray() as environment:
