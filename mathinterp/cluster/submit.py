@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from zipfile import ZipFile
 
 from aiohttp import ClientError
@@ -101,19 +101,16 @@ def submit(
     with tempfile.TemporaryDirectory() as empty:
         folder = Path(working_dir or checkout() or empty).resolve()
         entrypoint = _entrypoint(folder, os.fspath(job))
-        modules = [] if (folder / PACKAGE.name).is_dir() else [PACKAGE]
-        uploads = [measure_upload(path) for path in (folder, *modules)]
+        runtime_env: dict[str, Any] = {"working_dir": str(folder), "excludes": list(EXCLUDES)}
+        uploads = [measure_upload(folder)]
+        if not (folder / PACKAGE.name).is_dir():
+            runtime_env["py_modules"] = [str(PACKAGE)]
+            uploads.append(measure_upload(PACKAGE))
         for upload in uploads:
             upload.check()
         client = _client(address)
         number = client.submit_job(
-            entrypoint=shlex.join(["python", *entrypoint, *args]),
-            runtime_env={
-                "working_dir": str(folder),
-                "py_modules": [str(path) for path in modules],
-                "excludes": list(EXCLUDES),
-            },
-            entrypoint_num_gpus=0,
+            entrypoint=shlex.join(["python", *entrypoint, *args]), runtime_env=runtime_env, entrypoint_num_gpus=0
         )
     announce = announce or (lambda line: print(line, file=sys.stderr, flush=True))
     uploaded = _mib(sum(upload.bytes for upload in uploads))
