@@ -51,7 +51,7 @@ def parameters_of(decorators: Iterable[Callable[[Any], Any]]) -> list[click.Para
 
 def _known_engine(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Refuse an unknown engine here: the scan itself would only do so in a replica that has loaded its model."""
-    from mathinterp.engine.choose import ENGINES
+    from mathinterp.engine import ENGINES
 
     if value not in ENGINES:
         raise UserError(f"--engine '{value}' is not known; take one of {', '.join(ENGINES)}")

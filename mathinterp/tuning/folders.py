@@ -36,7 +36,7 @@ def written_whole(out: Path) -> Iterator[Path]:
 def read_about(file: Path, *fields: str) -> dict[str, Any]:
     """What ``file`` (tuning.json and the like) says; raises UserError if it is broken or lacks one of ``fields``."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # JSON or UTF-8
         raise UserError(f"'{file}' is no JSON ({error}); give another folder") from error
     missing = [name for name in fields if not isinstance(found, dict) or name not in found]
