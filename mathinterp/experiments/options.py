@@ -6,10 +6,12 @@ message of the library names a field in backticks (`` `heads` ``); the command l
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from mathinterp.errors import UserError
 from mathinterp.models.units import Head, Neuron
+
+Unit = TypeVar("Unit", Head, Neuron)
 
 MOST_LAYERS = 10_000  # more than any model has
 KEY = "option"  # of a field's metadata
@@ -70,7 +72,7 @@ def read_neurons(given: str | Iterable[Any] | None, field: str = "neurons") -> t
     return _units(Neuron, given, field, "layer.neuron, like 28.3696")
 
 
-def _units(kind: Any, given: Any, field: str, how: str) -> Any:
+def _units(kind: type[Unit], given: Any, field: str, how: str) -> tuple[Unit, ...] | None:
     if given is None:
         return None
     units = []
