@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_for
+from mathinterp.models.opt_layers import with_mlps
 from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 
 
@@ -138,8 +139,9 @@ class Anatomy:
         self.model = model
         self.shape = model_shape(model.config)
         without_memory(model)
+        with_mlps(model)
         self.family: Family = family_for(model.config)
-        self.decoder: nn.Module = getattr(model, self.family.decoder)
+        self.decoder: nn.Module = model.get_submodule(self.family.decoder)
         self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)
         self.final_norm: nn.Module = getattr(self.decoder, self.family.final_norm)
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D

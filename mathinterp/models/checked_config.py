@@ -12,7 +12,7 @@ from mathinterp.models.random_shapes import stand_in_config
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
 OPTIONAL_SIZES = (
-    "intermediate_size", "n_inner", "ffn_hidden_size", "moe_intermediate_size", "num_local_experts",
+    "intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "moe_intermediate_size", "num_local_experts",
     "num_key_value_heads", "num_kv_heads", "head_dim", "sliding_window",
 )  # fmt: skip
 
