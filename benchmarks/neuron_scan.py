@@ -21,7 +21,8 @@ import torch
 from mathinterp.engine.lens.lens import Lens
 from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neurons import Against, Neurons
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons.against import Against
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.models.units import Head

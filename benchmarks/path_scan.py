@@ -20,7 +20,8 @@ import torch
 
 from mathinterp.engine.hooks import edited_input
 from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, ends_of, pairs_of
-from mathinterp.engine.paths.frozen import MLP, PathEngine, measure_logits
+from mathinterp.engine.paths.frozen import PathEngine, measure_logits
+from mathinterp.engine.paths.nodes import MLP
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts

@@ -89,7 +89,7 @@ def run_round(
 def replica(asked: dict[str, Any]) -> None:
     """One replica: load, prepare, tell its cells, compute all shards; rows and figures go to files."""
     from mathinterp.cluster.agreement import PROBE
-    from mathinterp.cluster.ray_cluster import Placement
+    from mathinterp.cluster.places import Placement
     from mathinterp.cluster.replica import Replica
     from mathinterp.cluster.run import open_run, prepare_work, replica_job
     from mathinterp.engine import choose, compiling
@@ -102,7 +102,8 @@ def replica(asked: dict[str, Any]) -> None:
     if asked["by_timing"]:
         compiling.by_rule = dict
     pays = bool(asked["compiled"])
-    choose.pays_to_compile = ablation.pays_to_compile = lambda *_: pays
+    for module in (choose, ablation):
+        vars(module)["pays_to_compile"] = lambda *_: pays
     on_gpu = asked["device"] == "cuda"
     scan = Heads(layers=tuple(asked["layers"]))
     folder, number = Path(asked["folder"]), asked["number"]

@@ -30,11 +30,12 @@ from torch import nn
 
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
+from mathinterp.models.units import Head
 from mathinterp.store import Store
 from mathinterp.tuning.answers import autocast
 from mathinterp.tuning.controls import FullJob
 from mathinterp.tuning.data import Sample
-from mathinterp.tuning.precise import Head, PreciseJob, Selection
+from mathinterp.tuning.precise import PreciseJob, Selection
 from mathinterp.tuning.sft import Row, SftConfig, train
 from mathinterp.tuning.sft_ray import Tuning, fit, named
 

@@ -165,7 +165,7 @@ def test_a_rotary_base_under_a_name_that_is_not_read(saved: Path, tmp_path: Path
     )
 
 
-@pytest.mark.parametrize("name", TINY_FAMILIES)
+@pytest.mark.parametrize("name", [name for name in TINY_FAMILIES if not name.startswith("opt")])  # has neither
 def test_what_old_checkpoints_hold_beside_their_weights(name: str, saved: Path, tmp_path: Path) -> None:
     """Causal masks and rotary frequencies load where they are the model's own, and are refused where they are not."""
     folder = changed(saved, name, tmp_path)

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,15 +104,22 @@ def test_links_of_the_documentation_lead_somewhere(page):
     assert [link for link in linked(page) if not link.exists()] == []
 
 
+EXAMPLE = ROOT / "examples" / "my_experiment"
+PAGE = (ROOT / "docs" / "adding-an-experiment.md").read_text(encoding="utf-8")
+SHOWN_FILES = dict(re.findall(r"```\w+\n(?:#|--) (\S+)\n(.*?)```", PAGE, flags=re.DOTALL))
+
+
+def test_the_documented_experiment_is_the_example():
+    written = [
+        file for file in EXAMPLE.rglob("*") if file.suffix in (".py", ".sql", ".toml") and "build" not in file.parts
+    ]
+    assert {str(file.relative_to(EXAMPLE)): file.read_text(encoding="utf-8") for file in written} == SHOWN_FILES
+
+
 @pytest.fixture(scope="module")
 def own_experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of docs/adding-an-experiment.md, each named by its block's first line."""
-    folder = tmp_path_factory.mktemp("residual-norms")
-    page = (ROOT / "docs" / "adding-an-experiment.md").read_text(encoding="utf-8")
-    for name, text in re.findall(r"```\w+\n(?:#|--) (\S+)\n(.*?)```", page, flags=re.DOTALL):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
+    """A copy of the example."""
+    return shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("outside") / "my_experiment")
 
 
 def in_folder(folder: Path, *words: str) -> str:

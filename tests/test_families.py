@@ -39,7 +39,7 @@ from tests.toy_scan import ToyScan
 
 LAYER = 1
 EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
-PLAIN_MLP = ("gpt2", "gptj", "gpt_neox", "falcon")
+PLAIN_MLP = ("gpt2", "gptj", "gpt_neox", "falcon", "opt")
 GROUPS = {"falcon": 1, "falcon-new": 2, "falcon-sequential": 4}
 WIDE = ("qwen3", "gemma2", "gemma3", "qwen3_moe")  # 4 heads of 16 beside d_model 32
 PARALLEL = ("gptj", "gpt_neox", "stablelm-parallel", "falcon", "falcon-new")
@@ -190,6 +190,8 @@ def test_query_key_and_value_features(anatomy: Anatomy) -> None:
             split = norm(flat).unflatten(-1, (count, anatomy.shape.d_head)).transpose(1, 2)  # OLMo-2's, of all heads
         else:
             split = norm(flat.unflatten(-1, (count, anatomy.shape.d_head)).transpose(1, 2))
+        if anatomy.shape.model_type == "opt" and found is captured[LAYER][0]:
+            split = split * anatomy.attention(LAYER).scaling  # the others scale inside the attention function
         torch.testing.assert_close(split, found, **EXACT)
 
 
@@ -240,7 +242,7 @@ def test_unknown_family_names_the_entry_to_write() -> None:
         family_of("starcoder2")
     assert str(error.value) == (
         "model family 'starcoder2' is not known (known: falcon, gemma2, gemma3_text, gpt2, gpt_neox, gptj, granite, "
-        "llama, mistral, mixtral, olmo2, phi3, qwen2, qwen3, qwen3_moe, smollm3, stablelm); "
+        "llama, mistral, mixtral, olmo2, opt, phi3, qwen2, qwen3, qwen3_moe, smollm3, stablelm); "
         "add an entry FAMILIES['starcoder2'] in mathinterp/models/families.py and prove it with 'mathinterp selftest'"
     )
 
@@ -249,7 +251,6 @@ def test_unknown_family_names_the_entry_to_write() -> None:
     ("model_type", "kind"),
     [
         ("olmoe", "it is a mixture of experts"),
-        ("opt", "it is a decoder whose MLPs are no modules of their own"),
         ("qwen2_moe", "it is a mixture of experts"),
         ("gpt_oss", "it is a mixture of experts"),
         ("mamba", "it is a recurrent model"),
@@ -323,6 +324,10 @@ def test_families_that_this_transformers_lacks(name: str) -> None:
     [
         ("falcon", {"alibi": True}, "this Falcon has ALiBi"),
         ("falcon-new", {"parallel_attn": False}, "new_decoder_architecture=True, parallel_attn=False"),
+        ("opt", {"do_layer_norm_before": False}, "this OPT has do_layer_norm_before=False: only"),
+        ("opt", {"word_embed_proj_dim": 16}, "this OPT has word_embed_proj_dim=16: only"),
+        ("opt", {"_remove_final_layer_norm": True}, "this OPT has _remove_final_layer_norm=True: only"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "this OPT has layer_norm_elementwise_affine=False: only"),
         ("gemma3", {"use_bidirectional_attention": True}, "reads later tokens"),
     ],
 )
@@ -333,6 +338,17 @@ def test_variants_that_cannot_be_exact_are_refused(name: str, fields: dict[str, 
     with pytest.raises(UserError, match=reason) as error:
         model_shape(config)
     assert "\n" not in str(error.value)
+
+
+def test_an_opt_keeps_the_names_and_places_of_its_parameters() -> None:
+    """Its layers get their MLPs as modules; weights, adapters and exports stay those of any OPT."""
+    model, ids = tiny_model("opt"), token_ids()
+    names, logits = list(model.state_dict()), model(ids).logits
+    parameters = dict(model.named_parameters())
+    Anatomy(model)
+    assert list(model.state_dict()) == names
+    assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
+    torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=0)
 
 
 def test_neurons_of_mixtures_are_refused_in_one_line() -> None:

@@ -4,27 +4,20 @@ import io
 import json
 import re
 import runpy
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mathinterp.cli.main import main
-from mathinterp.cluster.submit import checkout, submit
+from mathinterp.cluster.submit import JOBS, submit
 from mathinterp.store import Store
 from tests.job_service import job_service
 
 pytestmark = pytest.mark.ray
 
-COMMANDS = {
-    "head_scan": ["scan", "heads"],
-    "path_scan": ["scan", "paths"],
-    "neuron_scan": ["scan", "neurons"],
-    "concept_scan": ["scan", "concepts"],
-    "pipeline": ["pipeline"],
-    "precise_sft": ["tune", "precise"],
-    "lora_sweep": ["tune", "sweep"],
-    "evaluate": ["evaluate"],
-}
+COMMANDS = {name: words.split() for name, words in JOBS.items()}
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +36,10 @@ def run_job(address: str, name: str, arguments: list[str]) -> tuple[int, str, li
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_job_is_its_command_on_the_cluster_it_runs_on(name, monkeypatch):
     given: list[list[str]] = []
+    assert {file.stem for file in (ROOT / "ray_jobs").glob("*.py")} == set(JOBS)
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--json"])
     monkeypatch.setattr(main, "main", given.append)
-    runpy.run_path(str(checkout() / "ray_jobs" / f"{name}.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "ray_jobs" / f"{name}.py"), run_name="__main__")
     monkeypatch.undo()
     assert given == [[*COMMANDS[name], "--address", "auto", "--json"]]
     shown = CliRunner().invoke(main, [*given[0], "--help"])

@@ -5,25 +5,21 @@ The undisturbed rows of scans are made without Ray: each shard once, in this pro
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from unittest import mock
 
 import pyarrow as pa
 import pytest
-import ray
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from mathinterp.cli.main import main
-from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import prepare_work
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
@@ -33,43 +29,17 @@ from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
+from tests.killing import FINISHED, joinable_ray, kill_midway
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.ray
 
-FINISHED = 2  # shards that the driver has heard of when it dies; its replica holds two more at most
-DOOMED = """
-import os, signal, sys
-from mathinterp.cli.main import main
-from mathinterp.cluster.progress import ScanProgress
-
-table, count, heard, finished = sys.argv[1], int(sys.argv[2]), [], ScanProgress.finished
-
-def die_after(progress, event):
-    finished(progress, event)
-    heard.append(event.shard.table)
-    if heard.count(table) == count:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-ScanProgress.finished = die_after
-main(sys.argv[3:])
-"""
-
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[dict[str, str]]:
-    """A Ray of this machine, and the environment of drivers that join it as a submitted job does."""
-    with connection(None):
-        address = ray.get_runtime_context().gcs_address
-        yield {**os.environ, "RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}
-
-
-def kill_midway(environment: dict[str, str], table: str, words: Sequence[str], store: Path) -> int:
-    """Run the command until its driver has heard of FINISHED shards of ``table``; returns how many files there are."""
-    command = [sys.executable, "-c", DOOMED, table, str(FINISHED), *words]
-    killed = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    return len(list(store.glob(f"{table}/run_id=*/shard-*.parquet")))
+    """A Ray of this machine, and the environment of drivers that join it."""
+    with joinable_ray() as environment:
+        yield environment
 
 
 def finish(words: Sequence[str]) -> None:

@@ -41,7 +41,11 @@ from tests.tiny import TINY_FAMILIES, save_tiny, tiny_model, tiny_tokenizer
 LAYERS = 3
 STORED = {"rtol": 1e-6, "atol": 1e-7}  # rows are float32
 # Else model.layers.
-BLOCKS = {"gpt_neox": "gpt_neox.layers", **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.h")}
+BLOCKS = {
+    "gpt_neox": "gpt_neox.layers",
+    "opt": "model.decoder.layers",
+    **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.h"),
+}
 
 Row = tuple[float, float, float]  # mlp_in, mlp_out, difference
 
@@ -98,7 +102,11 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def final_gain(model: PreTrainedModel) -> np.ndarray:
-    name = {"gpt_neox": "gpt_neox.final_layer_norm", **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.ln_f")}
+    name = {
+        "gpt_neox": "gpt_neox.final_layer_norm",
+        "opt": "model.decoder.final_layer_norm",
+        **dict.fromkeys(("gpt2", "gptj", "falcon"), "transformer.ln_f"),
+    }
     gain = model.get_submodule(name.get(model.config.model_type, "model.norm")).weight.numpy()
     return gain + 1 if model.config.model_type.startswith("gemma") else gain  # Gemma's norms multiply by 1 + weight
 

@@ -94,7 +94,8 @@ def written_out_gradient(anatomy: Anatomy, stream: torch.Tensor, layer: int, neu
     if bias is not None:
         inputs = [read + row @ bias for read, row in zip(inputs, read_rows(anatomy, layer, neuron), strict=True)]
     if not anatomy.shape.gated_mlp:
-        inputs = [inputs[0] + getattr(mlp, str(family.up)).bias[neuron]]
+        bias = getattr(mlp, str(family.up)).bias
+        inputs = [inputs[0] + (0 if bias is None else bias[neuron])]
     coefficient = getattr(mlp, family.activation)(inputs[0])
     for factor in inputs[1:]:
         coefficient = coefficient * factor
@@ -156,7 +157,8 @@ def test_edges_are_inner_products_and_autograds_derivatives(anatomy: Anatomy) ->
                 assert float(found.first_order_MN[i, j]) == pytest.approx(along, rel=own_norm, abs=1e-8)
                 counted += 1
         assert counted == 12
-        assert found.first_order_MN[found.exists_MN].abs().min() > 0
+        sizes = found.first_order_MN[found.exists_MN].abs()
+        assert (sizes.max() if anatomy.shape.model_type == "opt" else sizes.min()) > 0  # behind a ReLU some are 0
 
 
 # ---- the scan ----

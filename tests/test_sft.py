@@ -202,6 +202,10 @@ def test_the_lowest_trained_layer():
     dropping.anatomy.mlp(0).dropout.p = 0.1
     with pytest.raises(UserError, match="drop out at random"):
         InputCache(dropping.anatomy, PRECISE.build(dropping), samples(), pad_id=3)
+    dropping = loaded("opt")
+    dropping.anatomy.layers[0].dropout = 0.1  # a number, no module
+    with pytest.raises(UserError, match="drop out at random"):
+        InputCache(dropping.anatomy, PRECISE.build(dropping), samples(), pad_id=3)
 
 
 # Which samples when

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import requests
+from click.testing import CliRunner
 
+from mathinterp.cli.main import main
 from mathinterp.cluster import submit as submitting
 from mathinterp.cluster.submit import checkout, measure_upload, submit
 from mathinterp.cluster.uploads import SECRETS
@@ -186,6 +188,17 @@ def test_mistakes_are_user_errors(project):
         submit("jobs/job.py", [], "127.0.0.1:1", working_dir=project)
     with pytest.raises(UserError, match="give the job service's address"):
         submit("jobs/job.py", [], "ray://127.0.0.1:10001", working_dir=project)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [("head_scn", "Did you mean 'head_scan'?"), ("scan head", "there is no job"), ("sql", "takes --address")],
+)
+def test_a_job_that_no_cluster_could_run_is_refused_here(job, said):
+    done = CliRunner().invoke(main, ["submit", job, "--address", "http://127.0.0.1:1"])
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
 
 
 @pytest.fixture(scope="module")

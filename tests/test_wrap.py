@@ -34,7 +34,7 @@ def state_of(model: PreTrainedModel) -> dict[str, Any]:
             name: (each.dtype, str(each.device), each.data_ptr(), each.detach().clone())
             for name, each in [*model.named_parameters(), *model.named_buffers()]
         },
-        "objects": {name: id(each) for name, each in [*model.named_parameters(), *model.named_modules()]},
+        "objects": {name: (id(each), type(each)) for name, each in [*model.named_parameters(), *model.named_modules()]},
         "config": copy.deepcopy(vars(model.config)),
     }
 

@@ -42,6 +42,10 @@ _FALCON: dict[str, Any] = dict(
     vocab_size=VOCABULARY, hidden_size=32, ffn_hidden_size=40, num_hidden_layers=3, num_attention_heads=4,
     max_position_embeddings=512, bias=True, **_SPECIAL,
 )  # fmt: skip
+_OPT: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=32, ffn_dim=40, num_hidden_layers=3, num_attention_heads=4,
+    max_position_embeddings=512, tie_word_embeddings=False, dropout=0.0, **_SPECIAL,
+)  # fmt: skip
 _LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
@@ -81,6 +85,8 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> model type and fi
     "falcon": ("falcon", _FALCON),
     "falcon-new": ("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-sequential": ("falcon", {**_FALCON, "multi_query": False, "parallel_attn": False}),
+    "opt": ("opt", _OPT),
+    "opt-plain": ("opt", {**_OPT, "enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": True}),
     "granite": (
         "granite",
         {**_LLAMA_LIKE, "embedding_multiplier": 3.0, "attention_multiplier": 0.5, "residual_multiplier": 0.6,

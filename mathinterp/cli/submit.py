@@ -1,25 +1,52 @@
-"""``mathinterp submit``: run a job script on a Ray cluster and follow its log."""
+"""``mathinterp submit``: run a command or a script on a Ray cluster and follow its log."""
 
 import sys
 
 import click
+
+from mathinterp.errors import UserError, did_you_mean
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--address", required=True, help="The cluster's job service, for example http://127.0.0.1:8265.")
-def submit(job: str, arguments: tuple[str, ...], address: str) -> None:
-    """Run JOB (a name in ray_jobs/, or a script) with ARGUMENTS on a cluster; exits as the job does.
+@click.option(
+    "--working-dir",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder to upload and run in: own experiments, files. Default: the checkout, if there is one.",
+)
+@click.pass_context
+def submit(context: click.Context, job: str, arguments: tuple[str, ...], address: str, working_dir: str | None) -> None:
+    """Run JOB with ARGUMENTS on a cluster; exits as the job does.
 
-    Measures the upload first and names the largest files if it is over Ray's limit. Options before -- are this
-    command's, those after it the job's.
+    JOB is a short name (head_scan, path_scan, neuron_scan, concept_scan, pipeline, precise_sft, lora_sweep, evaluate),
+    a command in quotes, or a script (.py) in the uploaded folder. Measures the upload first and names the largest files
+    if it is over Ray's limit. Options before -- are this command's, those after it the job's.
 
     \b
-    Example:
+    Examples:
       mathinterp submit head_scan --address http://127.0.0.1:8265 -- --limit 200 --store s3://bucket/results
+      mathinterp submit "scan residual_norms:ResidualNorms" --working-dir . --address http://127.0.0.1:8265
     """
     from mathinterp.cluster.submit import submit as submit_job
 
-    script = job if job.endswith(".py") else f"ray_jobs/{job}.py"
-    sys.exit(submit_job(script, arguments, address, announce=lambda line: click.echo(line, err=True)))
+    _check(job, context.find_root())
+    announce = lambda line: click.echo(line, err=True)  # noqa: E731
+    sys.exit(submit_job(job, arguments, address, working_dir=working_dir, announce=announce))
+
+
+def _check(job: str, root: click.Context) -> None:
+    """Raise UserError unless ``job`` is a script, or a command that runs on a cluster."""
+    from mathinterp.cluster.submit import JOBS, is_script
+
+    if is_script(job) or ":" in job:  # the job's folder holds the script, or the experiment's class
+        return
+    command: click.Command | None = root.command
+    for word in JOBS.get(job, job).split():
+        command = command.get_command(root, word) if isinstance(command, click.Group) else None
+    if command is None or not any(parameter.name == "address" for parameter in command.params):
+        raise UserError(
+            f"there is no job '{job}'.{did_you_mean(job, JOBS)} Give {', '.join(JOBS)}, a script (.py), or in quotes a"
+            ' command that takes --address, for example "scan mlps"'
+        )

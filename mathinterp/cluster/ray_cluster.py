@@ -195,7 +195,7 @@ def largest_node(resource_name: str) -> float:
 
 def cluster_total(resource_name: str) -> float:
     """How much of a resource the cluster has, or may grow to within its autoscaler's limits, whichever is more."""
-    now = ray.cluster_resources().get(resource_name, 0.0)
+    now: float = ray.cluster_resources().get(resource_name, 0.0)
     return max(now, sum(float(resources.get(resource_name, 0)) * count for resources, count in node_groups()))
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
 from mathinterp.cluster.places import Here, OnRay, Placement, place_of
-from mathinterp.cluster.plan import DTYPE_BYTES, parameters
+from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.replica import ReplicaJob, made_here
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
+from mathinterp.experiments.costs import parameters
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, ModelSource, NamedSource
 from mathinterp.prompts.given import Columns, Prompts

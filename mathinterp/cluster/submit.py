@@ -1,7 +1,7 @@
-"""Hand a job script to a running cluster: measure the upload, submit, follow the log, return the exit code.
+"""Hand a job to a running cluster: measure the upload, submit, follow the log, return the exit code.
 
-Knows Ray's job service and what it uploads; knows nothing about scans. The script itself (ray_jobs/) is a driver that
-runs on the head node: it never asks for a GPU, its replicas do.
+Knows Ray's job service and what it uploads; knows nothing about scans. The job itself, a command or a script, is a
+driver that runs on the head node: it never asks for a GPU, its replicas do.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 from zipfile import ZipFile
 
 from aiohttp import ClientError
@@ -30,6 +30,17 @@ from mathinterp.errors import UserError
 UPLOAD_LIMIT = 100 * 2**20  # bytes of the zipped working directory that Ray's job service accepts
 EXCLUDES = (".?*", "__pycache__", "*.egg-info")  # beside .gitignore and .rayignore, secrets and links
 LARGEST = 5  # files named when an upload is too large
+PACKAGE = Path(mathinterp.__file__).resolve().parent
+JOBS = {  # short names of commands; ray_jobs/ has a script for each
+    "head_scan": "scan heads",
+    "path_scan": "scan paths",
+    "neuron_scan": "scan neurons",
+    "concept_scan": "scan concepts",
+    "pipeline": "pipeline",
+    "precise_sft": "tune precise",
+    "lora_sweep": "tune sweep",
+    "evaluate": "evaluate",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def measure_upload(folder: Path, excludes: Sequence[str] = EXCLUDES) -> Upload:
 
 
 def submit(
-    job_script: str | os.PathLike[str],
+    job: str | os.PathLike[str],
     args: Sequence[str],
     address: str,
     *,
@@ -75,13 +86,16 @@ def submit(
     output: TextIO | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> int:
-    """Run ``python job_script args...`` on the head node of a cluster and follow its log to the end.
+    """Run ``job args...`` on the head node of a cluster and follow its log to the end.
+
+    The package travels with the job, from the checkout or from where it is installed.
 
     Args:
-        job_script: a file inside ``working_dir``.
+        job: a script (.py) inside ``working_dir``, a name of JOBS, or the words of a command, as in "scan mlps".
         args: its command line.
         address: of the job service, for example http://127.0.0.1:8265 (`ray dashboard cluster.yaml` forwards it).
-        working_dir: the folder to upload, from which the job imports; None: the checkout that holds mathinterp.
+        working_dir: the folder to upload, which is the job's current folder; None: the checkout that holds mathinterp,
+            an empty folder where there is none.
         output: where the job's log goes; None: stdout.
         announce: told the job's id, and how to find or stop it; None: printed to stderr.
     Returns:
@@ -90,48 +104,56 @@ def submit(
         UserError: the script or the cluster is not there, or the upload is too large; nothing has been submitted.
     """
     require_scratch()
-    folder = Path(working_dir).resolve() if working_dir is not None else checkout()
-    script = _inside(folder, Path(job_script))
-    upload = measure_upload(folder)
-    upload.check()
-    client = _client(address)
-    job = client.submit_job(
-        entrypoint=shlex.join(["python", script, *args]),
-        runtime_env={"working_dir": str(folder), "excludes": [*EXCLUDES, *upload.left_out.patterns]},
-        entrypoint_num_gpus=0,
-    )
+    with tempfile.TemporaryDirectory() as empty:
+        folder = Path(working_dir or checkout() or empty).resolve()
+        entrypoint = _entrypoint(folder, os.fspath(job))
+        uploads = [measure_upload(folder)]
+        runtime_env: dict[str, Any] = {"working_dir": str(folder)}
+        if not (folder / PACKAGE.name).is_dir():
+            runtime_env["py_modules"] = [str(PACKAGE)]
+            uploads.append(measure_upload(PACKAGE))
+        for upload in uploads:
+            upload.check()
+        runtime_env["excludes"] = [*EXCLUDES, *uploads[0].left_out.patterns]
+        client = _client(address)
+        number = client.submit_job(
+            entrypoint=shlex.join(["python", *entrypoint, *args]), runtime_env=runtime_env, entrypoint_num_gpus=0
+        )
     announce = announce or (lambda line: print(line, file=sys.stderr, flush=True))
-    sent = f"{_mib(upload.bytes)} uploaded{upload.left_out}"
-    announce(f"job {job}: {sent}; to stop it: ray job stop {job} --address {address}")
+    sent = f"{_mib(sum(upload.bytes for upload in uploads))} uploaded{uploads[0].left_out}"
+    announce(f"job {number}: {sent}; to stop it: ray job stop {number} --address {address}")
     try:
-        return _follow(client, job, output or sys.stdout, announce)
+        return _follow(client, number, output or sys.stdout, announce)
     except (OSError, RuntimeError, ClientError) as error:  # OSError: Ray's ConnectionError and those of requests
         reason = str(error) or type(error).__name__
         announce(
-            f"lost touch with the cluster at {address} ({reason}); job {job} may be running still:"
-            f" ray job logs {job} --address {address} --follow; once submitted again, it runs what is missing"
+            f"lost touch with the cluster at {address} ({reason}); job {number} may be running still:"
+            f" ray job logs {number} --address {address} --follow; once submitted again, it runs what is missing"
         )
         return 1
 
 
-def checkout() -> Path:
-    """The folder of the project's checkout; raises UserError where mathinterp was installed without one."""
-    folder = Path(mathinterp.__file__).resolve().parents[1]
-    if not (folder / "pyproject.toml").is_file():
-        raise UserError(
-            "a job uploads the project's folder; run 'mathinterp submit' from a checkout (pip install -e .)"
-        )
-    return folder
+def checkout() -> Path | None:
+    """The folder of the project's checkout; None where mathinterp is installed without one."""
+    folder = PACKAGE.parent
+    return folder if (folder / "pyproject.toml").is_file() else None
 
 
-def _inside(folder: Path, script: Path) -> str:
-    """The script's path relative to the uploaded folder."""
-    absolute = script if script.is_absolute() else folder / script
+def is_script(job: str) -> bool:
+    """Whether a job is a file rather than a command."""
+    return job.endswith(".py") or os.sep in job
+
+
+def _entrypoint(folder: Path, job: str) -> list[str]:
+    """Arguments of Python: the script's path relative to the uploaded folder, or the command."""
+    if not is_script(job):
+        return ["-m", "mathinterp.cli.main", *JOBS.get(job, job).split(), "--address", "auto"]
+    absolute = folder / job
     if not absolute.is_file():
-        raise UserError(f"job script '{script}' does not exist in {folder}")
+        raise UserError(f"job script '{job}' does not exist in {folder}; `working_dir` names the folder to upload")
     if not absolute.resolve().is_relative_to(folder):
-        raise UserError(f"job script '{script}' is outside {folder}, which is what is uploaded")
-    return str(absolute.resolve().relative_to(folder))
+        raise UserError(f"job script '{job}' is outside {folder}, which is what is uploaded")
+    return [str(absolute.resolve().relative_to(folder))]
 
 
 def _client(address: str) -> JobSubmissionClient:

@@ -130,4 +130,5 @@ def _add(sums_RV: torch.Tensor, left_RD: torch.Tensor, right_VD: torch.Tensor) -
 
 
 def _lengths(rows_ND: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(rows_ND, dim=1, dtype=torch.float32)
+    lengths_N: torch.Tensor = torch.linalg.vector_norm(rows_ND, dim=1, dtype=torch.float32)
+    return lengths_N

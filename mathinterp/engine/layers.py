@@ -30,7 +30,8 @@ class Call:
     def __call__(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Call ``module`` on new hidden states; returns its output hidden states."""
         output = module(hidden, *self.args, **self.kwargs)
-        return output[0] if isinstance(output, tuple) else output
+        hidden = output[0] if isinstance(output, tuple) else output
+        return hidden
 
     def repeated(self, batch: int, times: int, memo: dict[int, Any]) -> "Call":
         """The same call for ``times`` copies of the ``batch`` rows, one copy of all rows after another."""
@@ -196,7 +197,8 @@ def _additive(anatomy: Anatomy, forest: Forest, packs: np.ndarray, window: int |
 def call_layer(layer: nn.Module, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """A decoder layer as a plain function, a unit that torch.compile sees."""
     output = layer(hidden, *args, **kwargs)
-    return output[0] if isinstance(output, tuple) else output
+    hidden = output[0] if isinstance(output, tuple) else output
+    return hidden
 
 
 def call_attention(
@@ -204,4 +206,5 @@ def call_attention(
 ) -> torch.Tensor:
     """The norm and the attention of a decoder layer as a plain function, the other unit that torch.compile sees."""
     output = attention(norm(hidden), *args, **kwargs)
-    return output[0] if isinstance(output, tuple) else output
+    hidden = output[0] if isinstance(output, tuple) else output
+    return hidden

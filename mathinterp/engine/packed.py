@@ -317,7 +317,7 @@ class PackedEngine:
         at_rows = clean_PNZ if rows_PM is None else gather_rows(clean_PNZ, rows_PM)
         output_PND = anatomy.output_projection(layer)(at_rows)
         weight = anatomy.output_weight(layer)
-        edited = output_PND.new_empty(len(edits), *output_PND.shape)
+        edited: torch.Tensor = output_PND.new_empty(len(edits), *output_PND.shape)
         for row, edit in zip(edited, edits, strict=True):
             before = output_PND
             for head in edit.heads:

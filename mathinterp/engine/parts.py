@@ -124,14 +124,16 @@ def known_twin(anatomy: Anatomy, layer: int, *also_known: str) -> Twin:
 
 def gather_rows(values_RNX: torch.Tensor, rows_RM: torch.Tensor) -> torch.Tensor:
     """R M X: row r's entries ``rows_RM[r]``."""
-    picked = values_RNX.flatten(0, 1).index_select(0, _flat(rows_RM, values_RNX.shape[1]))
-    return picked.unflatten(0, rows_RM.shape)
+    picked: torch.Tensor = values_RNX.flatten(0, 1).index_select(0, _flat(rows_RM, values_RNX.shape[1]))
+    rows_RMX: torch.Tensor = picked.unflatten(0, rows_RM.shape)
+    return rows_RMX
 
 
 def fill_rows(found_nY: torch.Tensor, flat_n: torch.Tensor, places: torch.Size) -> torch.Tensor:
     """R N Y for ``places`` R N: the found rows at ``flat_n`` of R * N, zero everywhere else."""
     filled = found_nY.new_zeros(places.numel(), found_nY.shape[-1])
-    return filled.index_copy_(0, flat_n, found_nY).unflatten(0, places)
+    rows_RNY: torch.Tensor = filled.index_copy_(0, flat_n, found_nY).unflatten(0, places)
+    return rows_RNY
 
 
 def _flat(rows_RM: torch.Tensor, places: int) -> torch.Tensor:

@@ -113,11 +113,8 @@ def projected(projection: Projection, rows_TD: torch.Tensor) -> torch.Tensor:
 def _by_head(anatomy: Anatomy, values_TC: torch.Tensor) -> torch.Tensor:
     """Values of key/value groups, one copy for each query head of the group: T Z."""
     shape = anatomy.shape
-    return (
-        values_TC.unflatten(1, (shape.n_groups, 1, shape.d_head))
-        .expand(-1, -1, shape.n_heads // shape.n_groups, -1)
-        .flatten(1)
-    )
+    values_TG1d: torch.Tensor = values_TC.unflatten(1, (shape.n_groups, 1, shape.d_head))
+    return values_TG1d.expand(-1, -1, shape.n_heads // shape.n_groups, -1).flatten(1)
 
 
 def _end_heads(

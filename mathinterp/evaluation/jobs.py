@@ -49,7 +49,8 @@ class Job:
     @property
     def task(self) -> str:
         """The task's name in the store."""
-        return self.scan.parameters()["task"]
+        task: str = self.scan.parameters()["task"]
+        return task
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,13 @@ class TaskFile:
     @property
     def title(self) -> str:
         """The benchmark's name for people."""
-        return self.metadata["title"]
+        title: str = self.metadata["title"]
+        return title
 
     @property
     def multiple_choice(self) -> bool:
         """Whether an item is answered by log-likelihood; else by greedy decoding."""
-        return self.config["output_type"] == "multiple_choice"
+        return bool(self.config["output_type"] == "multiple_choice")
 
     @property
     def by_subject(self) -> bool:
@@ -49,7 +50,8 @@ class TaskFile:
     @property
     def fewshot(self) -> int:
         """Worked examples before an item, unless the user says otherwise."""
-        return self.config["num_fewshot"]
+        fewshot: int = self.config["num_fewshot"]
+        return fewshot
 
     @property
     def version(self) -> str:
@@ -63,7 +65,8 @@ class TaskFile:
 
 @cache
 def _template(text: str) -> jinja2.Template:
-    return jinja2.Template(text, undefined=jinja2.StrictUndefined)
+    template: jinja2.Template = jinja2.Template(text, undefined=jinja2.StrictUndefined)
+    return template
 
 
 @cache

@@ -7,9 +7,10 @@ and the like are found by class name, on first use.
 from typing import Any
 
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
-from mathinterp.experiments.options import Head, Neuron, option
+from mathinterp.experiments.options import option
 from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.models.units import Head, Neuron
 
 __all__ = [
     "Context",

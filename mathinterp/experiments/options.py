@@ -7,12 +7,13 @@ message of the library names a field in backticks (`` `heads` ``); the command l
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_LAYERS, real, shortened, whole
 from mathinterp.models.units import Head, Neuron
 
+Unit = TypeVar("Unit", Head, Neuron)
 KEY = "option"  # of a field's metadata
 
 
@@ -81,7 +82,7 @@ def read_neurons(given: str | Iterable[Any] | None, field: str = "neurons") -> t
     return _units(Neuron, given, field, "layer.neuron, like 28.3696")
 
 
-def _units(kind: Any, given: Any, field: str, how: str) -> Any:
+def _units(kind: type[Unit], given: Any, field: str, how: str) -> tuple[Unit, ...] | None:
     if given is None:
         return None
     units = []

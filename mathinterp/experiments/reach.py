@@ -14,7 +14,7 @@ LEAST_RANKED = 0.02  # the largest drop under which accuracy ranks nothing: pape
 
 
 def smallest_q(prompts: int, tests: int) -> float:
-    """The least q-value of a drop that one node alone can have: every prompt was right and is wrong (see functions.sql)."""
+    """The least q-value of a drop that one node alone can have: every prompt falls (score_p in functions.sql)."""
     units = prompts / (1 + 0.3 / (prompts + 1))
     return min(1.0, tests * math.erfc(math.sqrt(units / 2)))
 

@@ -129,7 +129,8 @@ def _refuse_other_tensors(folder: Path, expected: dict[str, tuple[int, ...]]) ->
 def _log_probabilities(model: nn.Module, vocabulary: int) -> torch.Tensor:
     """Log-probabilities after each of a few tokens spread over the vocabulary: T V."""
     ids = torch.linspace(0, vocabulary - 1, _CHECKED_TOKENS).long().to(next(model.parameters()).device)
-    return model(input_ids=ids[None], use_cache=False).logits[0].double().log_softmax(-1)
+    logits_TV: torch.Tensor = model(input_ids=ids[None], use_cache=False).logits[0]
+    return logits_TV.double().log_softmax(-1)
 
 
 def _refuse_other_answers(folder: Path, expected: torch.Tensor, found: torch.Tensor) -> None:

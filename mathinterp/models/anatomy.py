@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_for
+from mathinterp.models.opt_layers import with_mlps
 from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 
 
@@ -90,13 +91,13 @@ def model_shape(config: PretrainedConfig) -> ModelShape:
 
 
 def _attention_windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
+    window: int | None = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
     layer_types = getattr(config, "layer_types", None)
     if layer_types:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-    return (window,) * config.num_hidden_layers
+    return (window,) * int(config.num_hidden_layers)
 
 
 class Multiplied(nn.Module):
@@ -138,8 +139,9 @@ class Anatomy:
         self.model = model
         self.shape = model_shape(model.config)
         without_memory(model)
+        with_mlps(model)
         self.family: Family = family_for(model.config)
-        self.decoder: nn.Module = getattr(model, self.family.decoder)
+        self.decoder: nn.Module = model.get_submodule(self.family.decoder)
         self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)
         self.final_norm: nn.Module = getattr(self.decoder, self.family.final_norm)
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
@@ -151,7 +153,7 @@ class Anatomy:
 
     def attention(self, layer: int) -> nn.Module:
         """The attention module of ``layer``; returns (output B T D, weights or None)."""
-        return getattr(self.layers[layer], self.family.attention)
+        return self.layers[layer].get_submodule(self.family.attention)
 
     def attention_norm(self, layer: int) -> nn.Module:
         """The norm whose output attention reads; an identity where it reads the residual stream itself."""
@@ -159,11 +161,11 @@ class Anatomy:
 
     def output_projection(self, layer: int) -> nn.Module:
         """o_proj: its input is B T (H * d_head), the query heads side by side."""
-        return getattr(self.attention(layer), self.family.output_projection)
+        return self.attention(layer).get_submodule(self.family.output_projection)
 
     def mlp(self, layer: int) -> nn.Module:
         """The MLP module of ``layer``."""
-        return getattr(self.layers[layer], self.family.mlp)
+        return self.layers[layer].get_submodule(self.family.mlp)
 
     def mlp_norm(self, layer: int) -> nn.Module:
         """The norm whose output the MLP reads; an identity where it reads the residual stream itself."""
@@ -194,7 +196,7 @@ class Anatomy:
     def down_projection(self, layer: int) -> nn.Module:
         """down_proj: its input is B T K, the neurons' coefficients. Raises UserError for a mixture of experts."""
         self.shape.check_neurons()
-        return getattr(self.mlp(layer), self.family.down_projection)
+        return self.mlp(layer).get_submodule(self.family.down_projection)
 
     def head_slice(self, head: int) -> slice:
         """Columns of o_proj's input that belong to query head ``head``."""

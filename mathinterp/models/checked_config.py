@@ -17,7 +17,7 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 UNSIZED = ("max_position_embeddings", "model_max_length")  # which may say that there is no limit
 OPTIONAL_SIZES = (
-    "intermediate_size", "n_inner", "ffn_hidden_size", "moe_intermediate_size", "num_local_experts",
+    "intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "moe_intermediate_size", "num_local_experts",
     "num_key_value_heads", "num_kv_heads", "head_dim", "sliding_window",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from mathinterp.models.unsupported import unsupported_kind
 class Family:
     """Attribute names of one family's modules; the defaults are Llama's."""
 
-    decoder: str = "model"  # in the causal-LM module: holds layers, embedding and final norm
+    decoder: str = "model"  # in the causal-LM module, perhaps dotted: holds layers, embedding and final norm
     embedding: str = "embed_tokens"  # in the decoder
     layers: str = "layers"  # in the decoder
     final_norm: str = "norm"  # in the decoder
@@ -87,6 +87,21 @@ def _gemma3(config: Any) -> dict[str, Any]:
     return {}
 
 
+def _opt(config: Any) -> dict[str, Any]:
+    unfit = {
+        "do_layer_norm_before": not config.do_layer_norm_before,
+        "word_embed_proj_dim": config.word_embed_proj_dim != config.hidden_size,
+        "_remove_final_layer_norm": config._remove_final_layer_norm,
+        "layer_norm_elementwise_affine": not config.layer_norm_elementwise_affine,
+    }
+    for field in (name for name, found in unfit.items() if found):
+        raise UserError(
+            f"this OPT has {field}={getattr(config, field)}: only OPTs are supported whose norms have weights and stand"
+            " before attention, MLP and unembedding, and whose embeddings are as wide as the model (not opt-350m)"
+        )
+    return {}
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(),  # Llama 1, 2, 3, SmolLM, and the bundled model
     "mistral": Family(),
@@ -136,6 +151,12 @@ FAMILIES: dict[str, Family] = {
         gate=None, up="dense_h_to_4h", activation="act", down_projection="dense_4h_to_h",
         layer_needs=("alibi", "attention_mask"), variant=_falcon,
         attention_backend="eager",  # under SDPA its weights, when asked for, come from a mask taken wrong
+    ),
+    "opt": Family(
+        decoder="model.decoder", final_norm="final_layer_norm",
+        attention_norm="self_attn_layer_norm", output_projection="out_proj", mlp_norm="final_layer_norm",
+        neurons="ffn_dim", gate=None, up="fc1", activation="activation_fn", down_projection="fc2",
+        position_table=True, variant=_opt,
     ),
     "granite": Family(residual_multiplier="residual_multiplier", logits_divisor="logits_scaling"),
     "mixtral": Family(experts="num_local_experts"),

@@ -91,7 +91,7 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
 
 def _parameters(config: PreTrainedConfig) -> int:
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+        return int(transformers.AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def _entry(kind: str, digest: str) -> Path:

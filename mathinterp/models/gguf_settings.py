@@ -138,7 +138,7 @@ def _check(metadata: GgufMetadata, config: Config, key: str, value: Any) -> None
 
 def _equal(held: Any, value: Any) -> bool:
     numbers = isinstance(held, int | float) and isinstance(value, int | float)
-    return abs(held - value) <= 1e-6 * abs(value) if numbers else held == value
+    return bool(abs(held - value) <= 1e-6 * abs(value) if numbers else held == value)
 
 
 def _give_attention_scale(metadata: GgufMetadata, config: Config) -> None:

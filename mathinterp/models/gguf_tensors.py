@@ -80,4 +80,6 @@ def _give_rope_factors(metadata: GgufMetadata, config: PreTrainedConfig) -> None
 def _frequencies(config: PreTrainedConfig) -> torch.Tensor:
     """Rotary frequencies without scaling, in float32 as models compute them."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 1.0 / config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    powers = torch.arange(0, width, 2, dtype=torch.float32) / width
+    frequencies: torch.Tensor = 1.0 / config.rope_parameters["rope_theta"] ** powers
+    return frequencies

@@ -46,17 +46,19 @@ def _of_transformers(hook: Any) -> bool:
 def restored(model: PreTrainedModel) -> Iterator[None]:
     """Whatever the block does to modules and configs of ``model`` is undone at its end, also after an exception.
 
-    That is: hooks, attributes, children, modes, buffers, where tensors lie, gradient flags, attention implementation.
+    That is: classes, hooks, attributes, children, modes, buffers, where tensors lie, gradient flags, attention
+    implementation.
     The numbers in the weights are not copied: the block must not write into them.
     """
-    modules = [(module, _kept(vars(module))) for module in model.modules()]
+    modules = [(module, type(module), _kept(vars(module))) for module in model.modules()]
     configs = {id(each.config): each.config for each in model.modules() if hasattr(each, "config")}
     settings = [(config, copy.deepcopy(vars(config))) for config in configs.values() if hasattr(config, "__dict__")]
     tensors = [(each, each.data, each.requires_grad) for each in (*model.parameters(), *model.buffers())]
     try:
         yield
     finally:
-        for module, kept in modules:
+        for module, kind, kept in modules:
+            module.__class__ = kind
             _put_back(vars(module), kept)
         for config, kept in settings:
             vars(config).clear()

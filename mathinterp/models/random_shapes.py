@@ -103,7 +103,8 @@ def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtyp
     backend = family_of(config.model_type).attention_backend
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend)
+    return model
 
 
 def stand_in_config(config: PreTrainedConfig) -> PreTrainedConfig:

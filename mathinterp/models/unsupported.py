@@ -28,10 +28,6 @@ _OTHERWISE = {
 _EXPERTS_NAME = re.compile(r"moe(_|$)|mixtral|dbrx")
 _EXPERTS_FIELD = re.compile(r"\w*experts$")
 
-_BY_NAME = {
-    "opt": "a decoder whose MLPs are no modules of their own: its layers flatten all tokens of a batch before them",
-}
-
 
 def unsupported_kind(model_type: str, fields: Mapping[str, Any] | None = None) -> str | None:
     """What a model is, in words, if it is no decoder whose layers are one attention and one MLP; None if it may be.
@@ -39,8 +35,6 @@ def unsupported_kind(model_type: str, fields: Mapping[str, Any] | None = None) -
     Args:
         fields: of its config, before the defaults of its model type in transformers.
     """
-    if model_type in _BY_NAME:
-        return _BY_NAME[model_type]
     if fields is not None and model_type not in CONFIG_MAPPING and "auto_map" not in fields:
         return f"a model that transformers {transformers.__version__} does not know either"
     fields = {**_default_fields(model_type), **(fields or {})}

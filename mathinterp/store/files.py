@@ -106,13 +106,15 @@ class StoreFiles:
         """The whole content; raises FileNotFoundError."""
         if self.local:
             return Path(self.root, name).read_bytes()
-        return self.filesystem.cat_file(self._key(name))
+        content: bytes = self.filesystem.cat_file(self._key(name))
+        return content
 
     def open(self, name: str) -> BinaryIO:
         """A seekable binary reader."""
         if self.local:
             return open(Path(self.root, name), "rb")
-        return self.filesystem.open(self._key(name), "rb")
+        opened: BinaryIO = self.filesystem.open(self._key(name), "rb")
+        return opened
 
     def remove(self, name: str) -> None:
         """Delete one file."""
@@ -170,7 +172,7 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
     return filesystem, prefix.rstrip("/")
 
 
-class _MemoryFiles(MemoryFileSystem):
+class _MemoryFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """memory:// with readers of their own: fsspec gives all readers of a file one object with one position, so that
     two scans of it at once, as DuckDB makes them, miss each other's bytes.
     """

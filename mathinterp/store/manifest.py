@@ -61,7 +61,8 @@ class Run:
     @property
     def run_id(self) -> str:
         """12 hex digits."""
-        return self.record["run_id"]
+        run_id: str = self.record["run_id"]
+        return run_id
 
     @property
     def shards(self) -> list[str]:

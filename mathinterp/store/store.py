@@ -134,7 +134,8 @@ class Store:
 
     def _made_before(self, earlier: Mapping[str, Any], versions: Mapping[str, str]) -> list[dict[str, str]]:
         """What made the shards that are there; a warning tells if ``versions`` would add others to them."""
-        run, made = earlier["run_id"], earlier.get("versions", [])
+        made: list[dict[str, str]] = earlier.get("versions", [])
+        run = earlier["run_id"]
         differing = differences(made, versions)
         if not differing:
             return made
@@ -285,7 +286,8 @@ class Store:
 
     def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":
         """The result of a query as a pandas data frame; see ``arrow``."""
-        return self.arrow(sql, values).to_pandas()
+        frame: pd.DataFrame = self.arrow(sql, values).to_pandas()
+        return frame
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The result of a query as plain JSON; see ``arrow``."""

@@ -130,7 +130,8 @@ def _drops_out(anatomy: Anatomy, first: int) -> bool:
     below = [module for layer in anatomy.layers[:first] for module in layer.modules()]
     modules = [*below, *anatomy.decoder.children()]
     return any(
-        (isinstance(module, nn.Dropout) and module.p > 0) or _probability(getattr(module, "attention_dropout", 0)) > 0
+        (isinstance(module, nn.Dropout) and module.p > 0)
+        or any(_probability(getattr(module, name, 0)) > 0 for name in ("attention_dropout", "dropout"))
         for module in modules
     )
 

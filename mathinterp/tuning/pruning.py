@@ -15,7 +15,8 @@ from mathinterp.cluster.ray_cluster import connection, existing_cluster
 from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.neuron_controls import layer_matched_neurons
-from mathinterp.experiments.neurons import Against, Keep, Neurons
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.experiments.neurons.against import Against, Keep
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve

@@ -92,7 +92,8 @@ def answer_pipeline(store: Store, runs: PipelineRuns) -> PipelineAnswer:
     ids = {"heads": runs.heads, "paths": runs.paths, "attention": runs.attention, "probe": runs.probe}
 
     def query(sql: str, **values: str) -> list[Row]:
-        return arrow(connection, sql, {**ids, **values}).to_pylist()
+        rows: list[Row] = arrow(connection, sql, {**ids, **values}).to_pylist()
+        return rows
 
     heads, paths, probe = (Results(store, run) for run in (runs.heads, runs.paths, runs.probe))
     patched = summarize_paths(paths)

@@ -46,7 +46,7 @@ def value_output_matrix(anatomy: Anatomy, layer: int) -> torch.Tensor:
     output_HdD = anatomy.output_weight(layer).detach().to(wide)
     output_ZD = output_HdD.unflatten(0, (shape.n_groups, -1, shape.d_head)).sum(dim=1).flatten(0, 1)
     norm = norm_parts(anatomy, anatomy.attention_norm(layer))
-    matrix_DD = norm.gain_D[:, None] * (value_ZD.T @ output_ZD)
+    matrix_DD: torch.Tensor = norm.gain_D[:, None] * (value_ZD.T @ output_ZD)
     if norm.centred:
         matrix_DD -= matrix_DD.mean(dim=0)
     post = anatomy.attention_post_norm(layer)
@@ -195,7 +195,8 @@ class SplitWay:
 def _group_maxima(values_NV: torch.Tensor) -> torch.Tensor:
     """The maximum of each group of GROUP tokens: N X. A rest that fills no group has none: it is left out."""
     in_groups = values_NV.shape[1] // GROUP * GROUP
-    return values_NV[:, :in_groups].unflatten(1, (GROUP, -1)).amax(dim=1)
+    maxima_NX: torch.Tensor = values_NV[:, :in_groups].unflatten(1, (GROUP, -1)).amax(dim=1)
+    return maxima_NX
 
 
 def top_ids(logits_RV: torch.Tensor, top: int) -> torch.Tensor:

@@ -22,7 +22,8 @@ from mathinterp.engine.hooks import edited_output
 from mathinterp.engine.layers import call_layer
 from mathinterp.engine.lens.lens import NormParts, norm_parts, wide_dtype
 from mathinterp.engine.pairs import Ends
-from mathinterp.engine.paths.frozen import PathEngine, known_twin
+from mathinterp.engine.parts import known_twin
+from mathinterp.engine.paths.frozen import PathEngine
 from mathinterp.engine.paths.patching import EndPatching, OneLength
 from mathinterp.models.anatomy import Anatomy
 

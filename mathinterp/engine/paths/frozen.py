@@ -249,7 +249,7 @@ class PathEngine:
         shape = self.anatomy.shape
         weight_HdD = self.anatomy.output_weight(layer).unflatten(0, (shape.n_heads, shape.d_head))
         change_PHd = (source.heads_LPZ[layer] - self.original.heads_LPZ[layer]).unflatten(1, (shape.n_heads, -1))
-        change = change_PHd.new_zeros(len(nodes), len(change_PHd), shape.d_model)
+        change: torch.Tensor = change_PHd.new_zeros(len(nodes), len(change_PHd), shape.d_model)
         places = [place for place, node in enumerate(nodes) if node != MLP]
         heads = [nodes[place] for place in places]
         if places == list(range(len(heads))):  # as scans ask for them: nothing need be moved

@@ -98,7 +98,7 @@ class Benchmark(Experiment):
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Items."""
-        return shard.work["stop"] - shard.work["start"]
+        return int(shard.work["stop"] - shard.work["start"])
 
     def prepare(self, subject: Subject) -> Harness:
         """Put the model into the harness."""
@@ -164,7 +164,7 @@ class PromptSetEvaluation(Experiment):
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """Prompts."""
-        return shard.work["stop"] - shard.work["start"]
+        return int(shard.work["stop"] - shard.work["start"])
 
     def prepare(self, subject: Subject) -> tuple[GreedyDecoder, Sequence[TokenizedPrompt]]:
         """The decoder, and the prompts that shards point into."""

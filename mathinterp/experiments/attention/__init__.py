@@ -15,9 +15,10 @@ import pyarrow as pa
 from mathinterp.experiments.attention.tables import TABLES
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.chosen_heads import check_choice, choice_parameters, chosen_heads, cut_heads
-from mathinterp.experiments.options import Head, check_options, normalized, option, read_heads, read_layers
+from mathinterp.experiments.options import check_options, normalized, option, read_heads, read_layers
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.models.units import Head
 from mathinterp.prompts.token_types import SCHEMES
 
 if TYPE_CHECKING:

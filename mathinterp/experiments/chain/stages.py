@@ -46,7 +46,8 @@ class HeadFalls:
 
     def order(self, row: int) -> list[int]:
         """Places in ``heads`` for one prompt, largest fall of the probability first; ties: the lower head."""
-        return np.argsort(np.exp(self.zeroed_PE[row]) - np.exp(self.logprob_P[row]), kind="stable").tolist()
+        falls_E = np.exp(self.zeroed_PE[row]) - np.exp(self.logprob_P[row])
+        return [int(place) for place in np.argsort(falls_E, kind="stable")]
 
     def rows(self, row: int, arithmetic: Sequence[Head]) -> list[Row]:
         """One a head, by its fall."""

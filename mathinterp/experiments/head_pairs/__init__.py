@@ -129,7 +129,7 @@ class HeadPairs(Ablation):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (set, prompt)."""
         start, stop = shard.work.get("sets", (0, 1))
-        return (stop - start) * len(prompts)
+        return int(stop - start) * len(prompts)
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
         """Each set runs from its lowest layer."""

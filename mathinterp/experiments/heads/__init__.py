@@ -19,9 +19,10 @@ from mathinterp.experiments.chosen_heads import check_choice, choice_parameters,
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.heads.tables import HEAD_SCAN, TABLES
-from mathinterp.experiments.options import Head, normalized, option, read_heads, read_layers
+from mathinterp.experiments.options import normalized, option, read_heads, read_layers
 from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,9 +20,10 @@ from mathinterp.experiments.base import Context, NothingToShow, Shard, Subject
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.iterative.tables import TABLES
-from mathinterp.experiments.options import Head, normalized, option, read_layers
+from mathinterp.experiments.options import normalized, option, read_layers
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
     from mathinterp.experiments.costs import Cost

@@ -22,10 +22,11 @@ from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.experiments.knockout.tables import TABLES
-from mathinterp.experiments.options import Head, normalized, option, read_counts, read_heads
+from mathinterp.experiments.options import normalized, option, read_counts, read_heads
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
+from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -147,7 +147,7 @@ class Neurons(Experiment):
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (layer, prompt, condition); the clean passes behind them are few."""
         first, stop = shard.work.get("prompts", (0, 0))
-        return len(shard.work.get("layers", [])) * (stop - first) * self.conditions
+        return len(shard.work.get("layers", [])) * int(stop - first) * self.conditions
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
         """See cost.py."""

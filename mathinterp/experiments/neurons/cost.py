@@ -33,7 +33,7 @@ def cost_of(scan: Neurons, shape: ModelShape, prompts: Sequence[TokenizedPrompt]
             return count * conditions
         first, stop = shard.work["prompts"]
         operations = len({prompt.prompt.operation for prompt in prompts[first:stop]})
-        return (stop - first) * (shown + heads + 3) + shape.n_neurons * operations
+        return int(stop - first) * (shown + heads + 3) + shape.n_neurons * operations
 
     rows = {shard.key: rows_of(shard) for shard in shards}
     return Cost(
