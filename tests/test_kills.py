@@ -5,25 +5,22 @@ The undisturbed rows of scans are made without Ray: each shard once, in this pro
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
 import pyarrow as pa
 import pytest
-import ray
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from mathinterp.cli.main import main
-from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import prepare_work
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
@@ -54,14 +51,6 @@ def die_after(progress, event):
 ScanProgress.finished = die_after
 main(sys.argv[3:])
 """
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[dict[str, str]]:
-    """A Ray of this machine, and the environment of drivers that join it as a submitted job does."""
-    with connection(None):
-        address = ray.get_runtime_context().gcs_address
-        yield {**os.environ, "RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}
 
 
 def kill_midway(environment: dict[str, str], table: str, words: Sequence[str], store: Path) -> int:
@@ -125,6 +114,7 @@ def test_concepts_killed_while_reading_and_again_while_zeroing(local_ray, tmp_pa
     assert_stored(Store(store), "concept_zeroing", undisturbed(ConceptZeroing(sets, read, 1), folder, limit))
 
 
+@pytest.mark.bundled
 def test_graph_killed_midway(local_ray, scanned, tmp_path):
     store, limit = tmp_path / "store", 8
     shutil.copytree(scanned[0], store)
