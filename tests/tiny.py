@@ -96,7 +96,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> model type and fi
     ),
 }  # fmt: skip
 
-# Families that this transformers does not have are named in a skipped test of test_families.py.
+# Families that this transformers does not have are in no test.
 MISSING: list[str] = [name for name, (model_type, _) in _CONFIGS.items() if model_type not in CONFIG_MAPPING]
 TINY_FAMILIES: list[str] = [name for name in _CONFIGS if name not in MISSING]
 MIXTURES: set[str] = {"mixtral", "qwen3_moe"}
