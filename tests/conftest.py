@@ -64,7 +64,6 @@ def local_ray() -> Iterator[dict[str, str]]:
     assert not ray.is_initialized()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # how often Ray Train looks for deaths
         patch.delenv("RAY_ADDRESS", raising=False)
         with connection(None):
             address = ray.get_runtime_context().gcs_address
