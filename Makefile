@@ -4,26 +4,34 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-ray test-plain check bench clean
+.PHONY: demo test test-ray test-larger check lint types test-tiny bench clean
 
 demo: $(STAMP)
 	$(BIN)/mathinterp scan heads --store demo-results
 	$(BIN)/mathinterp sql --store demo-results "SELECT * FROM paper_a_table1 WHERE rank <= 5 ORDER BY rank"
 
 test: check
-	$(MAKE) --jobs 2 --output-sync test-ray test-plain
+	$(MAKE) --jobs 2 --output-sync test-ray test-larger
 	$(BIN)/python -m pytest -m alone
 
 test-ray:  # one after another
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray
 
-test-plain:  # beside them
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ray and not alone"
+test-larger:  # beside them: tests that hold the bundled model or a larger one
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ray and not alone and bundled"
 
 check: $(STAMP)
+	$(MAKE) --jobs 2 --output-sync lint types test-tiny
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types:
 	$(BIN)/mypy
+
+test-tiny:  # all others, on two cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not ray and not alone and not bundled"
 
 bench: $(STAMP)  # each result is a line of benchmarks/results/NAME.jsonl
 	$(BIN)/python benchmarks/run_all.py

@@ -1,5 +1,6 @@
 """Fixtures of several test files; helpers that are no fixtures are modules of their own (exact.py, tiny.py, ...)."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,66 @@ from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.store import Store
+from tests.job_service import job_service
+from tests.larger_models import larger_models_seen
 from tests.small_store import open_run
 from tests.tiny import TINY_FAMILIES, tiny_model
+
+ROOT = Path(__file__).parents[1]
+
+
+_running: list[pytest.Item] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _running[:] = [item]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def larger_models_are_marked() -> Iterator[None]:
+    with larger_models_seen(_running):
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of Ray the shared one, after all tests that start a Ray of their own: a process has one connection."""
+    for item in items:
+        if shares_ray(item):
+            assert isinstance(item, pytest.Function)
+            item.fixturenames.insert(0, "local_ray")
+    items.sort(key=shares_ray)
+
+
+def shares_ray(item: pytest.Item) -> bool:
+    """Whether the test uses the Ray of this machine that is started once for all tests."""
+    return item.get_closest_marker("ray") is not None and item.get_closest_marker("own_ray") is None
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[dict[str, str]]:
+    """The Ray of this machine that tests share, and the environment of drivers that join it as a submitted job does.
+
+    Commands of this process find themselves connected and use it; workers know the modules of this checkout.
+    """
+    import ray
+
+    from mathinterp.cluster.ray_cluster import connection
+
+    assert not ray.is_initialized()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        with connection(None):
+            address = ray.get_runtime_context().gcs_address
+            yield {**os.environ, "RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def job_address() -> Iterator[str]:
+    """The address of a job service that tests share, on a head node of its own."""
+    with job_service() as address:
+        yield address
 
 
 @pytest.fixture(autouse=True)

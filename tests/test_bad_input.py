@@ -108,6 +108,7 @@ def place(scanned: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize(("words", "said"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.bundled
 def test_one_line_and_nothing_written(place, monkeypatch, words, said):
     folder, runs = place
     monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: pytest.fail("Ray was started"))

@@ -33,6 +33,7 @@ def test_the_tokenizer_is_the_one_the_recipe_builds():
     assert shipped.backend_tokenizer.to_str() == build_tokenizer().backend_tokenizer.to_str()
 
 
+@pytest.mark.bundled
 def test_the_shape_is_the_one_the_recipe_builds():
     shipped = AutoModelForCausalLM.from_pretrained(FOLDER)
     wanted = bundled_config()
@@ -46,6 +47,7 @@ def test_the_shape_is_the_one_the_recipe_builds():
     [cell for cell in CELLS if cell.form == "digits" and (cell.operation, cell.digits) != ("mul", 2)],
     ids=lambda cell: f"{cell.operation}-{cell.digits}",
 )
+@pytest.mark.bundled
 def test_accuracy_on_operand_pairs_never_trained_on(table, cell):
     row = table[cell.operation, cell.digits, cell.form]
     assert row.prompts == PROMPTS
@@ -53,10 +55,12 @@ def test_accuracy_on_operand_pairs_never_trained_on(table, cell):
 
 
 @pytest.mark.parametrize("operation", ["add", "sub", "div"])
+@pytest.mark.bundled
 def test_accuracy_on_two_digit_number_words(table, operation):
     assert table[operation, 2, "words"].exact_match >= 0.99
 
 
 @pytest.mark.parametrize("operation", ["add", "sub", "mul", "div"])
+@pytest.mark.bundled
 def test_a_neutral_word_is_answered_unknown(table, operation):
     assert table[operation, 2, "neutral"].exact_match >= 0.99

@@ -152,6 +152,7 @@ def test_sql_prints_one_json_array(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
     """One real run through Ray; then the same command again, and a half-written file beside the results."""
     store = tmp_path / "store"

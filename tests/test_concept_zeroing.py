@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
-from mathinterp.cluster.ray_cluster import connection
 from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
@@ -274,8 +273,7 @@ def test_command_counts_zeroes_and_resumes(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", "llama")
     command = ["--model", folder, "--store", tmp_path / "store", "--replicas", 1, "--top", 6, "--levels", "1,3,6",
                "--limit", 4, "--control-seeds", 1, "--json"]  # fmt: skip
-    with connection(None):  # one Ray for both runs
-        first = invoke(*command)
+    first = invoke(*command)
     assert first.exit_code == 0, first.output
     printed = json.loads(first.stdout)
     assert [row["of"] for row in printed["levels"]] == [40] * 3

@@ -108,7 +108,7 @@ def test_fields_that_say_nothing_about_results_are_no_hindrance(saved: Path, tmp
         "phi3": {"attention_bias": False, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}},
     }
     for family, fields in published.items():
-        resolve(ModelSpec(str(changed(saved, family, tmp_path / family, **fields))))
+        assert resolve(ModelSpec(str(changed(saved, family, tmp_path / family, **fields)))).config.model_type == family
 
 
 def test_kinds_of_rotary_scaling_that_are_not_known(saved: Path, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def in_folder(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.bundled
 def test_the_documented_experiment_passes_its_test_and_is_planned(own_experiment):
     assert "3 passed" in in_folder(own_experiment, "pytest", "-q", "test_residual_norms.py")
     planned = in_folder(own_experiment, "mathinterp.cli.main", "plan", "residual_norms:ResidualNorms", "--limit", "32")
@@ -139,6 +140,7 @@ def test_the_documented_experiment_passes_its_test_and_is_planned(own_experiment
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_the_documented_experiment_runs_on_ray(own_experiment):
     words = ["scan", "residual_norms:ResidualNorms", "--limit", "8", "--replicas", "1", "--out", "drawn"]
     told = in_folder(own_experiment, "mathinterp.cli.main", *words)

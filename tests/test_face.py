@@ -89,6 +89,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 
 @pytest.mark.parametrize("module", DOCUMENTED)
+@pytest.mark.bundled
 def test_the_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     open_run(Store("results"), [])  # a run of earlier, for the examples that open a store
@@ -169,6 +170,7 @@ def test_an_error_names_the_row(rows: object, message: str) -> None:
         mi.prompts(rows)
 
 
+@pytest.mark.bundled
 def test_further_columns_are_kept_and_change_no_run(bundled: Model, tmp_path: Path) -> None:
     plain = [{"text": p.text, "answer": p.answer, "operation": p.operation} for p in mi.prompts("two_digit", limit=4)]
     coloured = [{**row, "colour": colour} for row, colour in zip(plain, ["red", "blue", None, "red"], strict=True)]
@@ -201,6 +203,7 @@ def run(bundled: Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return mi.run(experiment, bundled, mi.prompts("two_digit", limit=16), store=str(store), progress=False)
 
 
+@pytest.mark.bundled
 def test_a_run_answers(run: Run) -> None:
     assert run.complete
     assert run.follow_ups == ()
@@ -220,6 +223,7 @@ def test_a_run_answers(run: Run) -> None:
         run.summarize(colour="red")
 
 
+@pytest.mark.bundled
 def test_results_as_pandas_arrow_and_polars(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = run.table("head_scan")
     assert isinstance(rows, Frame)
@@ -279,6 +283,7 @@ def test_errors_name_fields(bundled: Model, tmp_path: Path) -> None:
     [("zero", None, None), ("zero", "end", None), ("mean", None, "exact_match"), ("mean", "all", None),
      ("resample", "all", None)],
 )  # fmt: skip
+@pytest.mark.bundled
 def test_one_head_as_in_the_scan(
     bundled: Model, tmp_path: Path, value: str, positions: str | None, scoring: str | None
 ) -> None:
@@ -310,6 +315,7 @@ def agrees(answer: Answered, scan: Run, of: str) -> None:
         np.testing.assert_allclose(both[column], both[f"{column}_scan"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.bundled
 def test_one_mlp_as_in_the_scan(bundled: Model, tmp_path: Path) -> None:
     prompts = mi.prompts("pairs", limit=12)
     for value in ("zero", "mean"):
@@ -319,6 +325,7 @@ def test_one_mlp_as_in_the_scan(bundled: Model, tmp_path: Path) -> None:
         agrees(answer, scan, "mlp_scan WHERE run_id = $run AND layer = 3")
 
 
+@pytest.mark.bundled
 def test_neurons_together_as_their_own_engine_zeroes_them(bundled: Model) -> None:
     neurons = [Neuron(0, 6), Neuron(5, 17), Neuron(5, 18)]
     prompts = mi.prompts("two_digit", limit=8)

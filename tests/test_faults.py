@@ -34,7 +34,7 @@ from mathinterp.store import Store
 from tests.moody import Moody
 from tests.toy_scan import ToyScan
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
 
 MODEL = ModelSpec("random:llama-tiny")
 PROMPTS = [Prompt(f"p{a}", f"{a} plus 5 is", str(a + 5), operation="add") for a in (3, 14, 62)]
@@ -103,12 +103,14 @@ def record(store: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def when(condition: Callable[[], bool], then: Callable[[], None], timeout: float = 60) -> threading.Thread:
-    """Do ``then`` in the background as soon as ``condition`` holds."""
+def when(condition: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
+    """Do ``then`` in the background as soon as ``condition`` holds, and not before, however slow the machine is.
+
+    A node killed before its replica has loaded would leave the other one waiting for it for ever (``together``).
+    """
 
     def watch() -> None:
-        deadline = time.monotonic() + timeout
-        while not condition() and time.monotonic() < deadline:
+        while not condition():
             time.sleep(0.05)
         then()
 

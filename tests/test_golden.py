@@ -28,12 +28,14 @@ def test_the_rows_are_of_this_result_format() -> None:
     assert INDEXED["result_format"] == RESULT_FORMAT, told
 
 
+@pytest.mark.bundled
 def test_run_ids_stay(golden: GoldenStore) -> None:
     stable = {name: run for name, run in golden.ids.items() if name not in OF_A_SAVED_MODEL}
     assert stable == {name: run for name, run in INDEXED["run_ids"].items() if name not in OF_A_SAVED_MODEL}
 
 
 @pytest.mark.parametrize("name", INDEXED["run_ids"])
+@pytest.mark.bundled
 def test_every_row_is_the_stored_one(golden: GoldenStore, name: str) -> None:
     made = golden.rows(name)
     stored = {file.stem.split("-")[1]: file for file in Path(FOLDER).glob(f"{name.replace(' ', '_')}-*.parquet")}

@@ -187,6 +187,7 @@ def test_the_separator_is_written_by_the_model_and_run_on_numbers_are_wrong() ->
     assert words.text(ids) == "47"
 
 
+@pytest.mark.bundled
 def test_the_bundled_model_answers_as_teacher_forcing_says() -> None:
     loaded = load(ModelSpec("bundled"), "cpu")
     prompts = tokenize_prompts(load_prompts("three_digit", limit=24), loaded.tokenizer)

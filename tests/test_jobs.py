@@ -12,18 +12,9 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.cluster.submit import JOBS, submit
 from mathinterp.store import Store
-from tests.job_service import job_service
-
-pytestmark = pytest.mark.ray
 
 COMMANDS = {name: words.split() for name, words in JOBS.items()}
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def address():
-    with job_service() as running:
-        yield running
 
 
 def run_job(address: str, name: str, arguments: list[str]) -> tuple[int, str, list[str]]:
@@ -47,10 +38,12 @@ def test_every_job_is_its_command_on_the_cluster_it_runs_on(name, monkeypatch):
     assert f"{' '.join(COMMANDS[name])} [OPTIONS]" in shown.output
 
 
-def test_the_head_scan_job_fills_the_store(address, tmp_path, monkeypatch):
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_the_head_scan_job_fills_the_store(job_address, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     url = str(tmp_path / "store")
-    code, log, told = run_job(address, "head_scan", ["--limit", "8", "--layers", "0", "--store", url])
+    code, log, told = run_job(job_address, "head_scan", ["--limit", "8", "--layers", "0", "--store", url])
     assert code == 0, (told, log)
     store = Store(url)
     (run,) = store.rows("SELECT * FROM runs")
@@ -67,9 +60,11 @@ def test_the_head_scan_job_fills_the_store(address, tmp_path, monkeypatch):
     assert int(told_rows[1].replace(",", "")) == counts["rows"] + baseline["rows"]
 
 
-def test_a_bad_argument_fails_the_job_with_one_line(address, tmp_path):
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_a_bad_argument_fails_the_job_with_one_line(job_address, tmp_path):
     store = tmp_path / "store"
-    code, log, told = run_job(address, "head_scan", ["--layers", "0", "--ablation", "half", "--store", str(store)])
+    code, log, told = run_job(job_address, "head_scan", ["--layers", "0", "--ablation", "half", "--store", str(store)])
     assert code == 1
     assert "exit code 2" in told[-1]
     (line,) = [line for line in log.splitlines() if line.startswith("mathinterp: ")]
@@ -78,14 +73,16 @@ def test_a_bad_argument_fails_the_job_with_one_line(address, tmp_path):
     assert not store.exists()
 
 
-def test_the_fine_tuning_job_trains(address, tmp_path, monkeypatch):
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_the_fine_tuning_job_trains(job_address, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     data, out, url = tmp_path / "data.jsonl", tmp_path / "tuned", str(tmp_path / "store")
     lines = [{"text": f"{n} plus 5 is", "answer": str(n + 5), "operation": "add"} for n in range(20, 28)]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["--heads", "0.6", "--data", str(data), "--out", str(out), "--store", url, "--json"]
     words += ["--steps", "2", "--batch", "4", "--log-every", "1"]
-    code, log, told = run_job(address, "precise_sft", words)
+    code, log, told = run_job(job_address, "precise_sft", words)
     assert code == 0, (told, log)
     (run,) = Store(url).rows("SELECT * FROM runs")
     assert (run["scan"], run["status"]) == ("tune_precise", "finished")
@@ -94,8 +91,10 @@ def test_the_fine_tuning_job_trains(address, tmp_path, monkeypatch):
     assert '"trained_now": true' in log
 
 
-def test_results_in_the_folder_that_ray_deletes_are_refused(address, tmp_path):
-    code, log, told = run_job(address, "lora_sweep", ["--store", str(tmp_path / "store"), "--out", "swept"])
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_results_in_the_folder_that_ray_deletes_are_refused(job_address, tmp_path):
+    code, log, told = run_job(job_address, "lora_sweep", ["--store", str(tmp_path / "store"), "--out", "swept"])
     assert code == 1
     assert "exit code 2" in told[-1]
     (line,) = [line for line in log.splitlines() if line.startswith("mathinterp: ")]

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from unittest import mock
 
 import pyarrow as pa
@@ -29,17 +29,10 @@ from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
-from tests.killing import FINISHED, joinable_ray, kill_midway
+from tests.killing import FINISHED, kill_midway
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[dict[str, str]]:
-    """A Ray of this machine, and the environment of drivers that join it."""
-    with joinable_ray() as environment:
-        yield environment
 
 
 def finish(words: Sequence[str]) -> None:
@@ -95,6 +88,7 @@ def test_concepts_killed_while_reading_and_again_while_zeroing(local_ray, tmp_pa
     assert_stored(Store(store), "concept_zeroing", undisturbed(ConceptZeroing(sets, read, 1), folder, limit))
 
 
+@pytest.mark.bundled
 def test_graph_killed_midway(local_ray, scanned, tmp_path):
     store, limit = tmp_path / "store", 8
     shutil.copytree(scanned[0], store)

@@ -13,7 +13,6 @@ import torch
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
-from mathinterp.cluster.ray_cluster import connection
 from mathinterp.engine.hooks import edited_input
 from mathinterp.errors import UserError
 from mathinterp.experiments.chosen_heads import chosen_heads
@@ -226,32 +225,31 @@ def test_mistakes_in_iterative_masking_on_the_command_line(tmp_path: Path, words
 def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", "llama")
     common = ["--model", folder, "--store", tmp_path / "s", "--limit", 16, "--ablation", "zero", "--replicas", 1]
-    with connection(None):
-        masked = json.loads(iterative("--steps", 2, *common, "--json").stdout)
-        assert len(masked["ranking"]) == masked["shards_done"] == 2
-        store = Store(tmp_path / "s")
-        chosen = store.rows("SELECT layer || '.' || head AS head FROM iterative_scan WHERE masked ORDER BY step")
-        assert masked["ranking"] == [row["head"] for row in chosen]
-        (second,) = (tmp_path / "s" / "iterative_scan").glob("*/shard-00001.parquet")
-        content = second.read_bytes()
-        second.unlink()
-        again = json.loads(iterative("--steps", 2, *common, "--json").stdout)
-        assert (again["shards_reused"], again["shards_done"], again["steps"]) == (1, 1, masked["steps"])
-        assert len(second.read_bytes()) == len(content)
+    masked = json.loads(iterative("--steps", 2, *common, "--json").stdout)
+    assert len(masked["ranking"]) == masked["shards_done"] == 2
+    store = Store(tmp_path / "s")
+    chosen = store.rows("SELECT layer || '.' || head AS head FROM iterative_scan WHERE masked ORDER BY step")
+    assert masked["ranking"] == [row["head"] for row in chosen]
+    (second,) = (tmp_path / "s" / "iterative_scan").glob("*/shard-00001.parquet")
+    content = second.read_bytes()
+    second.unlink()
+    again = json.loads(iterative("--steps", 2, *common, "--json").stdout)
+    assert (again["shards_reused"], again["shards_done"], again["steps"]) == (1, 1, masked["steps"])
+    assert len(second.read_bytes()) == len(content)
 
-        words = ["--rank-from", masked["run_id"], "--control-seeds", 2, "--show", "3 plus 5 is", *common]
-        found = json.loads(command(*words, "--json").stdout)
-        assert found["ranking"] == masked["ranking"]
-        assert [row["k"] for row in found["curve"]] == [0, 1, 2]
-        assert (found["shards_done"], found["failed"]) == (8, [])
-        examples = store.rows(f"SELECT * FROM knockout_examples WHERE run_id = '{found['run_id']}' ORDER BY k, rank")
-        assert [(row["k"], row["rank"]) for row in examples] == [(k, rank) for k in (0, 1, 2) for rank in range(1, 6)]
-        assert examples[0]["probability"] >= examples[1]["probability"] > 0
-        assert {row["token"] for row in examples} <= set(tiny_tokenizer().get_vocab())
-        lines = {line.get_label(): line for line in draw(Results(store, found["run_id"])).axes[0].lines}
-        assert set(lines) == {"effect-rank", "random-rank", "random, layer-rank"}
-        drawn = [row["effect"] for row in found["curve"]]
-        np.testing.assert_allclose(lines["effect-rank"].get_ydata(), drawn, atol=1e-9)
+    words = ["--rank-from", masked["run_id"], "--control-seeds", 2, "--show", "3 plus 5 is", *common]
+    found = json.loads(command(*words, "--json").stdout)
+    assert found["ranking"] == masked["ranking"]
+    assert [row["k"] for row in found["curve"]] == [0, 1, 2]
+    assert (found["shards_done"], found["failed"]) == (8, [])
+    examples = store.rows(f"SELECT * FROM knockout_examples WHERE run_id = '{found['run_id']}' ORDER BY k, rank")
+    assert [(row["k"], row["rank"]) for row in examples] == [(k, rank) for k in (0, 1, 2) for rank in range(1, 6)]
+    assert examples[0]["probability"] >= examples[1]["probability"] > 0
+    assert {row["token"] for row in examples} <= set(tiny_tokenizer().get_vocab())
+    lines = {line.get_label(): line for line in draw(Results(store, found["run_id"])).axes[0].lines}
+    assert set(lines) == {"effect-rank", "random-rank", "random, layer-rank"}
+    drawn = [row["effect"] for row in found["curve"]]
+    np.testing.assert_allclose(lines["effect-rank"].get_ydata(), drawn, atol=1e-9)
     shown = command(*words)  # nothing left to compute: no Ray
     assert shown.exit_code == 0, shown.output
     for part in ("Accuracy (%), first k heads out", "random_layer", "has halved", "knockout_curve", "nothing left"):

@@ -131,6 +131,7 @@ def test_a_mistake_of_the_user_and_a_key_press_end_the_run_at_once(tmp_path: Pat
     assert record(tmp_path / "b")["finished_at"] is None
 
 
+@pytest.mark.bundled
 def test_ray_is_not_even_imported(tmp_path: Path) -> None:
     code = f"""
 import sys
@@ -174,27 +175,24 @@ def test_threads_follow_from_the_model_and_the_machine_alone() -> None:
 
 @pytest.mark.ray
 def test_rows_are_the_same_here_and_on_ray_also_of_a_model_in_memory(tmp_path: Path) -> None:
-    from mathinterp.cluster.ray_cluster import connection
-
     experiment = mi.experiments.Heads(heads=["0.2", "1.1", "1.2"])
     prompts = mi.prompts("two_digit", limit=6)
     named = mi.load("bundled", device="cpu", dtype="float32")
     wrapped = mi.wrap(tiny_model("llama", dtype=torch.float32).train(), tiny_tokenizer(), name="mine")
     tables = ("baseline", "head_scan")
-    with connection("local"):
-        for name, model in (("named", named), ("wrapped", wrapped)):
-            here, there = tmp_path / f"{name}-here", tmp_path / f"{name}-there"
-            one = mi.run(experiment, model, prompts, store=str(here), progress=False)
-            cpus = {"gpus_per_replica": 0, "progress": False}
-            two = mi.run(experiment, model, prompts, store=str(there), replicas=2, **cpus)
-            assert (one.complete, two.complete, two.ended.replicas) == (True, True, 2)
-            assert one.id == two.id
-            for table in tables:
-                assert rows(here, table).equals(rows(there, table)), (name, table)
-            assert record(here)["notes"][PROBE] == record(there)["notes"][PROBE]
-            (victim,) = there.glob("baseline/run_id=*/shard-00000.parquet")
-            victim.unlink()
-            resumed = mi.run(experiment, model, prompts, store=str(there), address="local", **cpus)
-            assert (resumed.ended.done, resumed.ended.reused) == (1, 1)
-            assert rows(here, "baseline").equals(rows(there, "baseline"))
-            assert DEVIATION not in record(there)["notes"]
+    for name, model in (("named", named), ("wrapped", wrapped)):
+        here, there = tmp_path / f"{name}-here", tmp_path / f"{name}-there"
+        one = mi.run(experiment, model, prompts, store=str(here), progress=False)
+        cpus = {"gpus_per_replica": 0, "progress": False}
+        two = mi.run(experiment, model, prompts, store=str(there), replicas=2, **cpus)
+        assert (one.complete, two.complete, two.ended.replicas) == (True, True, 2)
+        assert one.id == two.id
+        for table in tables:
+            assert rows(here, table).equals(rows(there, table)), (name, table)
+        assert record(here)["notes"][PROBE] == record(there)["notes"][PROBE]
+        (victim,) = there.glob("baseline/run_id=*/shard-00000.parquet")
+        victim.unlink()
+        resumed = mi.run(experiment, model, prompts, store=str(there), address="local", **cpus)
+        assert (resumed.ended.done, resumed.ended.reused) == (1, 1)
+        assert rows(here, "baseline").equals(rows(there, "baseline"))
+        assert DEVIATION not in record(there)["notes"]

@@ -345,6 +345,7 @@ def command(folder: Path, *words: str | Path) -> Result:
     return CliRunner().invoke(main, ["scan", "graph", "--store", str(folder), "--limit", "8", *map(str, words)])
 
 
+@pytest.mark.bundled
 def test_mistakes_are_one_line(scanned: tuple[Path, str]) -> None:
     folder, run = scanned
     for words, message in (
@@ -358,6 +359,7 @@ def test_mistakes_are_one_line(scanned: tuple[Path, str]) -> None:
         assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.bundled
 def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -> None:
     folder, run = scanned
     store, prompts, weights = Store(folder), load_prompts("two_digit", limit=8), resolve(ModelSpec()).fingerprint
@@ -393,6 +395,7 @@ def test_edges_are_written_as_they_are_read() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.bundled
 def test_command_makes_draws_and_resumes_a_graph(scanned: tuple[Path, str], tmp_path: Path) -> None:
     folder, source = scanned
     words = [

@@ -38,6 +38,7 @@ def kernel(tmp_path, monkeypatch) -> str:
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_the_first_scan(tmp_path, monkeypatch, kernel):
     """Executed as a reader would, on fewer prompts; what it shows is what the store holds."""
     monkeypatch.setenv("MATHINTERP_NOTEBOOK_STORE", str(tmp_path / "store"))

@@ -21,7 +21,7 @@ from tests.installed import install
 from tests.killing import FINISHED, joinable_ray, kill_midway
 from tests.tiny import randomized, tiny_config, tiny_tokenizer
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
 
 ROOT = Path(__file__).parents[1]
 LAYERS, LIMIT = 40, 6

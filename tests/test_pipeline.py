@@ -197,7 +197,7 @@ def command(*words: object) -> Result:
     return CliRunner().invoke(main, ["pipeline", *map(str, words)])
 
 
-@pytest.mark.ray
+@pytest.mark.bundled
 def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path: Path, without_ray: list[str]) -> None:
     words = ["--store", tmp_path, "--limit", "8", "--ks", "1,2", "--control-seeds", "1", "--top", "3"]
     first = command(*words)

@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM
 
 from mathinterp.cluster.submit import submit
 from mathinterp.store import Store
-from tests.job_service import job_service
 from tests.test_sft_data import write
 from tests.tiny import save_tiny
 
 
 @pytest.mark.ray
-def test_the_precise_sft_job_leaves_rows_and_an_adapter(tmp_path, monkeypatch):
+@pytest.mark.own_ray
+def test_the_precise_sft_job_leaves_rows_and_an_adapter(job_address, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     base = save_tiny(tmp_path / "base", "llama")
     data = write(tmp_path / "data.jsonl", *({"prompt": f"{i} plus 1 is", "response": str(i + 1)} for i in range(8)))
@@ -37,8 +37,8 @@ def test_the_precise_sft_job_leaves_rows_and_an_adapter(tmp_path, monkeypatch):
     ]
     places = {name: str(tmp_path / name) for name in ("store", "storage", "out")}
     words += [word for name, place in places.items() for word in (f"--{name}", place)]
-    with job_service() as address:
-        code = submit("ray_jobs/precise_sft.py", [*map(str, words), "--cpu"], address, output=log, announce=told.append)
+    words = [*map(str, words), "--cpu"]
+    code = submit("ray_jobs/precise_sft.py", words, job_address, output=log, announce=told.append)
     assert code == 0, (told, log.getvalue())
     assert "heads that train: 1.0, 2.1" in log.getvalue()
     store = Store(places["store"])

@@ -187,6 +187,7 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     assert "holds another pruned model" in other.stderr.splitlines()[-1]
 
 
+@pytest.mark.bundled
 def test_zero_writes_a_model_without_heads(tmp_path: Path) -> None:
     words = ["tune", "zero", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, [*words, "--heads", "0.6,3.1", "--neurons", "4.7"])

@@ -4,7 +4,6 @@ On a real Ray. A model of the size of the bundled one: threads would share its m
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +12,6 @@ import pytest
 from mathinterp.cluster.agreement import DEVIATION, PROBE
 from mathinterp.cluster.dispatch import Observer
 from mathinterp.cluster.progress import QuietProgress
-from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import run_scan
 from mathinterp.engine.cells import Cells
 from mathinterp.experiments.base import Experiment
@@ -28,12 +26,6 @@ pytestmark = pytest.mark.ray
 PROMPTS = load_prompts("two_digit", limit=16)
 
 
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    with connection(None):
-        yield
-
-
 def stored(scan: Experiment, store: Path, table: str, replicas: int) -> pa.Table:
     """All rows of ``scan`` on the bundled model."""
     summary = run_scan(scan, ModelSpec("bundled"), PROMPTS, str(store), replicas=replicas, progress=False)
@@ -46,7 +38,7 @@ def notes(store: Path) -> dict:
     return json.loads(path.read_text())["notes"]
 
 
-def test_one_two_and_four_replicas_give_the_same_bits(local_ray: None, tmp_path: Path) -> None:
+def test_one_two_and_four_replicas_give_the_same_bits(tmp_path: Path) -> None:
     scan = Heads(layers=(0, 1, 4, 5, 6, 7))
     tables, probes = [], []
     for replicas in (1, 2, 4):
@@ -61,7 +53,7 @@ def test_one_two_and_four_replicas_give_the_same_bits(local_ray: None, tmp_path:
     assert probes[0]["device"].endswith(", 1 thread")
 
 
-def test_the_last_shards_of_a_resumed_run_have_the_same_bits(local_ray: None, tmp_path: Path) -> None:
+def test_the_last_shards_of_a_resumed_run_have_the_same_bits(tmp_path: Path) -> None:
     """Few shards are left, and so few replicas: they must not take the cores that are free for more threads."""
     scan = Heads(layers=(2, 3, 6, 7))
     whole = stored(scan, tmp_path, "head_scan", 2)
@@ -71,9 +63,7 @@ def test_the_last_shards_of_a_resumed_run_have_the_same_bits(local_ray: None, tm
     assert DEVIATION not in notes(tmp_path)
 
 
-def test_a_replica_that_computes_other_cells_is_told_and_kept(
-    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_that_computes_other_cells_is_told_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(QuietProgress, "trouble", lambda self, message: told.append(message))
     assert issubclass(QuietProgress, Observer)

@@ -17,7 +17,6 @@ from mathinterp.cluster import submit as submitting
 from mathinterp.cluster.submit import checkout, measure_upload, submit
 from mathinterp.cluster.uploads import SECRETS
 from mathinterp.errors import UserError
-from tests.job_service import job_service
 
 SCRIPT = """
 import os, sys
@@ -201,19 +200,14 @@ def test_a_job_that_no_cluster_could_run_is_refused_here(job, said):
     assert said in line
 
 
-@pytest.fixture(scope="module")
-def address():
-    with job_service() as running:
-        yield running
-
-
 @pytest.mark.ray
-def test_log_and_exit_code_of_a_job(address, project):
+@pytest.mark.own_ray
+def test_log_and_exit_code_of_a_job(job_address, project):
     for code, expected in ((0, 0), (7, 1)):
         output, told = io.StringIO(), []
         arguments = ["a b", str(code)]
         result = submit(
-            "jobs/job.py", arguments, address, working_dir=project, output=output, announce=told.append
+            "jobs/job.py", arguments, job_address, working_dir=project, output=output, announce=told.append
         )  # fmt: skip
         assert result == expected, (told, output.getvalue())
         assert f"arguments {arguments}" in output.getvalue()

@@ -121,6 +121,7 @@ def test_no_place_for_temporary_files_at_all_is_one_line(monkeypatch):
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_a_scan_runs_under_a_long_temporary_folder(short, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(deep(short, 120)))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -210,8 +210,7 @@ def test_held_out_prompts_are_held_out():
 
 
 @pytest.mark.ray
-def test_the_recipe_writes_a_model_and_the_same_command_resumes(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the workers know the recipes
+def test_the_recipe_writes_a_model_and_the_same_command_resumes(tmp_path: Path):
     plan = Plan(
         steps=6, batch=8, lr=1e-2, warmup=2, log_every=3, checkpoint_every=3, store=str(tmp_path / "store"),
         address="local",

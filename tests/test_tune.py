@@ -186,7 +186,6 @@ def test_controls_are_not_called_what_they_control():
 
 @pytest.mark.ray
 def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, tiny_folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the workers know FragileJob
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # how often Ray Train looks for deaths
     monkeypatch.chdir(tmp_path)  # relative paths hold although Ray Train's workers run elsewhere
     shutil.copytree(tiny_folder, "base")

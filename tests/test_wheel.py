@@ -85,6 +85,7 @@ def test_a_scan_from_the_wheel_has_the_rows_of_the_checkout_and_a_report(wheel, 
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_the_wheel_submits_jobs_that_bring_it_along(wheel, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("PYTHONPATH", raising=False)  # of the cluster

@@ -5,6 +5,7 @@ Weights are drawn so that every part matters: norms, biases, soft-caps and windo
 """
 
 import copy
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> model type and fi
     ),
 }  # fmt: skip
 
-# Families that this transformers does not have are named in a skipped test of test_families.py.
+# Families that this transformers does not have are in no test.
 MISSING: list[str] = [name for name, (model_type, _) in _CONFIGS.items() if model_type not in CONFIG_MAPPING]
 TINY_FAMILIES: list[str] = [name for name in _CONFIGS if name not in MISSING]
 MIXTURES: set[str] = {"mixtral", "qwen3_moe"}
@@ -117,6 +118,11 @@ def tiny_config(name: str) -> PreTrainedConfig:
 
 def tiny_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """A random 3-layer, 4-head model in eval mode, without gradients; same seed, same weights in every dtype."""
+    return copy.deepcopy(_drawn(name, seed, dtype))  # the caller's own: tests change weights and add hooks
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(name: str, seed: int, dtype: torch.dtype) -> PreTrainedModel:
     config = tiny_config(name)
     backend = family_of(config.model_type).attention_backend
     return randomized(AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=backend), seed)

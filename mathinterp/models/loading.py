@@ -4,6 +4,7 @@ Knows how transformers loads; knows nothing about names, fingerprints or prompts
 """
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -84,6 +85,7 @@ def _read(
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+        _name_tensors_once()
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -135,6 +137,14 @@ def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
+
+
+def _name_tensors_once() -> None:
+    """Have gguf keep its map of tensor names, which transformers asks for once for each module: 16 s for 46 layers."""
+    import gguf
+
+    if not hasattr(gguf.get_tensor_name_map, "cache_info"):
+        gguf.get_tensor_name_map = functools.lru_cache(maxsize=1)(gguf.get_tensor_name_map)
 
 
 @contextlib.contextmanager
