@@ -63,6 +63,7 @@ def test_footer_holds_the_configuration_and_columns_their_encodings(tmp_path):
     config = json.loads(metadata.metadata[b"mathinterp"])
     assert config == {
         "scan": "heads", "dtype": "float32", "run_id": run, "shard": "head_scan/00000", "result_format": 1,
+        "rows": 3,
     }  # fmt: skip
     columns = {c.path_in_schema: c for c in map(metadata.row_group(0).column, range(metadata.num_columns))}
     assert {column.compression for column in columns.values()} == {"ZSTD"}
@@ -272,7 +273,7 @@ def test_broken_run_record_is_named_and_written_anew_by_the_same_run(store):
 
 def test_problem_files_are_inspected_once_per_version(tmp_path, monkeypatch):
     store = Store(tmp_path)
-    run = open_run(store).run_id
+    run = open_run(store, [f"head_scan/{index:05d}" for index in range(3)]).run_id
     for index in range(3):
         write_head(store, run, index)
     store = Store(tmp_path)

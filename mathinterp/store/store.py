@@ -10,25 +10,28 @@ Knows where everything lies and which files can be trusted; knows nothing about 
     <store>/views.sql
 """
 
+import hashlib
 import logging
 import os
-import re
 import socket
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
+from mathinterp.errors import UserError
 from mathinterp.prompts.alignment import token_table
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
-from mathinterp.store.files import FileVersion, StoreFiles
+from mathinterp.store.files import StoreFailed, StoreFiles
+from mathinterp.store.integrity import Checked, check, deeper_faults, entries, intact_prompts
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
-from mathinterp.store.writer import encode, fault
+from mathinterp.store.survey import PROMPT_TABLES, Survey, Surveyor
+from mathinterp.store.writer import encode
 from mathinterp.versions import differences
 
 if TYPE_CHECKING:
@@ -39,14 +42,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VIEWS_FILE = "views.sql"
-_SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
-_PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 
 
 class Store:
     """Runs, rows and views under one URL. Cheap to make, and can be made again in every process.
 
-    ``problems`` names every file found so far that cannot be trusted, and why; such files are never read.
+    Files that cannot be trusted are never read; see ``problems``.
     """
 
     def __init__(self, url: str | os.PathLike[str]):
@@ -55,14 +56,19 @@ class Store:
         Raises UserError if the path is a file or the protocol is not available.
         """
         self.files = StoreFiles(url)
-        self.problems: list[str] = []
-        self._inspected: dict[str, tuple[FileVersion, str | None]] = {}
+        self._surveyor = Surveyor(self.files)
+        self._held: _Held | None = None
         self._in_views: set[str] = set()  # tables that views.sql is known to read
 
     @property
     def url(self) -> str:
         """Absolute path or URL."""
         return self.files.root
+
+    @property
+    def problems(self) -> list[str]:
+        """Every file found so far that cannot be trusted, and why, a line each."""
+        return self._surveyor.problems
 
     def check_writable(self) -> None:
         """Raise UserError unless a small file can be written here."""
@@ -114,17 +120,20 @@ class Store:
         }
         try:
             earlier = read_record(self.files, run)
-        except ValueError as error:
-            self._report(f"runs/{run}.json", f"not a run's record ({error})")
-            earlier = None  # written anew below
+        except StoreFailed:
+            raise
+        except (ValueError, OSError) as error:
+            self._surveyor.report(f"runs/{run}.json", f"not a run's record ({error})", "written anew")
+            earlier = None
         if earlier is None:
             record = new_record(identity, list(shards))
         else:
             earlier["versions"] = self._made_before(earlier, versions or {})
             record = resumed_record(earlier, code_version, versions or {}, list(shards))
+        tables = {shard.split("/")[0] for shard in shards}
+        self.files.remove_stale("", "runs", *(f"{table}/run_id={run}" for table in sorted(tables)))
+        record["files"] = entries(self.files, self._surveyor, record, again=True)
         save_record(self.files, record)
-        for table in {shard.split("/")[0] for shard in shards}:
-            self.files.remove_stale(f"{table}/run_id={run}")
         self.write_views()
         return Run(self, record)
 
@@ -134,26 +143,45 @@ class Store:
         differing = differences(made, versions)
         if not differing:
             return made
-        finished = self.finished_shards(run)
+        finished = self.finished_shards(run, earlier)
         if finished >= set(earlier["shards"]):
             logger.warning(f"run {run}: made by other versions ({differing}); another --store computes it anew")
         elif finished:
             logger.warning(f"run {run}: shards made by {differing} would mix; another --store keeps them apart")
         return made if finished else []
 
-    def finished_shards(self, run: str) -> set[str]:
+    def finished_shards(self, run: str, record: Mapping[str, Any] | None = None) -> set[str]:
         """Keys of the shards whose file is there with a readable footer of this run and shard.
 
         Any other file in the run's folders is named in a warning and in ``problems``, and counts as missing.
+
+        Args:
+            record: of the run; None: the one in the store, without which no file counts.
         """
-        finished = set()
-        for table, stored in catalog().tables.items():
-            if stored.partition != "run_id":
-                continue
-            found = self._inspect(self.files.find(f"{table}/run_id={run}", ".parquet"))
-            places = [_SHARD_FILE.fullmatch(name) for name, why in found.items() if why is None]
-            finished |= {f"{place['table']}/{place['index']}" for place in places if place}
-        return finished
+        record = self._surveyor.survey([]).records.get(run) if record is None else record
+        return set() if record is None else set(self._surveyor.of_run(run, record))
+
+    def file_entries(self, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Shard -> rows, bytes and sha256 of its file, for the finished shards of a run; reads what is not known."""
+        return entries(self.files, self._surveyor, record, again=False)
+
+    def check(self, runs: Sequence[str] | None = None) -> list[Checked]:
+        """Read the files of some runs, or of all, to their end; what is damaged is named and left out from then on.
+
+        Raises UserError for an unknown run.
+        """
+        known = self._surveyor.survey([]).records
+        for run in runs or ():
+            if run not in known:
+                raise UserError(f"no run '{run}' in {self.url}; it has {', '.join(sorted(known)) or 'none'}")
+        return check(self.files, self._surveyor, known if runs is None else runs)
+
+    def require(self, run: str) -> None:
+        """Raise StoreFailed unless the run is still here: of a store that is gone nothing may be concluded."""
+        if run not in self._surveyor.survey([]).records:
+            raise StoreFailed(
+                f"run {run} is no longer in {self.url}: the store was deleted, moved or damaged meanwhile"
+            )
 
     def write_shard(
         self, run: str, table: str, index: int, rows: pa.Table, metadata: Mapping[str, Any]
@@ -164,7 +192,7 @@ class Store:
             rows: the table's columns without run_id.
             metadata: the configuration the rows were computed under, plain JSON, kept in the footer.
         Returns:
-            a receipt: shard, path, rows, bytes, host.
+            a receipt: shard, path, rows, bytes, sha256, host.
         """
         name = f"{table}/run_id={run}/shard-{index:05d}.parquet"
         config = {**metadata, "run_id": run, "shard": f"{table}/{index:05d}", "result_format": RESULT_FORMAT}
@@ -180,6 +208,7 @@ class Store:
             "path": self.files.address(name),
             "rows": rows.num_rows,
             "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
             "host": socket.gethostname(),
         }
 
@@ -194,20 +223,24 @@ class Store:
         Args:
             columns: prompt_id -> further columns; they replace those that were kept before.
         """
-        kept = {"prompts": [asdict(prompt.prompt) for prompt in prompts], "answer_tokens": token_table(prompts)}
-        for table, rows in kept.items():
-            name = f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet"
-            if self._inspect(self.files.find(name.rpartition("/")[0], ".parquet")).get(name, "absent") is not None:
-                self._write_prompt_table(table, fingerprint, rows)
-        ids = [prompt.prompt.prompt_id for prompt in prompts]
+        places = [f"{table}/prompts_fingerprint={fingerprint}" for table in PROMPT_TABLES]
+        self.files.remove_stale(*places)
+        makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+            "prompts": lambda: [asdict(prompt.prompt) for prompt in prompts],
+            "answer_tokens": lambda: token_table(prompts),
+        }
+        missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
+        for table in missing:
+            self._write_prompt_table(table, fingerprint, makers[table]())
         more = [
-            {"prompt_id": prompt_id, "name": name, "value": value}
-            for prompt_id in ids
-            for name, value in (columns or {}).get(prompt_id, {}).items()
+            {"prompt_id": prompt.prompt.prompt_id, "name": name, "value": value}
+            for prompt in prompts
+            for name, value in (columns or {}).get(prompt.prompt.prompt_id, {}).items()
         ]
         if more:
             self._write_prompt_table("prompt_columns", fingerprint, more)
-        self.write_views()
+        if missing or more:
+            self.write_views()
 
     def _write_prompt_table(self, table: str, fingerprint: str, rows: list[dict[str, Any]]) -> None:
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
@@ -216,7 +249,8 @@ class Store:
 
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
-        return query.views_sql(self.files, *self._survey())
+        found = self._surveyor.survey(catalog().tables)
+        return query.views_sql(self.files, found.good, found.bad)
 
     def write_views(self) -> None:
         """Bring views.sql up to date, also after the store was moved; raises OSError if a write is needed and fails."""
@@ -229,16 +263,57 @@ class Store:
 
         Only the named ``views``, and those that they read, take a tenth of the time.
         """
-        wanted = query.views_of(" ".join(views)) if views else None
-        return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted))
+        return self._connect(query.views_of(" ".join(views)) if views else list(catalog().order))[0]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block all queries see the files that were there when one first needed them, and are quicker."""
+        self._held = _Held()
+        try:
+            yield
+        finally:
+            self._held = None
 
     def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a query; ``$name`` in it takes the value of that name, if there is one.
 
         Raises UserError with DuckDB's first line.
         """
-        views = query.views_sql(self.files, *self._survey(), query.views_of(sql))
-        return query.arrow(query.connect(self.files, views), sql, values)
+        views = query.views_of(sql)
+        connection, found = self._connect(views)
+        try:
+            return query.arrow(connection, sql, values)
+        except UserError as error:
+            if not self.distrusts_after(error, found):
+                raise
+            return query.arrow(self._connect(views)[0], sql, values)
+
+    def distrusts_after(self, error: UserError, found: Survey) -> bool:
+        """Whether a failed query was the fault of a file, which is then left out: a second try may succeed."""
+        if not isinstance(error.__cause__, duckdb.IOException | duckdb.InvalidInputException):
+            return False
+        self._held = None if self._held is None else _Held()
+        return deeper_faults(
+            self.files, self._surveyor, found, query.unreadable_records(self.files, found.good["runs"])
+        )
+
+    def _connect(self, views: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Survey]:
+        """A connection that has the views, and what it reads; within ``held`` always the same connection."""
+        held = self._held or _Held()
+        more = [view for view in views if view not in held.views]
+        if held.connection is None or more:
+            new = [table for table in catalog().tables_of(more) if table not in held.found.good]
+            found = self._surveyor.survey(new)
+            good = {**found.good, **held.found.good}
+            text = query.own_views(good, more)
+            if held.connection is None:
+                held.connection = query.connect(self.files, text, good)
+            else:
+                query.add_views(held.connection, self.files, text, good)
+            held.views |= set(more)
+            held.found = Survey({**found.records, **held.found.records}, good, found.bad)
+            self._surveyor.name_missing_prompts(held.found)
+        return held.connection, held.found
 
     def sql(self, query: str, **values: Any) -> "Frame":
         """The result of a query as a pandas data frame that also gives Arrow and polars.
@@ -267,65 +342,17 @@ class Store:
 
     def _current_views(self) -> str:
         try:
-            return self.files.read(VIEWS_FILE).decode()
-        except FileNotFoundError:
+            return self.files.read(VIEWS_FILE).decode(errors="replace")
+        except StoreFailed:
+            raise
+        except OSError:  # absent, or no file: replaced if that can be
             return ""
 
-    def _survey(self) -> tuple[dict[str, list[str]], list[str]]:
-        """Table (and "runs") -> names of its trusted files; and the names of all others, reported."""
-        records = self._inspect(self.files.find("runs", ".json"))
-        known = {name.removeprefix("runs/").removesuffix(".json") for name, why in records.items() if why is None}
-        good = {"runs": [name for name, why in records.items() if why is None]}
-        bad = [name for name, why in records.items() if why is not None]
-        for table in catalog().tables:
-            good[table] = []
-            for name, why in self._inspect(self.files.find(table, ".parquet")).items():
-                shard = _SHARD_FILE.fullmatch(name)
-                if why is None and shard and shard["run"] not in known:
-                    why = f"its run has no readable runs/{shard['run']}.json"
-                    self._report(name, why)
-                (bad if why else good[table]).append(name)
-        return good, bad
 
-    def _inspect(self, found: Mapping[str, FileVersion]) -> dict[str, str | None]:
-        """Name -> why the file cannot be trusted, or None; each version of a file is opened once."""
-        fresh = [name for name, version in found.items() if self._inspected.get(name, (None,))[0] != version]
-        if self.files.local:
-            whys = [self._fault(name) for name in fresh]
-        else:  # one round trip each: overlap them
-            with ThreadPoolExecutor(16) as pool:
-                whys = list(pool.map(self._fault, fresh))
-        for name, why in zip(fresh, whys, strict=True):
-            self._inspected[name] = (found[name], why)
-        for name in found:
-            if why := self._inspected[name][1]:
-                self._report(name, why)
-        return {name: self._inspected[name][1] for name in found}
+@dataclass
+class _Held:
+    """A connection that several queries share."""
 
-    def _fault(self, name: str) -> str | None:
-        if name.startswith("runs/"):
-            return self._record_fault(name)
-        shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
-        place = shard or prompts
-        expected = "run_id" if shard else "prompts_fingerprint"
-        if place is None or catalog().tables[place["table"]].partition != expected:
-            return "foreign: its name is not one that mathinterp gives"
-        if shard:
-            identity = {"run_id": shard["run"], "shard": f"{shard['table']}/{shard['index']}"}
-        else:
-            identity = {"prompts_fingerprint": place["fingerprint"], "table": place["table"]}
-        with self.files.open(name) as file:
-            return fault(file, place["table"], identity)
-
-    def _record_fault(self, name: str) -> str | None:
-        try:
-            read_record(self.files, name.removeprefix("runs/").removesuffix(".json"))
-        except ValueError as error:
-            return f"not a run's record ({error})"
-        return None
-
-    def _report(self, name: str, why: str) -> None:
-        problem = f"{self.files.address(name)}: {why}; left out"
-        if problem not in self.problems:
-            self.problems.append(problem)
-            logger.warning(problem)
+    connection: duckdb.DuckDBPyConnection | None = None
+    views: set[str] = field(default_factory=set)
+    found: Survey = field(default_factory=lambda: Survey({}, {}, []))
