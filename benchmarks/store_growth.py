@@ -1,6 +1,6 @@
 """How does a store answer when it has grown? 300 runs in 20,000 files, and a driver with 200,000 prompts.
 
-    python benchmarks/store_growth.py                                  # builds the store in a temporary folder, some minutes
+    python benchmarks/store_growth.py                                  # builds the store anew, a minute
     python benchmarks/store_growth.py --folder grown                   # keeps it there for the next time
     python benchmarks/store_growth.py --runs 30 --driver-prompts 20000 # a tenth of it
 
@@ -36,7 +36,9 @@ def synthetic_prompts() -> list[TokenizedPrompt]:
     """Prompts of four operations, each with one or two scored tokens."""
     found = []
     for number in range(PROMPTS):
-        prompt = Prompt(f"{number}", f"prompt {number} is", "12", ("add", "sub", "mul", "div")[number % 4], "25", "10", "t")
+        prompt = Prompt(
+            f"{number}", f"prompt {number} is", "12", ("add", "sub", "mul", "div")[number % 4], "25", "10", "t"
+        )
         scored = tuple(ScoredToken(place, 5 + place, 7, "7", "digit", "memorize") for place in range(1 + number % 2))
         found.append(TokenizedPrompt(prompt, tuple(range(7)), scored))
     return found
@@ -202,9 +204,10 @@ def main() -> None:
         print(f"{name:22s} {at['seconds']:7.2f} s ({at['cpu']:.2f} s of processor); with little in the store"
               f" {at['start']:.2f} ({at['start_cpu']:.2f}); target under {target:g} s")  # fmt: skip
     if driver := figures.get("driver"):
+        gigabytes, before = driver["bytes"] / 1e9, driver["bytes_before"] / 1e9
         print(f"driver, {options.driver_prompts:,} prompts: {driver['prompts'] + driver['store']:.1f} s"
-              f" ({driver['store']:.1f} in the store), {driver['bytes'] / 1e9:.2f} GB at most"
-              f" ({driver['bytes_before'] / 1e9:.2f} before); targets {DRIVER_SECONDS:g} s, {DRIVER_BYTES / 1e9:g} GB")  # fmt: skip
+              f" ({driver['store']:.1f} in the store), {gigabytes:.2f} GB at most ({before:.2f} before);"
+              f" targets {DRIVER_SECONDS:g} s, {DRIVER_BYTES / 1e9:g} GB")  # fmt: skip
 
 
 if __name__ == "__main__":

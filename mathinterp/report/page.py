@@ -47,7 +47,12 @@ def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report
     Raises:
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
     """
-    figures = _figures(store, _runs(store), run_ids)
+    store.check(list(run_ids) or None)  # what is damaged is named, and counts as missing
+    with store.held():
+        return _written(store, out, _figures(store, _runs(store), run_ids))
+
+
+def _written(store: Store, out: Path, figures: Sequence[tuple[Row, Figure]]) -> Report:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -140,6 +140,14 @@ class StoreFiles:
             found = {name: FileVersion(size, stamp) for name, (size, stamp) in listed.items()}
         return {name: found[name] for name in sorted(found) if name.endswith(suffix) or found[name].odd}
 
+    def folders(self) -> list[str]:
+        """Names of the folders in the store itself."""
+        if self._remote is None:
+            with suppress(FileNotFoundError), os.scandir(self.root) as listing:
+                return sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
+            return []
+        return sorted({name.split("/")[0] for name in self._remote.listed() if "/" in name})
+
     def remove_stale(self, *folders: str) -> None:
         """Delete temporary files in ``folders`` that no living process writes; on other machines: old ones."""
         for folder in folders if self._remote is None else ():

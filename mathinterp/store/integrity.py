@@ -70,15 +70,10 @@ def _read(files: StoreFiles, name: str, known: Entry | None) -> tuple[Entry | No
         return None, f"cannot be read ({error.strerror or error})"
 
 
-def check(files: StoreFiles, surveyor: Surveyor, runs: Iterable[str]) -> list[Checked]:
-    """Read every file of some runs, and the prompts of all, to its end; what is damaged is distrusted and named."""
-    survey = surveyor.survey(catalog().tables)
+def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
+    """Read every file of a run, and its prompts, to its end; what is damaged is distrusted and named."""
     for table in PROMPT_TABLES:
-        _distrust_damaged(files, surveyor, survey.good[table])
-    return [_checked(files, surveyor, survey.records[run]) for run in runs]
-
-
-def _checked(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
+        intact_prompts(files, surveyor, table, record["prompts_fingerprint"])
     whole = entries(files, surveyor, record, again=True)
     unproved = 0
     for shard in whole.keys() - record.get("files", {}).keys():
@@ -86,9 +81,8 @@ def _checked(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
         with files.open(f"{table}/run_id={record['run_id']}/shard-{index}.parquet") as file:
             unproved += not has_checksums(file)
     missing = [shard for shard in record["shards"] if shard not in whole]
-    return Checked(
-        record["run_id"], record["scan"], len(record["shards"]), len(whole) - unproved, unproved, missing
-    )  # fmt: skip
+    proved = len(whole) - unproved
+    return Checked(record["run_id"], record["scan"], len(record["shards"]), proved, unproved, missing)
 
 
 def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprint: str) -> bool:
@@ -106,8 +100,8 @@ def deeper_faults(files: StoreFiles, surveyor: Surveyor, survey: Survey, readabl
     for name, why in readable.items():
         surveyor.distrust_record(name, why)
     before = len(surveyor.problems)
-    tables = [table for table in survey.good if table in catalog().tables]
-    _distrust_damaged(files, surveyor, [name for table in tables for name in survey.good[table]])
+    names = [name for table in catalog().tables for name in survey.good.get(table, [])]
+    _distrust_damaged(files, surveyor, names)
     return bool(readable) or len(surveyor.problems) > before
 
 

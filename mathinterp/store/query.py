@@ -22,6 +22,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
 from mathinterp.store.manifest import RUN_ID_LENGTH
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
+from mathinterp.store.survey import ELSEWHERE
 
 _HEADER = """\
 -- Views over the results in $root
@@ -56,7 +57,7 @@ def own_views(good: Mapping[str, Sequence[str]], views: Sequence[str]) -> str:
 
     They read lists of files from variables of the connection: DuckDB then looks for no file, nor reads a name, twice.
     """
-    sources = {table: _rows_source(table, good[table], _variable(table)) for table in good if table != "runs"}
+    sources = {table: _rows_source(table, good[table], _variable(table)) for table in good if table in catalog().tables}
     sources["run_records"] = _records_source(good["runs"], _variable("runs"))
     sources["shard_files"] = _shard_files_source(f"SELECT unnest({_variable('shards')}) AS file", [])
     return "\n".join(_texts(views, sources))
@@ -111,7 +112,7 @@ def _variable(table: str) -> str:
 
 
 def _has_shards(table: str) -> bool:
-    return table != "runs" and catalog().tables[table].partition == "run_id"
+    return table == ELSEWHERE or (table != "runs" and catalog().tables[table].partition == "run_id")
 
 
 def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
@@ -202,7 +203,7 @@ def _shard_files_source(there: str, bad: Sequence[str]) -> str:
 
 def _all_shard_files(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
     tables = [table for table in good if _has_shards(table)]
-    if files.takes_patterns and not any(name.split("/")[0] in tables for name in bad):
+    if files.takes_patterns:
         return f"SELECT file FROM glob({_quote(files.address('*/run_id=*/shard-*.parquet'))})"
     names = [name for table in tables for name in good[table]]
     return f"SELECT unnest([{', '.join(_quote(files.address(name)) for name in names)}]::VARCHAR[]) AS file"

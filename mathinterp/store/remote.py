@@ -66,6 +66,10 @@ class RemoteFiles:
         self._known |= found
         return found
 
+    def listed(self) -> list[str]:
+        """Names of all files that were listed so far."""
+        return list(self._known)
+
     def write(self, name: str, content: bytes) -> None:
         """Put a file as a whole."""
         self._known.pop(name, None)

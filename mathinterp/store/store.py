@@ -165,6 +165,11 @@ class Store:
         """Shard -> rows, bytes and sha256 of its file, for the finished shards of a run; reads what is not known."""
         return entries(self.files, self._surveyor, record, again=False)
 
+    def require_runs(self) -> None:
+        """Raise UserError unless a run was recorded here."""
+        if not self.files.find("runs", ".json"):
+            raise UserError(f"there is no store at '{self.url}'; run a scan first, or name its folder with `store`")
+
     def check(self, runs: Sequence[str] | None = None) -> list[Checked]:
         """Read the files of some runs, or of all, to their end; what is damaged is named and left out from then on.
 
@@ -173,12 +178,18 @@ class Store:
         known = self._surveyor.survey([]).records
         for run in runs or ():
             if run not in known:
-                raise UserError(f"no run '{run}' in {self.url}; it has {', '.join(sorted(known)) or 'none'}")
-        return check(self.files, self._surveyor, known if runs is None else runs)
+                raise UserError(f"no run {run} in {self.url}; it has {', '.join(sorted(known)) or 'none'}")
+        if runs is None:  # all that is foreign is named, too
+            self._surveyor.name_missing_prompts(self._surveyor.survey(catalog().tables))
+        return [check(self.files, self._surveyor, known[run]) for run in (known if runs is None else runs)]
 
     def require(self, run: str) -> None:
         """Raise StoreFailed unless the run is still here: of a store that is gone nothing may be concluded."""
-        if run not in self._surveyor.survey([]).records:
+        try:
+            found = read_record(self.files, run)
+        except ValueError:
+            found = None
+        if found is None:
             raise StoreFailed(
                 f"run {run} is no longer in {self.url}: the store was deleted, moved or damaged meanwhile"
             )

@@ -28,6 +28,7 @@ Record = Mapping[str, Any]
 KEPT_IN = "inspected.json"
 WORTH_KEEPING = 100  # footers that were read by one process
 FEW_FOLDERS = 3  # more than these of an object store are listed in one go
+ELSEWHERE = "elsewhere"  # in ``good``: shards in tables of experiments that are not installed here
 _SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
 _PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 PROMPT_TABLES = ("prompts", "answer_tokens")
@@ -61,6 +62,8 @@ class Surveyor:
             whys = self._table(table, records, listed[table])
             good[table] = [name for name, why in whys.items() if why is None]
             bad += [name for name, why in whys.items() if why is not None]
+        if {table for table, stored in catalog().tables.items() if stored.partition == "run_id"} <= set(tables):
+            good[ELSEWHERE] = self._elsewhere(records)
         if self._unkept >= WORTH_KEEPING:
             self.keep()
         return Survey(records, good, bad)
@@ -119,6 +122,17 @@ class Surveyor:
             folder = name.split("/")[0]
             if folder in found and name.endswith(suffixes[folder]):
                 found[folder][name] = version
+        return found
+
+    def _elsewhere(self, records: Mapping[str, Record]) -> list[str]:
+        """Files in tables that are not known here: their rows cannot be read, but their runs' shards be counted."""
+        shards = {f"{run}/{shard}" for run, record in records.items() for shard in record["shards"]}
+        found = []
+        for folder in self._files.folders():
+            for name in self._files.find(folder, ".parquet") if folder not in {"runs", *catalog().tables} else ():
+                place = _SHARD_FILE.fullmatch(name)
+                if place and f"{place['run']}/{place['table']}/{place['index']}" in shards:
+                    found.append(name)
         return found
 
     def _read_records(
