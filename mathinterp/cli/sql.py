@@ -32,9 +32,10 @@ def sql(query: str | None, store: str, as_json: bool) -> None:
     opened = Store(store)
     if not opened.files.find("runs", ".json"):
         raise UserError(f"there is no store at '{store}'; run a scan first, or name its folder with --store")
-    with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
-        opened.write_views()
-    rows = opened.rows(query or "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL")
+    with opened.held():
+        with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
+            opened.write_views()
+        rows = opened.rows(query or "SELECT view_name AS view FROM duckdb_views() WHERE NOT internal ORDER BY ALL")
     print_json(rows) if as_json else print_table(rows)
     if query is None and not as_json:
         print_sql_hint(store, ["SELECT run_id, scan, model, prompts, status FROM runs"])

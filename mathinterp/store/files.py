@@ -187,9 +187,9 @@ class StoreFiles:
         """
         try:
             yield
-        except (UserError, StoreFailed, *passing):
-            raise
         except Exception as error:  # object stores raise their vendors' own exception types
+            if isinstance(error, (UserError, StoreFailed, *passing)):
+                raise
             message = f"store '{self.root}' {what} ({_reason(error)})"
             if not self.local and (isinstance(error, PermissionError) or "Credentials" in type(error).__name__):
                 raise UserError(f"{message}; give this machine the right to it") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from io import BytesIO
-from typing import Any, BinaryIO, ClassVar, cast
+from typing import Any, BinaryIO, cast
 
 import fsspec
 
@@ -103,15 +103,14 @@ class RemoteFiles:
         return f"{self._prefix}/{name}"
 
 
-class _Listed(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+class _Listed(fsspec.AbstractFileSystem):
     """Reads listed files by URL; says what is there without a request. DuckDB asks thrice for each."""
 
     cachable = False
-    protocol: ClassVar[Any] = "abstract"
 
     def __init__(self, url: str, known: dict[str, tuple[int, str]], opened: Callable[[str], BinaryIO]):
         super().__init__()
-        self.protocol = url.partition("://")[0]
+        self.protocol: Any = url.partition("://")[0]
         self._url, self._files, self._opened = url, known, opened
 
     def _name(self, url: str) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,9 @@ from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_recor
 from mathinterp.store.survey import PROMPT_TABLES, Survey, Surveyor
 from mathinterp.store.writer import encode
 from mathinterp.versions import differences
+
+if TYPE_CHECKING:
+    pass
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,7 +263,7 @@ class Store:
 
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
-        found = self._surveyor.survey(catalog().tables)
+        found = self._survey(catalog().tables, self._held or _Held())
         return query.views_sql(self.files, found.good, found.bad)
 
     def write_views(self) -> None:
@@ -313,18 +316,24 @@ class Store:
         held = self._held or _Held()
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
-            new = [table for table in catalog().tables_of(more) if table not in held.found.good]
-            found = self._surveyor.survey(new)
-            good = {**found.good, **held.found.good}
-            text = query.own_views(good, more)
+            found = self._survey(catalog().tables_of(more), held)
+            text = query.own_views(found.good, more)
             if held.connection is None:
-                held.connection = query.connect(self.files, text, good)
+                held.connection = query.connect(self.files, text, found.good)
             else:
-                query.add_views(held.connection, self.files, text, good)
+                query.add_views(held.connection, self.files, text, found.good)
             held.views |= set(more)
-            held.found = Survey({**found.records, **held.found.records}, good, found.bad)
-            self._surveyor.name_missing_prompts(held.found)
+            self._surveyor.name_missing_prompts(found)
         return held.connection, held.found
+
+    def _survey(self, tables: Iterable[str], held: "_Held") -> Survey:
+        """What was found in tables, looking only for what is not held already."""
+        missing = [table for table in tables if table not in held.found.good]
+        if missing or "runs" not in held.found.good:
+            new, old = self._surveyor.survey(missing), held.found
+            bad = list(dict.fromkeys([*old.bad, *new.bad]))
+            held.found = Survey({**new.records, **old.records}, {**new.good, **old.good}, bad)
+        return held.found
 
     def sql(self, query: str, **values: Any) -> "Frame":
         """The result of a query as a pandas data frame that also gives Arrow and polars.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -94,7 +94,7 @@ def damage(file: BinaryIO) -> str | None:
 
 def checksum(file: BinaryIO) -> str:
     """SHA-256 of all bytes, in hexadecimal."""
-    return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.file_digest(cast(BytesIO, file), "sha256").hexdigest()
 
 
 def _first_line(error: BaseException) -> str:
