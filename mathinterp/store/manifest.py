@@ -161,7 +161,8 @@ class Run:
         Returns:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
-        self.record["files"] = {**self.record.get("files", {}), **(written or {})}
+        before = self.record.get("files", {})
+        self.record["files"] = {**before, **(written or {})}
         self.record["files"] = self._store.file_entries(self.record)
         missing = [shard for shard in self.record["shards"] if shard not in self.record["files"]]
         self.record["errors"] = {shard: why for shard, why in (errors or {}).items() if shard in missing}
@@ -172,7 +173,8 @@ class Run:
         if not missing:
             self.record["finished_at"] = self.record["finished_at"] or timestamp()
         save_record(self._store.files, self.record)
-        self._store.write_views()
+        if self.record["files"] != before:
+            self._store.write_views()
         return missing
 
 
