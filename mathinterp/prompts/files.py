@@ -10,6 +10,7 @@ further column of the prompt, unless it is nearly the name of one of these.
 import difflib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -31,6 +32,7 @@ FIELDS = tuple(field.name for field in fields(Prompt))
 REQUIRED = ("text", "answer")
 NUMERIC = ("answer", "operand_a", "operand_b")  # may be JSON numbers, of which the text is kept
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
+UNLIKE = ("prompt_id", "text", "counterfactual")  # other texts repeat from prompt to prompt: one object for equal ones
 FORM = '; write {"text": ..., "answer": ...}'
 DEFAULT_SEPARATOR = " "
 NEARLY = 0.8  # of 1: a field as like as this to one of FIELDS is a misspelling of it
@@ -100,7 +102,8 @@ def prompt_of(record: Mapping[str, object], number: int, where: str) -> tuple[Pr
     for name in given.keys() - FIELDS:
         if difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEARLY):
             raise UserError(f"{where}: unknown field '{name}'; the fields are {', '.join(FIELDS)}")
-    values = {name: _text(name, value, where) for name, value in given.items() if name in FIELDS}
+    texts = {name: _text(name, value, where) for name, value in given.items() if name in FIELDS}
+    values = {name: text if name in UNLIKE else sys.intern(str(text)) for name, text in texts.items()}
     for name in REQUIRED:
         if name not in values:
             raise UserError(f"{where}: the field '{name}' is missing")

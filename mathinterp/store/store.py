@@ -16,14 +16,14 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.alignment import token_table
+from mathinterp.prompts.alignment import token_columns
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
@@ -239,9 +239,9 @@ class Store:
         """
         places = [f"{table}/prompts_fingerprint={fingerprint}" for table in PROMPT_TABLES]
         self.files.remove_stale(*places)
-        makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
-            "prompts": lambda: [asdict(prompt.prompt) for prompt in prompts],
-            "answer_tokens": lambda: token_table(prompts),
+        makers: dict[str, Callable[[], dict[str, list[Any]]]] = {
+            "prompts": lambda: _prompt_columns(prompts),
+            "answer_tokens": lambda: token_columns(prompts),
         }
         missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
         for table in missing:
@@ -252,13 +252,14 @@ class Store:
             for name, value in (columns or {}).get(prompt.prompt.prompt_id, {}).items()
         ]
         if more:
-            self._write_prompt_table("prompt_columns", fingerprint, more)
+            columns_of = {name: [row[name] for row in more] for name in ("prompt_id", "name", "value")}
+            self._write_prompt_table("prompt_columns", fingerprint, columns_of)
         if missing or more:
             self.write_views()
 
-    def _write_prompt_table(self, table: str, fingerprint: str, rows: list[dict[str, Any]]) -> None:
+    def _write_prompt_table(self, table: str, fingerprint: str, columns: dict[str, list[Any]]) -> None:
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-        content = encode(pa.Table.from_pylist(rows, catalog().tables[table].schema), table, config)
+        content = encode(pa.Table.from_pydict(columns, catalog().tables[table].schema), table, config)
         self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
 
     def views_sql(self) -> str:
@@ -367,6 +368,11 @@ class Store:
             raise
         except OSError:  # absent, or no file: replaced if that can be
             return ""
+
+
+def _prompt_columns(prompts: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
+    names = catalog().tables["prompts"].schema.names
+    return {name: [getattr(item.prompt, name) for item in prompts] for name in names}
 
 
 @dataclass
