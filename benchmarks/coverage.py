@@ -91,12 +91,12 @@ def score_variance(parts: Sequence[Drawn], drop_R: Floats) -> Floats:
         root_R = np.sqrt(np.maximum(linear_R**2 + 8 * part.rose_R * own_R * (1 - own_R), 0))
         risen_R = np.clip((linear_R + root_R) / 4, np.maximum(0, -own_R), np.maximum((1 - own_R) / 2, 0))
         total_R += np.maximum(2 * risen_R + own_R - own_R**2, 0) / part.units_R
-    return total_R / len(parts) ** 2
+    return np.asarray(total_R / len(parts) ** 2)
 
 
 def score_holds(parts: Sequence[Drawn], truth: float) -> npt.NDArray[np.bool_]:
     seen_R = np.mean([part.drop_R for part in parts], axis=0)
-    return (seen_R - truth) ** 2 <= Z_95**2 * score_variance(parts, np.full_like(seen_R, truth)) + 1e-12
+    return np.asarray((seen_R - truth) ** 2 <= Z_95**2 * score_variance(parts, np.full_like(seen_R, truth)) + 1e-12)
 
 
 def score_p(parts: Sequence[Drawn]) -> Floats:
@@ -109,7 +109,7 @@ def normal_holds(parts: Sequence[Drawn], truth: float) -> npt.NDArray[np.bool_]:
     """The definition before: a normal interval on the cluster-robust variance."""
     seen_R = np.mean([part.drop_R for part in parts], axis=0)
     variance_R = sum(part.variance_R for part in parts) / len(parts) ** 2
-    return np.abs(seen_R - truth) <= Z_95 * np.sqrt(variance_R) + 1e-12
+    return np.asarray(np.abs(seen_R - truth) <= Z_95 * np.sqrt(variance_R) + 1e-12)
 
 
 def normal_p(parts: Sequence[Drawn]) -> Floats:

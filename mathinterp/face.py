@@ -145,12 +145,14 @@ class Run:
 
     def summarize(self, **shown: Any) -> Summary:
         """The summary with other ``show_options`` of the experiment."""
-        with _fields_of(type(self.experiment).show_options):
-            return type(self.experiment).summarize(self._results, type(self.experiment).show_options(**shown))
+        with _fields_of(type(self.experiment).show_options), self.store.held():
+            summary = type(self.experiment).summarize(self._results, type(self.experiment).show_options(**shown))
+        self.store.require(self.id)  # else it was of nothing
+        return summary
 
     def figure(self, **shown: Any) -> "Figure | None":
         """The experiment's picture of the run; None: it has none to draw."""
-        with _fields_of(type(self.experiment).show_options):
+        with _fields_of(type(self.experiment).show_options), self.store.held():
             return type(self.experiment).figure(self._results, type(self.experiment).show_options(**shown))
 
     def table(self, name: str) -> Frame:

@@ -96,8 +96,15 @@ def check_place(place: str | os.PathLike[str], what: str) -> None:
 def _check_url(text: str, protocol: str, what: str) -> None:
     if not re.match(r"[^:]*://[^/\s]" if protocol != "file" else r"file:///", text):
         raise UserError(f"{what} '{text}' is no URL of a place; write a folder, or like s3://bucket/folder")
-    if protocol not in PROTOCOLS:
+    if protocol not in PROTOCOLS and not _registered(protocol):
         raise UserError(f"{what} '{text}': Protocol not known: {protocol}; write a folder, or like s3://bucket/folder")
+
+
+def _registered(protocol: str) -> bool:
+    """Whether someone registered a filesystem of their own for it."""
+    from fsspec.registry import known_implementations, registry
+
+    return protocol in registry and protocol not in known_implementations
 
 
 def check_writable(place: str | os.PathLike[str], what: str) -> None:

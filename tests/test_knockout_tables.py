@@ -22,7 +22,9 @@ from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores
 from tests.statistics_twin import part_of, score_interval
 
 
-def curve_store(folder: Path, scoring: str = "token", **parameters: str) -> tuple[Store, str]:
+def curve_store(
+    folder: Path, scoring: str = "token", more: tuple[str, ...] = (), **parameters: str
+) -> tuple[Store, str]:
     """Two operations; the ranking takes 8 units to 5 and 2, one random draw keeps 8, one falls to 6."""
     prompts = [prompt("a", "add", ("memorize",) * 3), prompt("b", "add"), prompt("c", "sub", ("memorize",) * 4)]
     units = [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1), ("c", 2), ("c", 3)]
@@ -50,11 +52,11 @@ def curve_store(folder: Path, scoring: str = "token", **parameters: str) -> tupl
     ]
     store = Store(folder)
     asked = {"ablation": "zero", "positions": "all", "ranking": ["0.1", "0.2"], "scoring": scoring, **parameters}
-    run = open_run(store, ["baseline/00000", "knockout_scan/00000"], scan="knockout", parameters=asked)
+    run = open_run(store, ["baseline/00000", "knockout_scan/00000", *more], scan="knockout", parameters=asked)
     store.write_prompts(FINGERPRINT, prompts)
     store.write_shard(run.run_id, "baseline", 0, scores("baseline", baseline), {})
     store.write_shard(run.run_id, "knockout_scan", 0, scores("knockout_scan", rows), {})
-    assert run.finish() == []
+    assert run.finish() == list(more)
     return store, run.run_id
 
 
@@ -202,7 +204,7 @@ def test_named_and_key_heads_are_kept_out_of_the_controls(source: str, tmp_path:
 
 
 def test_layer_matched_heads_of_other_layers_are_told(tmp_path: Path) -> None:
-    store, run = curve_store(tmp_path)
+    store, run = curve_store(tmp_path, more=("knockout_heads/00000",))
     rows = [("effect", 1, [(0, 0)]), ("random_layer", 1, [(0, 1)]), ("effect", 2, [(0, 0), (0, 2)])]
     rows.append(("random_layer", 2, [(0, 1), (1, 0)]))
     table = [

@@ -431,7 +431,8 @@ def test_views_sql_is_the_same_text_in_every_process(tmp_path):
 
 
 def test_numeric_run_ids_and_prompt_ids_stay_text(tmp_path, monkeypatch):
-    monkeypatch.setattr("mathinterp.store.store.run_id", lambda *_: "012345678901")
+    for module in ("store", "manifest"):
+        monkeypatch.setattr(f"mathinterp.store.{module}.run_id", lambda *_: "012345678901")
     store = Store(tmp_path)
     fill(store, [prompt("007")], [{"prompt_id": "007"}], prompts_fingerprint="000000000001")
     assert store.rows("SELECT run_id, prompt_id FROM baseline") == [{"run_id": "012345678901", "prompt_id": "007"}]

@@ -178,8 +178,11 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     while following is not None:
         run = run_chosen(following, shown=shown, **options)
         results = Results(_store(run.store), run.run_id, partial(_load, options))
-        summary = type(following).summarize(results, shown) if run.rows or run.reused else None
-        drawn = _draw(following, results, shown, out) if run.complete else []
+        with results.store.held():
+            summary = type(following).summarize(results, shown) if run.rows or run.reused else None
+            drawn = _draw(following, results, shown, out) if run.complete else []
+        if summary is not None:
+            results.store.require(run.run_id)  # else it was of nothing
         said.append(Said(following, run, summary, drawn))
         following = following.follow_up(results, shown) if run.complete else None
     for each in said:

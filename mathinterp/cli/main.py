@@ -14,6 +14,7 @@ import click
 
 import mathinterp
 from mathinterp.cli.chain import chain
+from mathinterp.cli.check import check
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.group import Group
@@ -52,7 +53,7 @@ class Commands(Group):
         "Explain what was found": ("knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
-        "Serve results, and run on a cluster": ("sql", "report", "submit"),
+        "Serve results, and run on a cluster": ("sql", "report", "check", "submit"),
     }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -123,7 +124,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, neuron,
-    report, sql, selftest, submit, tune, edit, evaluate, chain,
+    report, sql, check, selftest, submit, tune, edit, evaluate, chain,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

@@ -22,13 +22,13 @@ SHOWN = 500  # rows of a printed table; rich takes some milliseconds each
 @json_option()
 @click.option("--csv", "as_csv", is_flag=True, help="Print all rows as CSV.")
 @click.option(
-    "--output", type=click.Path(path_type=Path), callback=lasting, metavar="FILE",
+    "--output", callback=lasting, metavar="FILE",
     help="Write all rows to a file: .csv, .parquet or .json.",
 )  # fmt: skip
 @click.option(
     "--allow-files", is_flag=True, help="Let the query read files outside the store too. It can never write any."
 )
-def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: Path | None, allow_files: bool) -> None:
+def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: str | None, allow_files: bool) -> None:
     """Run a DuckDB SQL query over a store's views; without a query, list the views.
 
     A query is one statement that reads: SELECT, DESCRIBE, SHOW or EXPLAIN. A table shows the first rows; --json, --csv
@@ -55,24 +55,26 @@ def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: Path
     if sum([as_json, as_csv, output is not None]) > 1:
         raise UserError("give one of --json, --csv and --output")
     if output is not None:
-        check_export(output)
+        check_export(Path(output))
     opened = Store(store)
     opened.require_runs()
-    with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
-        opened.write_views()
-    listed = None if query else list_views(opened)
-    rows = opened.stream(query or "", allow_files=allow_files) if listed is None else listed.to_reader()
-    if output is not None:
-        console.print(f"{export(rows, output):,} rows: {output}", highlight=False, soft_wrap=True)
-    elif as_json or as_csv:
-        write = write_json if as_json else write_csv
-        write(rows, sys.stdout.buffer)
-    elif listed is None:
-        _print_first(rows)
-    else:
-        print_table([{**row, "columns": ", ".join(row["columns"])} for row in listed.to_pylist()])
-        if listed["rows"].null_count:
-            console.print("-: not counted in the time for that; SELECT count(*) FROM the view counts it")
+    with opened.held():
+        with suppress(OSError):  # a store that can only be read has to do with the views.sql it has
+            opened.write_views()
+        listed = None if query else list_views(opened)
+        rows = opened.stream(query or "", allow_files=allow_files) if listed is None else listed.to_reader()
+        if output is not None:
+            console.print(f"{export(rows, Path(output)):,} rows: {output}", highlight=False, soft_wrap=True)
+        elif as_json or as_csv:
+            write = write_json if as_json else write_csv
+            write(rows, sys.stdout.buffer)
+        elif listed is None:
+            _print_first(rows)
+        else:
+            print_table([{**row, "columns": ", ".join(row["columns"])} for row in listed.to_pylist()])
+            if listed["rows"].null_count:
+                console.print("-: not counted in the time for that; SELECT count(*) FROM the view counts it")
+    if query is None and not (as_json or as_csv or output):
         print_sql_hint(store, ["SELECT run_id, scan, model, prompts, status FROM runs"])
 
 

@@ -12,7 +12,8 @@ The rules:
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
   blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
-- A UserError ends the run at once: no retry can put right what the user has to.
+- A UserError ends the run at once: no retry can put right what the user has to. So does Unfinished: a store that gave
+  out, after its own retries.
 """
 
 import time
@@ -37,6 +38,7 @@ class Receipt:
     bytes: int  # of the written file
     peak_memory: int  # bytes: device memory on a GPU, resident memory on a CPU
     versions: dict[str, str] = field(default_factory=dict)  # of what computed it
+    sha256: str = ""  # of the written file
     halved: int = 0  # how often memory ran out, so that the replica now computes in smaller batches
 
 
@@ -249,7 +251,7 @@ class Dispatcher:
             self._observer.finished(event)
         elif isinstance(event, Lost):
             self._replica_lost(event)
-        elif isinstance(event.error, UserError):
+        elif isinstance(event.error, UserError | Unfinished):
             raise event.error
         elif event.shard is None:
             self._start_failed(event.slot, f"a replica could not load: {first_line(event.error)}")

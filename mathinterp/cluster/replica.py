@@ -149,6 +149,7 @@ class Replica:
             node=socket.gethostname(),
             pid=os.getpid(),
             bytes=written["bytes"],
+            sha256=written["sha256"],
             peak_memory=computed.peak_memory,
             versions=self._versions,
             halved=computed.halved,

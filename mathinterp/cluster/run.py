@@ -255,12 +255,17 @@ def close_run(run: Run, outcome: Outcome) -> None:
         errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
         attempts=outcome.tries,
         hosts={receipt.node for receipt in outcome.receipts},
+        written={
+            receipt.key: {"rows": receipt.rows, "bytes": receipt.bytes, "sha256": receipt.sha256}
+            for receipt in outcome.receipts
+            if receipt.sha256
+        },
     )
     unseen = [receipt for receipt in outcome.receipts if receipt.key in set(missing)]
     if unseen:
         raise UserError(
             f"{len(unseen)} shards were written on {unseen[0].node} but are not in the store as this machine sees it;"
-            " give `store` a folder that all nodes share, or an s3:// or gs:// URL"
+            " give `store` a folder that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
         )
 
 

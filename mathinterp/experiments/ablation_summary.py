@@ -95,8 +95,10 @@ def _differences(results: Results, node: str, top: int) -> list[Row]:
 
 def _side_by_side(cells: Sequence[Row], operations: Sequence[str], word: str, columns: int, *, by_nats: bool) -> Shown:
     """A row per operation and a column for each of the nodes that matter most over all of them."""
-    worst = (lambda row: row[NATS]) if by_nats else (lambda row: -row["drop"])
-    overall = sorted((row for row in cells if row["operation"] == "all"), key=lambda row: (worst(row), row["node"]))
+    worst, sign = (NATS, 1) if by_nats else ("drop", -1)
+    overall = sorted(
+        (row for row in cells if row["operation"] == "all"), key=lambda row: (sign * row[worst], row["node"])
+    )
     leaders = [row["node"] for row in overall[:columns]]
     found = {(row["operation"], row["node"]): row for row in cells}
     rows: list[Row] = []

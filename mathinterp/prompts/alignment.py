@@ -20,6 +20,8 @@ from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 if TYPE_CHECKING:  # importing transformers takes a second, and reading a store needs none
     from transformers import PreTrainedTokenizerBase
 
+AT_ONCE = 2000  # prompts whose encodings are in memory
+
 
 @dataclass(frozen=True)
 class Sentence:
@@ -74,6 +76,20 @@ def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerB
     """
     check_tokenizer(tokenizer)
     _check_ids(prompts)
+    shared: dict[tuple[ScoredToken, ...], tuple[ScoredToken, ...]] = {}
+    return [
+        item
+        for start in range(0, len(prompts), AT_ONCE)
+        for item in _tokenized(prompts[start : start + AT_ONCE], tokenizer, shared)
+    ]
+
+
+def _tokenized(
+    prompts: Sequence[Prompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    shared: dict[tuple[ScoredToken, ...], tuple[ScoredToken, ...]],
+) -> list[TokenizedPrompt]:
+    """``tokenize_prompts`` for some of the prompts; equal scored tokens are one object."""
     encodings = encode([(prompt, prompt.text) for prompt in prompts], tokenizer)
     paired = [(prompt, prompt.counterfactual) for prompt in prompts if prompt.counterfactual is not None]
     counterfactuals = dict(zip((prompt.prompt_id for prompt, _ in paired), encode(paired, tokenizer), strict=True))
@@ -85,6 +101,7 @@ def tokenize_prompts(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerB
     for prompt, encoding in zip(prompts, encodings, strict=True):
         _check_known(prompt, encoding, tokenizer)
         scored = _scored_tokens(prompt, encoding)
+        scored = shared.setdefault(scored, scored)
         counterfactual = counterfactuals.get(prompt.prompt_id)
         if counterfactual is not None:
             _check_known(prompt, counterfactual, tokenizer)
@@ -319,15 +336,14 @@ def prompts_fingerprint(tokenized: Sequence[TokenizedPrompt]) -> str:
 
 def token_table(tokenized: Sequence[TokenizedPrompt]) -> list[dict[str, Any]]:
     """Rows of the ``answer_tokens`` table: prompt_id, position, token_id, token, kind, carry_class."""
-    return [
-        {
-            "prompt_id": item.prompt.prompt_id,
-            "position": token.position,
-            "token_id": token.token_id,
-            "token": token.token,
-            "kind": token.kind,
-            "carry_class": token.carry_class,
-        }
-        for item in tokenized
-        for token in item.scored
-    ]
+    columns = token_columns(tokenized)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def token_columns(tokenized: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
+    """The columns of ``token_table``."""
+    names = ("position", "token_id", "token", "kind", "carry_class")
+    ids = [item.prompt.prompt_id for item in tokenized for _ in item.scored]
+    return {"prompt_id": ids} | {
+        name: [getattr(token, name) for item in tokenized for token in item.scored] for name in names
+    }

@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -35,21 +36,11 @@ FIELDS = tuple(field.name for field in fields(Prompt))
 REQUIRED = ("text", "answer")
 NUMERIC = ("answer", "operand_a", "operand_b", "distractor")  # may be JSON numbers, of which the text is kept
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
+UNLIKE = ("prompt_id", "text", "counterfactual")  # other texts repeat from prompt to prompt: one object for equal ones
 TYPES = "token_types"
 RESERVED_TYPES = (
-    "bos",
-    "operand_a",
-    "operand_b",
-    "operator",
-    "equals",
-    "first",
-    "last",
-    "other",
-    "a",
-    "b",
-    "c",
-    "distractor",
-)
+    "bos", "operand_a", "operand_b", "operator", "equals", "first", "last", "other", "a", "b", "c", "distractor",
+)  # fmt: skip
 FORM = '; write {"text": ..., "answer": ...}'
 DEFAULT_SEPARATOR = " "
 NEARLY = 0.8  # of 1: a field as like as this to one of FIELDS is a misspelling of it
@@ -108,6 +99,11 @@ def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def _once(name: str, text: str) -> str:
+    """Texts that repeat from prompt to prompt as one object."""
+    return text if name in UNLIKE else sys.intern(str(text))
+
+
 def prompt_of(record: Mapping[str, object], number: int, where: str) -> tuple[Prompt, dict[str, str]]:
     """A prompt and its further columns, as text, from one row; None is as good as absent.
 
@@ -121,7 +117,7 @@ def prompt_of(record: Mapping[str, object], number: int, where: str) -> tuple[Pr
         if difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEARLY):
             raise UserError(f"{where}: unknown field '{name}'; the fields are {', '.join(FIELDS)}")
     values: dict[str, Any] = {
-        name: _types(value, where) if name == TYPES else _text(name, value, where)
+        name: _types(value, where) if name == TYPES else _once(name, _text(name, value, where))
         for name, value in given.items()
         if name in FIELDS
     }

@@ -51,8 +51,10 @@ def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report
     Raises:
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
     """
-    figures = _figures(store, _runs(store), run_ids)
-    summaries = [_summary(store, run) for run, _ in figures]
+    store.check(list(run_ids) or None)  # what is damaged is named, and counts as missing
+    with store.held():
+        figures = _figures(store, _runs(store), run_ids)
+        summaries = [_summary(store, run) for run, _ in figures]
     try:
         out.mkdir(parents=True, exist_ok=True)
         return _write(store, out, figures, summaries)

@@ -6,7 +6,7 @@ the list of result files.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -36,6 +36,7 @@ class Catalog:
         code = {name: re.sub(r"--[^\n]*", "", text) for name, text in self.views.items()}
         uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
         self.about = {name: _about(name, text) for name, text in self.views.items()}
+        self.sources = {name: set(re.findall(r"\$\{(\w+)\}", text)) for name, text in self.views.items()}
         self.mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
         self.order = tuple(TopologicalSorter(self.mentions).static_order())  # each after those it mentions
 
@@ -46,6 +47,12 @@ class Catalog:
             if name in words or name in needed:
                 needed |= {name, *self.mentions[name]}
         return [name for name in self.order if name in needed]
+
+    def tables_of(self, views: Iterable[str]) -> list[str]:
+        """The tables that views read; those that list result files read all of them."""
+        sources = {source for name in views for source in self.sources[name]}
+        shards = {table for table, stored in self.tables.items() if stored.partition == "run_id"}
+        return sorted((sources & set(self.tables)) | (shards if "shard_files" in sources else set()))
 
 
 def catalog() -> Catalog:

@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_place
 from mathinterp.local_files import whole_file
 from mathinterp.store.query import json_rows, unique_names
 
@@ -54,6 +55,7 @@ WRITERS: Mapping[str, Callable[[pa.RecordBatchReader, BinaryIO], int]] = {
 
 def check_export(path: Path) -> None:
     """Raise UserError for a file whose ending is not known or that cannot be written."""
+    check_place(path, "`output`")
     if path.suffix not in WRITERS:
         raise UserError(f"`output` '{path}' must end in {', '.join(WRITERS)}")
     if not path.parent.is_dir() or path.is_dir():

@@ -1,27 +1,32 @@
 """The bytes of a store: a local folder, or a prefix of an object store (s3://, gs://, memory://) through fsspec.
 
-Knows how to write a file so that nobody ever sees half of it, and how to list and read files. Knows nothing
-about runs, tables or Parquet. Names are relative to the store and use "/".
+Knows how to write a file so that nobody ever sees half of it, how to list and read files, and what to say when a disk
+or an object store fails. Knows nothing about runs, tables or Parquet. Names are relative to the store and use "/".
+Links within a store are not followed.
 """
 
+import fcntl
 import os
 import re
+import socket
+import stat
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from uuid import uuid4
 
 import fsspec
-from fsspec.implementations.memory import MemoryFileSystem
 
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.gates import check_place
 from mathinterp.local_files import resolved
+from mathinterp.store.remote import RemoteFiles, open_filesystem
 
-STALE_SECONDS = 3600.0  # a temporary file older than this belongs to a process that died
+STALE_SECONDS = 3600.0  # a temporary file of another machine, older than this, belongs to a process that died
+PROBE_BYTES = 2**16  # a full disk still takes empty files
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,11 @@ class FileVersion:
 
     size: int
     stamp: str
+    odd: str = ""  # why it cannot be read: a link, a pipe, a folder that cannot be listed
+
+
+class StoreFailed(Unfinished, OSError):
+    """The disk or object store gave out: full, read-only, gone, or not answering. The same call goes on from there."""
 
 
 class StoreFiles:
@@ -40,14 +50,14 @@ class StoreFiles:
         text = os.fspath(url)
         check_place(text, "store")
         self.local = "://" not in text or text.startswith("file://")
+        self._remote: RemoteFiles | None = None
         if self.local:
             self.root = str(resolved(Path(text.removeprefix("file://")).expanduser(), "store"))
-            self.filesystem: Any = None
             if os.path.exists(self.root) and not os.path.isdir(self.root):
                 raise UserError(f"store '{text}' is a file; give a folder")
         else:
             self.root = text.rstrip("/")
-            self.filesystem, self._prefix = _open_filesystem(self.root)
+            self._remote = RemoteFiles(self.root, *open_filesystem(self.root))
         if re.search(r"[*?\[\]]", self.root):
             raise UserError(
                 f"store '{text}' has one of the characters * ? [ ], which SQL reads as a pattern; rename it"
@@ -56,24 +66,30 @@ class StoreFiles:
         # In a pattern DuckDB takes a backslash for the end of a folder's name; in a file's full name for itself.
         self.takes_patterns = "\\" not in self.root
 
+    @property
+    def filesystem(self) -> "fsspec.AbstractFileSystem | None":
+        """What DuckDB reads an object store through; None for a local folder."""
+        return None if self._remote is None else self._remote.for_reading()
+
     def address(self, name: str) -> str:
         """The absolute path or URL of a file, as DuckDB and people read it."""
         return f"{self.root}/{name}"
 
     def places(self) -> list[str]:
-        """The folder or prefix under all names that DuckDB gives it, each with a "/" at its end."""
-        if self.local:
-            return [self.root.rstrip("/") + "/"]
-        protocols = self.filesystem.protocol
-        names = (protocols,) if isinstance(protocols, str) else protocols
-        return [f"{self.root}/", *(f"{name}://{self._prefix}/" for name in names)]
+        """The folder or prefix as DuckDB names it, with a "/" at its end."""
+        return [self.root.rstrip("/") + "/"]
 
     def check_writable(self) -> None:
         """Write and remove a small file; raises UserError if that fails."""
         name = f".probe-{uuid4().hex}"
         try:
-            self.write(name, b"")
-            self.remove(name)
+            if self._remote is not None:
+                self._remote.write(name, bytes(PROBE_BYTES))
+                self._remote.remove(name)
+            else:
+                os.makedirs(self.root, exist_ok=True)
+                with _temporary(Path(self.root, name), bytes(PROBE_BYTES)):
+                    pass
         except Exception as error:  # object stores raise their vendors' own exception types
             raise UserError(
                 f"store '{self.root}' is not writable ({_reason(error)}); choose another with --store"
@@ -83,108 +99,160 @@ class StoreFiles:
         """Replace a file as a whole: readers see the old content or the new, also after a crash.
 
         Locally through a temporary name, fsync and rename; on an object store, where a put is atomic, directly.
+        Raises StoreFailed, leaving nothing behind.
         """
-        if not self.local:
-            self.filesystem.pipe_file(self._key(name), content)
-            return
-        path = Path(self.root, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        for folder in (path.parent, path.parent.parent):  # the rename, and the folder itself if it is new
-            _fsync_folder(folder)
+        with self._told("cannot be written"):
+            if self._remote is not None:
+                self._remote.write(name, content)
+                return
+            path = Path(self.root, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _temporary(path, content) as temporary:
+                os.replace(temporary, path)
+            for folder in (path.parent, path.parent.parent):  # the rename, and the folder itself if it is new
+                _fsync_folder(folder)
 
     def read(self, name: str) -> bytes:
-        """The whole content; raises FileNotFoundError."""
-        if self.local:
-            return Path(self.root, name).read_bytes()
-        content: bytes = self.filesystem.cat_file(self._key(name))
-        return content
+        """The whole content; raises FileNotFoundError, or OSError for what is no regular file."""
+        with self.open(name) as file:
+            return file.read()
 
     def open(self, name: str) -> BinaryIO:
-        """A seekable binary reader."""
-        if self.local:
-            return open(Path(self.root, name), "rb")
-        opened: BinaryIO = self.filesystem.open(self._key(name), "rb")
-        return opened
+        """A seekable binary reader; raises as ``read`` does."""
+        if self._remote is None:
+            return _open_regular(os.path.join(self.root, name))
+        with self._told("cannot be read", FileNotFoundError, PermissionError):
+            return self._remote.open(name)
 
     def remove(self, name: str) -> None:
         """Delete one file."""
-        if self.local:
-            os.remove(Path(self.root, name))
-        else:
-            self.filesystem.rm_file(self._key(name))
+        with self._told("cannot be written", FileNotFoundError):
+            if self._remote is None:
+                os.remove(Path(self.root, name))
+            else:
+                self._remote.remove(name)
 
     def find(self, folder: str, suffix: str) -> dict[str, FileVersion]:
-        """All files below ``folder`` whose names end in ``suffix`` (temporary files never do); {} if it is absent."""
-        if self.local:
-            found = {name: FileVersion(stat.st_size, str(stat.st_mtime_ns)) for name, stat in self._walk(folder)}
+        """All files below ``folder`` whose names end in ``suffix``, and all that is odd; {} if it is absent.
+
+        Temporary files never are among them. ``folder`` may be "", which takes one listing of everything.
+        """
+        if self._remote is None:
+            found = dict(self._walk(folder))
         else:
-            self.filesystem.invalidate_cache()  # other machines write too
-            keys: dict[str, dict[str, Any]] = self.filesystem.find(self._key(folder), detail=True)
-            found = {key[len(self._prefix) + 1 :]: _remote_version(info) for key, info in keys.items()}
-        return {name: found[name] for name in sorted(found) if name.endswith(suffix)}
+            with self._told("cannot be read"):
+                listed = self._remote.find(folder)
+            found = {name: FileVersion(size, stamp) for name, (size, stamp) in listed.items()}
+        return {name: found[name] for name in sorted(found) if name.endswith(suffix) or found[name].odd}
 
-    def remove_stale(self, folder: str) -> None:
-        """Delete temporary files that a killed process left below ``folder`` more than an hour ago."""
-        if not self.local:
-            return
-        for name, stat in self._walk(folder):
-            if name.endswith(".tmp") and time.time() - stat.st_mtime > STALE_SECONDS:
-                Path(self.root, name).unlink(missing_ok=True)
+    def folders(self) -> list[str]:
+        """Names of the folders in the store itself."""
+        if self._remote is None:
+            with suppress(FileNotFoundError), os.scandir(self.root) as listing:
+                return sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
+            return []
+        return sorted({name.split("/")[0] for name in self._remote.listed() if "/" in name})
 
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}"
+    def remove_stale(self, *folders: str) -> None:
+        """Delete temporary files in ``folders`` that no living process writes; on other machines: old ones."""
+        for folder in folders if self._remote is None else ():
+            for path in sorted(Path(self.root, folder).glob(".*.tmp")):
+                with suppress(OSError):  # locked by its writer, gone meanwhile, or not ours to delete
+                    _remove_if_stale(path)
 
-    def _walk(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    def _walk(self, folder: str) -> Iterator[tuple[str, FileVersion]]:
+        """Every regular file below a folder, and whatever else is there with its reason."""
+        parts = folder.split("/") if folder else []
+        for place in ("/".join(parts[: end + 1]) for end in range(len(parts))):
+            if os.path.islink(os.path.join(self.root, place)):
+                yield place, FileVersion(0, "", "a link, and links are not followed")
+                return
         try:
-            entries = list(os.scandir(os.path.join(self.root, folder)))
+            with os.scandir(os.path.join(self.root, folder)) as listing:
+                entries = list(listing)
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            yield folder, FileVersion(0, "", f"cannot be listed ({_reason(error)})")
+            return
+        prefix = f"{folder}/" if folder else ""
         for entry in entries:
-            name = f"{folder}/{entry.name}"
-            if entry.is_dir():
-                yield from self._walk(name)
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(prefix + entry.name)
                 continue
-            try:
-                yield name, entry.stat()
-            except FileNotFoundError:  # renamed by another process since the listing
-                continue
+            with suppress(FileNotFoundError):  # renamed by another process since the listing
+                yield prefix + entry.name, _local_version(entry)
+
+    @contextmanager
+    def _told(self, what: str, *passing: type[OSError]) -> Iterator[None]:
+        """Failures of the disk or object store in one line: a UserError for what the user has to allow first.
+
+        Args:
+            passing: what the caller tells about the one file.
+        """
+        try:
+            yield
+        except Exception as error:  # object stores raise their vendors' own exception types
+            if isinstance(error, (UserError, StoreFailed, *passing)):
+                raise
+            message = f"store '{self.root}' {what} ({_reason(error)})"
+            if not self.local and (isinstance(error, PermissionError) or "Credentials" in type(error).__name__):
+                raise UserError(f"{message}; give this machine the right to it") from error
+            raise StoreFailed(message) from error
 
 
-def _open_filesystem(url: str) -> tuple[Any, str]:
-    try:
-        filesystem, prefix = fsspec.url_to_fs(url)
-    except ImportError as error:
-        raise UserError(f"store '{url}' needs a package that is not installed: {error}") from error
-    except Exception as error:  # each protocol's client has exceptions of its own
-        raise UserError(f"store '{url}' cannot be opened: {_reason(error)}") from error
-    if type(filesystem) is MemoryFileSystem:
-        filesystem = _MemoryFiles()
-    return filesystem, prefix.rstrip("/")
+@contextmanager
+def _temporary(path: Path, content: bytes) -> Iterator[Path]:
+    """``content`` under a temporary name beside ``path``, gone after the block unless it was renamed.
 
-
-class _MemoryFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """memory:// with readers of their own: fsspec gives all readers of a file one object with one position, so that
-    two scans of it at once, as DuckDB makes them, miss each other's bytes.
+    It is locked as long as its writer lives, so that the leftover of a killed one is known at once.
     """
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{uuid4().hex}.tmp")
+    try:
+        with _locked_new_file(temporary) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
-    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        opened = super()._open(path, mode, **options)
-        return BytesIO(opened.getvalue()) if mode == "rb" else opened
+
+def _locked_new_file(path: Path) -> BinaryIO:
+    while True:
+        file = open(path, "xb")  # noqa: SIM115  # closed by the caller
+        with suppress(OSError):  # a file system without locks: leftovers go by their age
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:  # else it was taken for a leftover before it was locked
+            return file
+        file.close()
 
 
-def _remote_version(info: dict[str, Any]) -> FileVersion:
-    stamps = (info.get(key) for key in ("ETag", "etag", "mtime", "LastModified", "updated", "created"))
-    return FileVersion(int(info["size"]), next((str(stamp) for stamp in stamps if stamp), ""))
+def _remove_if_stale(path: Path) -> None:
+    """Delete a temporary file whose writer is dead: its lock is free, or, if it is another machine's, it is old."""
+    with _open_regular(str(path)) as file:
+        if path.name[:-36].endswith(f".{socket.gethostname()}."):  # before 32 digits and .tmp
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        elif time.time() - os.fstat(file.fileno()).st_mtime < STALE_SECONDS:
+            return
+        path.unlink(missing_ok=True)
+
+
+def _open_regular(path: str) -> BinaryIO:
+    """A reader of a regular file; never waits for the other end of a pipe, and follows no link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _local_version(entry: "os.DirEntry[str]") -> FileVersion:
+    if entry.is_symlink():
+        return FileVersion(0, "", "a link, and links are not followed")
+    found = entry.stat(follow_symlinks=False)
+    odd = "" if stat.S_ISREG(found.st_mode) else "no regular file, but a pipe, socket or device"
+    return FileVersion(found.st_size, f"{found.st_mtime_ns}.{found.st_ctime_ns}", odd)
 
 
 def _fsync_folder(folder: Path) -> None:

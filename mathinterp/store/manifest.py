@@ -1,11 +1,14 @@
 """What a run is: its identity and its record, ``runs/<run_id>.json``.
 
-Knows what makes two runs the same and what is remembered about one; knows nothing about result rows.
+Knows what makes two runs the same and what is remembered about one, also how many rows and which checksum each of its
+files has; knows nothing about what is in the rows.
 """
 
 import hashlib
 import json
 import logging
+import math
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -21,17 +24,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RUN_ID_LENGTH = 12
+_SHARD = re.compile(r"[^/]+/\d{5,}")
 RESULT_FORMAT = 1  # raise it when stored rows of the same parameters would differ: other columns, other cut of shards
 
 
-def run_id(scan: str, parameters: Mapping[str, Any], model_fingerprint: str, prompts_fingerprint: str) -> str:
+def run_id(
+    scan: str,
+    parameters: Mapping[str, Any],
+    model_fingerprint: str,
+    prompts_fingerprint: str,
+    result_format: int | None = None,
+) -> str:
     """12 hex digits that name a run by all that changes a stored row, and by nothing else.
 
     Machine, number of replicas and labels stay out; the dtype counts because it is one of ``parameters``.
+    ``result_format`` is that of this version unless it is given.
     """
-    identity = [RESULT_FORMAT, scan, dict(parameters), model_fingerprint, prompts_fingerprint]
+    version = RESULT_FORMAT if result_format is None else result_format
+    identity = [version, scan, dict(parameters), model_fingerprint, prompts_fingerprint]
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical.encode()).hexdigest()[:RUN_ID_LENGTH]
 
 
 def record_name(run: str) -> str:
@@ -40,14 +53,58 @@ def record_name(run: str) -> str:
 
 
 def read_record(files: StoreFiles, run: str) -> dict[str, Any] | None:
-    """The record of a run; None if there is none. Raises ValueError if it is not one."""
+    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read."""
     try:
-        record = json.loads(files.read(record_name(run)))
+        content = files.read(record_name(run))
     except FileNotFoundError:
         return None
-    if not isinstance(record, dict) or record.get("run_id") != run or not isinstance(record.get("shards"), list):
+    try:
+        record = json.loads(content.decode(), parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if not isinstance(record, dict) or record.get("run_id") != run or not _fields_fit(record):
         raise ValueError("not the record of this run")
+    named_by = ("scan", "parameters", "model_fingerprint", "prompts_fingerprint", "result_format")
+    if run_id(*(record[name] for name in named_by)) != run:
+        raise ValueError("foreign: its id is not the hash of what it holds")
     return record
+
+
+def _fields_fit(record: Mapping[str, Any]) -> bool:
+    """Whether the fields of a record have the types that SQL and a resume expect of them, and there are shards."""
+    texts = ("scan", "model", "model_fingerprint", "prompts", "prompts_fingerprint", "dtype", "code_version")
+    shards, files, hosts = record.get("shards"), record.get("files", {}), record.get("hosts")
+    return (
+        all(isinstance(record.get(name), str) for name in texts)
+        and all(isinstance(record.get(name), dict) for name in ("parameters", "errors", "attempts", "notes"))
+        and isinstance(record.get("result_format"), int)
+        and isinstance(record.get("versions", []), list)
+        and isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
+        and isinstance(record.get("wall_seconds"), int | float) and math.isfinite(record["wall_seconds"])
+        and _is_time(record.get("started_at"))
+        and (record.get("finished_at") is None or _is_time(record["finished_at"]))
+        and isinstance(shards, list) and len(shards) > 0
+        and all(isinstance(shard, str) and _SHARD.fullmatch(shard) for shard in shards)
+        and len(set(shards)) == len(shards)
+        and isinstance(files, dict) and all(_is_file_entry(entry) for entry in files.values())
+    )  # fmt: skip
+
+
+def _is_file_entry(entry: Any) -> bool:
+    kinds = {"rows": int, "bytes": int, "sha256": str}
+    return isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in kinds.items())
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number")
 
 
 class Run:
@@ -71,7 +128,7 @@ class Run:
 
     def missing_shards(self) -> list[str]:
         """Keys of the shards that have no good file yet, in the run's order."""
-        finished = self._store.finished_shards(self.run_id)
+        finished = self._store.finished_shards(self.run_id, self.record)
         return [shard for shard in self.record["shards"] if shard not in finished]
 
     def made_by(self, versions: Mapping[str, str]) -> None:
@@ -93,6 +150,7 @@ class Run:
         errors: Mapping[str, str] | None = None,
         attempts: Mapping[str, int] | None = None,
         hosts: Iterable[str] = (),
+        written: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> list[str]:
         """Close the record when the driver stops, complete or not.
 
@@ -100,10 +158,14 @@ class Run:
             errors: shard -> why it was given up.
             attempts: shard -> how often it was tried, for those that needed more than one.
             hosts: machines that computed.
+            written: shard -> rows, bytes and sha256 of what was written of it; files of others are read for that.
         Returns:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
-        missing = self.missing_shards()
+        before = self.record.get("files", {})
+        self.record["files"] = {**before, **(written or {})}
+        self.record["files"] = self._store.file_entries(self.record)
+        missing = [shard for shard in self.record["shards"] if shard not in self.record["files"]]
         self.record["errors"] = {shard: why for shard, why in (errors or {}).items() if shard in missing}
         self.record["attempts"] = {**self.record["attempts"], **(attempts or {})}
         self.record["hosts"] = sorted({*self.record["hosts"], *hosts})
@@ -112,7 +174,8 @@ class Run:
         if not missing:
             self.record["finished_at"] = self.record["finished_at"] or timestamp()
         save_record(self._store.files, self.record)
-        self._store.write_views()
+        if self.record["files"] != before:
+            self._store.write_views()
         return missing
 
 
@@ -130,6 +193,7 @@ def new_record(identity: Mapping[str, Any], shards: list[str]) -> dict[str, Any]
         "started_at": timestamp(),
         "finished_at": None,
         "shards": shards,
+        "files": {},
         "errors": {},
         "attempts": {},
         "hosts": [socket.gethostname()],

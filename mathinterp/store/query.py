@@ -10,7 +10,7 @@ import decimal
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from string import Template
 from typing import Any
@@ -21,8 +21,10 @@ import pyarrow as pa
 from mathinterp.errors import UserError
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
+from mathinterp.store.manifest import RUN_ID_LENGTH
 from mathinterp.store.reading import check_reads, closed_connection
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
+from mathinterp.store.survey import ELSEWHERE
 from mathinterp.text import one_line, quoted
 
 _HEADER = """\
@@ -36,25 +38,36 @@ BATCH = 20_000  # rows that a stream holds at once
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
 
-def views_sql(
-    files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str], views: Sequence[str] | None = None
-) -> str:
-    """The text of views.sql.
+def views_sql(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
+    """The text of views.sql: all views, for any client.
 
     Args:
         good: table (and "runs") -> names of its trusted files.
         bad: names of files that must not be read; tables that have one list their good files one by one.
-        views: those wanted, in an order in which each comes after those it mentions; None = all.
     """
-    sources = {table: _rows_source(files, table, good[table], bad) for table in catalog().tables}
-    sources["run_records"] = _records_source(files, good["runs"], bad)
-    sources["shard_files"] = _shard_files_source(files, good, bad)
+    sources = {
+        table: _rows_source(table, good[table], _file_list(files, table, good, bad)) for table in catalog().tables
+    }
+    sources["run_records"] = _records_source(good["runs"], _file_list(files, "runs", good, bad))
+    sources["shard_files"] = _shard_files_source(_all_shard_files(files, good, bad), bad)
     parts = [Template(_HEADER).substitute(root=one_line(files.root))]
     parts += [f"-- left out: {one_line(name)}\n" for name in bad]
-    known = catalog()
-    parts.append(known.functions)
-    parts += [Template(known.views[name]).substitute(sources) for name in (known.order if views is None else views)]
-    return "\n".join(parts)
+    return "\n".join([*parts, catalog().functions, *_texts(catalog().order, sources)])
+
+
+def own_views(good: Mapping[str, Sequence[str]], views: Sequence[str]) -> str:
+    """The text of some views, in an order in which each comes after those it mentions, for ``connect``.
+
+    They read lists of files from variables of the connection: DuckDB then looks for no file, nor reads a name, twice.
+    """
+    sources = {table: _rows_source(table, good[table], _variable(table)) for table in good if table in catalog().tables}
+    sources["run_records"] = _records_source(good["runs"], _variable("runs"))
+    sources["shard_files"] = _shard_files_source(f"SELECT unnest({_variable('shards')}) AS file", [])
+    return "\n".join(_texts(views, sources))
+
+
+def _texts(views: Iterable[str], sources: Mapping[str, str]) -> list[str]:
+    return [Template(catalog().views[name]).substitute(sources) for name in views]
 
 
 def views_of(sql: str) -> list[str]:
@@ -74,12 +87,38 @@ def reads_table(views: str, table: str) -> bool:
 
 
 def connect(
-    files: StoreFiles, views: str, *, allow_files: bool = False, locked: bool = True
+    files: StoreFiles,
+    views: str,
+    good: Mapping[str, Sequence[str]] | None = None,
+    *,
+    allow_files: bool = False,
+    locked: bool = True,
 ) -> duckdb.DuckDBPyConnection:
-    """A closed connection (see reading.py) with the views."""
+    """A closed connection (see reading.py) with views of ``own_views``."""
     connection = closed_connection(files, allow_files=allow_files, locked=locked)
-    connection.execute(views)
+    connection.execute(catalog().functions)
+    add_views(connection, files, views, good or {})
     return connection
+
+
+def add_views(
+    connection: duckdb.DuckDBPyConnection, files: StoreFiles, views: str, good: Mapping[str, Sequence[str]]
+) -> None:
+    """Make views of ``own_views`` in a connection, which gets the names of the files that they read."""
+    shards = [name for table, names in good.items() if _has_shards(table) for name in names]
+    for table, names in {**good, "shards": shards}.items():
+        listed = {"names": [files.address(name) for name in names]}
+        chosen = "SELECT coalesce(list(name ORDER BY name), []::VARCHAR[]) FROM (SELECT unnest($names) AS name)"
+        connection.execute(f"SET VARIABLE files_{table} = ({chosen})", listed)
+    connection.execute(views)
+
+
+def _variable(table: str) -> str:
+    return f"getvariable('files_{table}')"
+
+
+def _has_shards(table: str) -> bool:
+    return table == ELSEWHERE or (table != "runs" and catalog().tables[table].partition == "run_id")
 
 
 def relation(
@@ -123,6 +162,18 @@ def told() -> Iterator[None]:
         raise UserError(f"SQL: {str(error).splitlines()[0]}{_advice(str(error))}") from error
 
 
+def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str]:
+    """Name -> why DuckDB cannot read a run's record, for those that it cannot."""
+    found = {}
+    for name in names:
+        listed = {"runs": [name]}
+        try:
+            connect(files, own_views(listed, ["run_records"]), listed).sql("SELECT * FROM run_records").fetchall()
+        except duckdb.Error as error:
+            found[name] = str(error).splitlines()[0]
+    return found
+
+
 def _advice(message: str) -> str:
     """How to allow a query of other files; for a view that does not exist, those of like names or how to list all."""
     if "disabled by configuration" in message:
@@ -161,32 +212,28 @@ def _json_value(value: Any) -> Any:
     return str(value)
 
 
-def _rows_source(files: StoreFiles, table: str, good: Sequence[str], bad: Sequence[str]) -> str:
+def _rows_source(table: str, good: Sequence[str], where: str) -> str:
+    """Rows of the files that ``where`` lists, with the run (or prompts) that the last folder of a name says."""
     if not good:
         return _empty(sql_columns(catalog().tables[table]))
     partition = catalog().tables[table].partition
-    where = _file_list(files, table, f"{table}/{partition}=*/*.parquet", good, bad)
-    value = f"regexp_extract(filename, '/{partition}=([^/]+)/[^/]+$', 1) AS {partition}"
+    # For each file of the list DuckDB computes this anew to see whether the query needs it: what is cheap matters.
+    value = (
+        f"parse_dirpath(filename)[-{RUN_ID_LENGTH}:]" if partition == "run_id"
+        else f"regexp_extract(filename, '/{partition}=([^/]+)/[^/]+$', 1)"
+    )  # fmt: skip
     rows = f"read_parquet({where}, hive_partitioning = false, filename = true)"
-    return f"(SELECT {value}, * EXCLUDE (filename) FROM {rows})"
+    return f"(SELECT {value} AS {partition}, * EXCLUDE (filename) FROM {rows})"
 
 
-def _records_source(files: StoreFiles, good: Sequence[str], bad: Sequence[str]) -> str:
+def _records_source(good: Sequence[str], where: str) -> str:
     if not good:
         return _empty(RUN_COLUMNS)
     columns = ", ".join(f"{name}: '{kind}'" for name, kind in RUN_COLUMNS.items())
-    where = _file_list(files, "runs", "runs/*.json", good, bad)
     return f"read_json({where}, format = 'unstructured', columns = {{{columns}}}, hive_partitioning = false)"
 
 
-def _shard_files_source(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
-    if not files.takes_patterns:
-        names = [
-            name for table, stored in catalog().tables.items() if stored.partition == "run_id" for name in good[table]
-        ]
-        there = f"SELECT unnest([{', '.join(quoted(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
-    else:
-        there = f"SELECT file FROM glob({quoted(files.address('*/run_id=*/shard-*.parquet'))})"
+def _shard_files_source(there: str, bad: Sequence[str]) -> str:
     pattern = r"([^/]+)/run_id=([^/]+)/shard-(\d+)\.parquet$"
     parts = ", ".join(
         f"regexp_extract(file, '{pattern}', {group}) AS {name}" for group, name in ((1, "t"), (2, "run_id"), (3, "i"))
@@ -195,10 +242,19 @@ def _shard_files_source(files: StoreFiles, good: Mapping[str, Sequence[str]], ba
     return f"(SELECT run_id, t || '/' || i AS shard FROM (SELECT file, {parts} FROM ({there})) WHERE true{left_out})"
 
 
-def _file_list(files: StoreFiles, folder: str, pattern: str, good: Sequence[str], bad: Sequence[str]) -> str:
-    if not files.takes_patterns or any(name.startswith(f"{folder}/") for name in bad):
-        return "[" + ", ".join(quoted(files.address(name)) for name in good) + "]"
-    return quoted(files.address(pattern))
+def _all_shard_files(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
+    tables = [table for table in good if _has_shards(table)]
+    if files.takes_patterns:
+        return f"SELECT file FROM glob({quoted(files.address('*/run_id=*/shard-*.parquet'))})"
+    names = [name for table in tables for name in good[table]]
+    return f"SELECT unnest([{', '.join(quoted(files.address(name)) for name in names)}]::VARCHAR[]) AS file"
+
+
+def _file_list(files: StoreFiles, folder: str, good: Mapping[str, Sequence[str]], bad: Sequence[str]) -> str:
+    if not files.takes_patterns or any(name.split("/")[0] == folder for name in bad):
+        return "[" + ", ".join(quoted(files.address(name)) for name in good[folder]) + "]"
+    pattern = "*.json" if folder == "runs" else f"{catalog().tables[folder].partition}=*/*.parquet"
+    return quoted(files.address(f"{folder}/{pattern}"))
 
 
 def _empty(columns: Mapping[str, str]) -> str:

@@ -10,45 +10,37 @@ Knows where everything lies and which files can be trusted; knows nothing about 
     <store>/views.sql
 """
 
+import hashlib
 import logging
 import os
-import re
 import socket
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.alignment import token_table
+from mathinterp.prompts.alignment import token_columns
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
-from mathinterp.store.files import FileVersion, StoreFiles
+from mathinterp.store.files import StoreFailed
+from mathinterp.store.integrity import Checked, check, entries, intact_prompts
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
-from mathinterp.store.partial import warn_of_partial_runs, with_runs
-from mathinterp.store.writer import encode, fault
+from mathinterp.store.reader import StoreReader
+from mathinterp.store.survey import PROMPT_TABLES
+from mathinterp.store.writer import encode
 from mathinterp.versions import differences
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from mathinterp.store.frame import Frame
 
 logger = logging.getLogger(__name__)
 
 VIEWS_FILE = "views.sql"
-_SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
-_PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 
 
-class Store:
+class Store(StoreReader):
     """Runs, rows and views under one URL. Cheap to make, and can be made again in every process.
 
-    ``problems`` names every file found so far that cannot be trusted, and why; such files are never read.
+    Files that cannot be trusted are never read; see ``problems``.
     """
 
     def __init__(self, url: str | os.PathLike[str]):
@@ -56,17 +48,8 @@ class Store:
 
         Raises UserError if the path is a file or the protocol is not available.
         """
-        self.given = os.fspath(url)
-        self.files = StoreFiles(url)
-        self.problems: list[str] = []
-        self._inspected: dict[str, tuple[FileVersion, str | None]] = {}
-        self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
+        super().__init__(url)
         self._in_views: set[str] = set()  # tables that views.sql is known to read
-
-    @property
-    def url(self) -> str:
-        """Absolute path or URL."""
-        return self.files.root
 
     def check_writable(self) -> None:
         """Raise UserError unless a small file can be written here."""
@@ -118,17 +101,20 @@ class Store:
         }
         try:
             earlier = read_record(self.files, run)
-        except ValueError as error:
-            self._report(f"runs/{run}.json", f"not a run's record ({error})")
-            earlier = None  # written anew below
+        except StoreFailed:
+            raise
+        except (ValueError, OSError) as error:
+            self._surveyor.report(f"runs/{run}.json", f"not a run's record ({error})", "written anew")
+            earlier = None
         if earlier is None:
             record = new_record(identity, list(shards))
         else:
             earlier["versions"] = self._made_before(earlier, versions or {})
             record = resumed_record(earlier, code_version, versions or {}, list(shards))
+        tables = {shard.split("/")[0] for shard in shards}
+        self.files.remove_stale("", "runs", *(f"{table}/run_id={run}" for table in sorted(tables)))
+        record["files"] = entries(self.files, self._surveyor, record, again=True)
         save_record(self.files, record)
-        for table in {shard.split("/")[0] for shard in shards}:
-            self.files.remove_stale(f"{table}/run_id={run}")
         self.write_views()
         return Run(self, record)
 
@@ -139,26 +125,51 @@ class Store:
         differing = differences(made, versions)
         if not differing:
             return made
-        finished = self.finished_shards(run)
+        finished = self.finished_shards(run, earlier)
         if finished >= set(earlier["shards"]):
             logger.warning(f"run {run}: made by other versions ({differing}); another --store computes it anew")
         elif finished:
             logger.warning(f"run {run}: shards made by {differing} would mix; another --store keeps them apart")
         return made if finished else []
 
-    def finished_shards(self, run: str) -> set[str]:
+    def finished_shards(self, run: str, record: Mapping[str, Any] | None = None) -> set[str]:
         """Keys of the shards whose file is there with a readable footer of this run and shard.
 
         Any other file in the run's folders is named in a warning and in ``problems``, and counts as missing.
+
+        Args:
+            record: of the run; None: the one in the store, without which no file counts.
         """
-        finished = set()
-        for table, stored in catalog().tables.items():
-            if stored.partition != "run_id":
-                continue
-            found = self._inspect(self.files.find(f"{table}/run_id={run}", ".parquet"))
-            places = [_SHARD_FILE.fullmatch(name) for name, why in found.items() if why is None]
-            finished |= {f"{place['table']}/{place['index']}" for place in places if place}
-        return finished
+        record = self._surveyor.survey([]).records.get(run) if record is None else record
+        return set() if record is None else set(self._surveyor.of_run(run, record))
+
+    def file_entries(self, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Shard -> rows, bytes and sha256 of its file, for the finished shards of a run; reads what is not known."""
+        return entries(self.files, self._surveyor, record, again=False)
+
+    def check(self, runs: Sequence[str] | None = None) -> list[Checked]:
+        """Read the files of some runs, or of all, to their end; what is damaged is named and left out from then on.
+
+        Raises UserError for an unknown run.
+        """
+        known = self._surveyor.survey([]).records
+        for run in runs or ():
+            if run not in known:
+                raise UserError(f"no run {run} in {self.url}; it has {', '.join(sorted(known)) or 'none'}")
+        if runs is None:  # all that is foreign is named, too
+            self._surveyor.name_missing_prompts(self._surveyor.survey(catalog().tables))
+        return [check(self.files, self._surveyor, known[run]) for run in (known if runs is None else runs)]
+
+    def require(self, run: str) -> None:
+        """Raise StoreFailed unless the run is still here: of a store that is gone nothing may be concluded."""
+        try:
+            found = read_record(self.files, run)
+        except ValueError:
+            found = None
+        if found is None:
+            raise StoreFailed(
+                f"run {run} is no longer in {self.url}: the store was deleted, moved or damaged meanwhile"
+            )
 
     def write_shard(
         self, run: str, table: str, index: int, rows: pa.Table, metadata: Mapping[str, Any]
@@ -169,7 +180,7 @@ class Store:
             rows: the table's columns without run_id.
             metadata: the configuration the rows were computed under, plain JSON, kept in the footer.
         Returns:
-            a receipt: shard, path, rows, bytes, host.
+            a receipt: shard, path, rows, bytes, sha256, host.
         """
         name = f"{table}/run_id={run}/shard-{index:05d}.parquet"
         config = {**metadata, "run_id": run, "shard": f"{table}/{index:05d}", "result_format": RESULT_FORMAT}
@@ -185,6 +196,7 @@ class Store:
             "path": self.files.address(name),
             "rows": rows.num_rows,
             "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
             "host": socket.gethostname(),
         }
 
@@ -199,33 +211,33 @@ class Store:
         Args:
             columns: prompt_id -> further columns; they replace those that were kept before.
         """
-        kept = {"prompts": [asdict(prompt.prompt) for prompt in prompts], "answer_tokens": token_table(prompts)}
-        for table, rows in kept.items():
-            name = f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet"
-            if self._inspect(self.files.find(name.rpartition("/")[0], ".parquet")).get(name, "absent") is not None:
-                self._write_prompt_table(table, fingerprint, rows)
-        ids = [prompt.prompt.prompt_id for prompt in prompts]
+        places = [f"{table}/prompts_fingerprint={fingerprint}" for table in PROMPT_TABLES]
+        self.files.remove_stale(*places)
+        makers: dict[str, Callable[[], dict[str, list[Any]]]] = {
+            "prompts": lambda: _prompt_columns(prompts),
+            "answer_tokens": lambda: token_columns(prompts),
+        }
+        missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
+        for table in missing:
+            self._write_prompt_table(table, fingerprint, makers[table]())
         more = [
-            {"prompt_id": prompt_id, "name": name, "value": value}
-            for prompt_id in ids
-            for name, value in (columns or {}).get(prompt_id, {}).items()
-        ] + [
             {"prompt_id": prompt.prompt.prompt_id, "name": name, "value": value}
             for prompt in prompts
-            for name, value in prompt.prompt.further_fields.items()
+            for name, value in (
+                *(columns or {}).get(prompt.prompt.prompt_id, {}).items(),
+                *prompt.prompt.further_fields.items(),
+            )
         ]
         if more:
-            self._write_prompt_table("prompt_columns", fingerprint, more)
-        self.write_views()
+            columns_of = {name: [row[name] for row in more] for name in ("prompt_id", "name", "value")}
+            self._write_prompt_table("prompt_columns", fingerprint, columns_of)
+        if missing or more:
+            self.write_views()
 
-    def _write_prompt_table(self, table: str, fingerprint: str, rows: list[dict[str, Any]]) -> None:
+    def _write_prompt_table(self, table: str, fingerprint: str, columns: dict[str, list[Any]]) -> None:
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-        content = encode(pa.Table.from_pylist(rows, catalog().tables[table].schema), table, config)
+        content = encode(pa.Table.from_pydict(columns, catalog().tables[table].schema), table, config)
         self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
-
-    def views_sql(self) -> str:
-        """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
-        return query.views_sql(self.files, *self._survey())
 
     def write_views(self) -> None:
         """Bring views.sql up to date, also after the store was moved; raises OSError if a write is needed and fails."""
@@ -233,127 +245,15 @@ class Store:
         if content != self._current_views():
             self.files.write(VIEWS_FILE, content.encode())
 
-    def connect(self, *views: str) -> duckdb.DuckDBPyConnection:
-        """An in-memory DuckDB connection with all views; ``problems`` then names what they leave out.
-
-        Only the named ``views``, and those that they read, take a tenth of the time.
-        """
-        wanted = query.views_of(" ".join(views)) if views else None
-        return query.connect(self.files, query.views_sql(self.files, *self._survey(), wanted), locked=False)
-
-    def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
-        """The result of a query; ``$name`` in it takes the value of that name, if there is one.
-
-        Raises UserError with DuckDB's first line, and for a statement that does more than read the store.
-        """
-        return query.arrow(self._connect_for(sql, values), sql, values)
-
-    def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
-        """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
-        return query.stream(self._connect_for(sql, allow_files=allow_files), sql)
-
-    def _connect_for(
-        self, sql: str, values: Mapping[str, Any] | None = None, *, allow_files: bool = False
-    ) -> duckdb.DuckDBPyConnection:
-        views = query.views_sql(self.files, *self._survey(), query.views_of(with_runs(sql)))
-        connection = query.connect(self.files, views, allow_files=allow_files)
-        warn_of_partial_runs(self, connection, sql, values)
-        return connection
-
-    def require_runs(self) -> None:
-        """Raise UserError unless a run was recorded here."""
-        if not self.files.find("runs", ".json"):
-            raise UserError(f"there is no store at '{self.given}'; run a scan first, or name its folder with `store`")
-
-    def sql(self, query: str, **values: Any) -> "Frame":
-        """The result of a query as a pandas data frame that also gives Arrow and polars.
-
-        Args:
-            query: ``$name`` in it takes its value from ``values``.
-        Raises:
-            UserError: with DuckDB's first line, for a statement that does more than read the store, and where there
-                is no store.
-
-        >>> import mathinterp as mi
-        >>> mi.open_store("results").sql("SELECT $n + 1 AS more", n=41)
-           more
-        0    42
-        """
-        from mathinterp.store.frame import Frame
-
-        self.require_runs()
-        return Frame.of(self.arrow(query, values))
-
-    def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":
-        """The result of a query as a pandas data frame; see ``arrow``."""
-        frame: pd.DataFrame = self.arrow(sql, values).to_pandas()
-        return frame
-
-    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """The result of a query as plain JSON; see ``arrow``."""
-        return query.json_rows(self.arrow(sql, values))
-
     def _current_views(self) -> str:
         try:
-            return self.files.read(VIEWS_FILE).decode()
-        except FileNotFoundError:
+            return self.files.read(VIEWS_FILE).decode(errors="replace")
+        except StoreFailed:
+            raise
+        except OSError:  # absent, or no file: replaced if that can be
             return ""
 
-    def _survey(self) -> tuple[dict[str, list[str]], list[str]]:
-        """Table (and "runs") -> names of its trusted files; and the names of all others, reported."""
-        records = self._inspect(self.files.find("runs", ".json"))
-        known = {name.removeprefix("runs/").removesuffix(".json") for name, why in records.items() if why is None}
-        good = {"runs": [name for name, why in records.items() if why is None]}
-        bad = [name for name, why in records.items() if why is not None]
-        for table in catalog().tables:
-            good[table] = []
-            for name, why in self._inspect(self.files.find(table, ".parquet")).items():
-                shard = _SHARD_FILE.fullmatch(name)
-                if why is None and shard and shard["run"] not in known:
-                    why = f"its run has no readable runs/{shard['run']}.json"
-                    self._report(name, why)
-                (bad if why else good[table]).append(name)
-        return good, bad
 
-    def _inspect(self, found: Mapping[str, FileVersion]) -> dict[str, str | None]:
-        """Name -> why the file cannot be trusted, or None; each version of a file is opened once."""
-        fresh = [name for name, version in found.items() if self._inspected.get(name, (None,))[0] != version]
-        if self.files.local:
-            whys = [self._fault(name) for name in fresh]
-        else:  # one round trip each: overlap them
-            with ThreadPoolExecutor(16) as pool:
-                whys = list(pool.map(self._fault, fresh))
-        for name, why in zip(fresh, whys, strict=True):
-            self._inspected[name] = (found[name], why)
-        for name in found:
-            if why := self._inspected[name][1]:
-                self._report(name, why)
-        return {name: self._inspected[name][1] for name in found}
-
-    def _fault(self, name: str) -> str | None:
-        if name.startswith("runs/"):
-            return self._record_fault(name)
-        shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
-        place = shard or prompts
-        expected = "run_id" if shard else "prompts_fingerprint"
-        if place is None or catalog().tables[place["table"]].partition != expected:
-            return "foreign: its name is not one that mathinterp gives"
-        if shard:
-            identity = {"run_id": shard["run"], "shard": f"{shard['table']}/{shard['index']}"}
-        else:
-            identity = {"prompts_fingerprint": place["fingerprint"], "table": place["table"]}
-        with self.files.open(name) as file:
-            return fault(file, place["table"], identity)
-
-    def _record_fault(self, name: str) -> str | None:
-        try:
-            read_record(self.files, name.removeprefix("runs/").removesuffix(".json"))
-        except ValueError as error:
-            return f"not a run's record ({error})"
-        return None
-
-    def _report(self, name: str, why: str) -> None:
-        problem = f"{self.files.address(name)}: {why}; left out"
-        if problem not in self.problems:
-            self.problems.append(problem)
-            logger.warning(problem)
+def _prompt_columns(prompts: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
+    names = catalog().tables["prompts"].schema.names
+    return {name: [getattr(item.prompt, name) for item in prompts] for name in names}

@@ -1,12 +1,16 @@
 """Parquet files of the store: how they are encoded, what their footer says, and whether one can be trusted.
 
-Knows encodings and footers; knows nothing about where files live. The footer's "mathinterp" entry is the
-JSON configuration that the rows were computed under, so a file explains itself when it is copied elsewhere.
+Knows encodings, footers and checksums; knows nothing about where files live. The footer's "mathinterp" entry is the
+JSON configuration that the rows were computed under, so a file explains itself when it is copied elsewhere. Its number
+of rows stands there since pages have checksums: a file without it has none.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,14 +21,22 @@ from mathinterp.store.schema import conform
 FOOTER_KEY = b"mathinterp"
 
 
+@dataclass(frozen=True)
+class Footer:
+    """What the end of a file says: its rows, or why it must not be read."""
+
+    fault: str | None
+    rows: int = -1
+
+
 def encode(rows: pa.Table, table: str, config: dict[str, Any]) -> bytes:
-    """``rows`` as a Parquet file with ``config`` in its footer: zstd, byte-stream-split floats.
+    """``rows`` as a Parquet file with ``config`` in its footer: zstd, byte-stream-split floats, pages with checksums.
 
     Raises AssertionError if the columns are not those of the table.
     """
     assert table in catalog().tables, f"table '{table}' belongs to no known experiment"
     stored = catalog().tables[table]
-    footer = {FOOTER_KEY: json.dumps(config, sort_keys=True, allow_nan=False).encode()}
+    footer = {FOOTER_KEY: json.dumps({**config, "rows": rows.num_rows}, sort_keys=True, allow_nan=False).encode()}
     buffer = BytesIO()
     pq.write_table(
         conform(rows, table, stored.schema).replace_schema_metadata(footer),
@@ -32,32 +44,59 @@ def encode(rows: pa.Table, table: str, config: dict[str, Any]) -> bytes:
         compression="zstd",
         use_dictionary=list(stored.dictionary) or False,
         use_byte_stream_split=[field.name for field in stored.schema if pa.types.is_floating(field.type)] or False,
+        write_page_checksum=True,
     )
     return buffer.getvalue()
 
 
-def fault(file: BinaryIO, table: str, identity: dict[str, str]) -> str | None:
-    """Why a file must not be read as part of ``table``, or None if it may.
+def read_footer(file: BinaryIO, table: str, identity: Mapping[str, str]) -> Footer:
+    """Whether a file may be read as part of ``table``, by its footer, which is written last.
 
     Args:
         identity: what the file's place in the store says about it (run_id and shard, or prompts_fingerprint).
-    Reads the footer only: it is written last, so a truncated file has none.
     """
     try:
         parquet = pq.ParquetFile(file)
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
-    except (pa.ArrowException, OSError, EOFError) as error:
-        return f"truncated or not Parquet ({_first_line(error)})"
+        rows = parquet.metadata.num_rows
+    except Exception as error:  # whatever a damaged footer makes of itself
+        return Footer(f"truncated or not Parquet ({_first_line(error)})")
     try:
         config = json.loads(metadata[FOOTER_KEY])
-    except (KeyError, ValueError):
-        return "not written by mathinterp (its footer has no configuration)"
+    except (KeyError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        return Footer("not written by mathinterp (its footer has no configuration)")
     for key, expected in identity.items():
         if config.get(key) != expected:
-            return f"foreign: its footer says {key} '{config.get(key)}', its place says '{expected}'"
+            return Footer(f"foreign: its footer says {key} '{str(config.get(key))[:80]}', its place says '{expected}'")
     if not schema.equals(catalog().tables[table].schema):
-        return f"its columns are not those of {table}"
+        return Footer(f"its columns are not those of {table}")
+    if rows != config.get("rows", rows):
+        return Footer(f"it has {rows} rows, and was written with {config['rows']}")
+    return Footer(None, rows)
+
+
+def has_checksums(file: BinaryIO) -> bool:
+    """Whether the pages of a file with a good footer have checksums."""
+    return "rows" in json.loads(pq.ParquetFile(file).metadata.metadata[FOOTER_KEY])
+
+
+def damage(file: BinaryIO) -> str | None:
+    """Why a file's pages cannot be trusted: every one is read and its checksum, where it has one, compared."""
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        read = sum(batch.num_rows for batch in parquet.iter_batches())
+        if read != parquet.metadata.num_rows:  # a page's header, which has no checksum, may say that it is empty
+            return f"damaged ({read} of {parquet.metadata.num_rows} rows can be read)"
+    except Exception as error:  # codecs raise errors of their own
+        return f"damaged ({_first_line(error)})"
     return None
+
+
+def checksum(file: BinaryIO) -> str:
+    """SHA-256 of all bytes, in hexadecimal."""
+    return hashlib.file_digest(cast(BytesIO, file), "sha256").hexdigest()
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,118 @@
+"""Are the bytes of a store those that were written? Whole files against their records, pages against their checksums.
+
+Knows files, records and what a survey found; knows nothing about how rows are computed or queried.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from mathinterp.store.catalog import catalog
+from mathinterp.store.files import StoreFailed, StoreFiles
+from mathinterp.store.survey import PROMPT_TABLES, Record, Survey, Surveyor
+from mathinterp.store.writer import checksum, damage, has_checksums
+
+Entry = dict[str, Any]  # rows, bytes and sha256 of a shard's file, as the record of its run has them
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of the shards of a run."""
+
+    run_id: str
+    scan: str
+    shards: int
+    intact: int  # as the record's checksums, or those of their pages, say
+    unproved: int = 0  # readable, but written without checksums, by an early version
+    missing: list[str] = field(default_factory=list)  # not computed yet, or left out for what ``problems`` says
+
+
+def entries(files: StoreFiles, surveyor: Surveyor, record: Record, *, again: bool) -> dict[str, Entry]:
+    """Shard -> entry for the record, for every shard of a run whose file is whole; others are distrusted.
+
+    Args:
+        again: read files that the record has an entry for, and compare; else they are only looked for.
+    """
+    known = record.get("files", {})
+    found = {}
+    for shard, (name, size) in surveyor.of_run(record["run_id"], record).items():
+        entry = known.get(shard)
+        if entry is not None and not again and entry["bytes"] == size:
+            found[shard] = entry
+            continue
+        entry, why = _read(files, name, entry if again else None)
+        if why is not None:
+            surveyor.distrust(name, why)
+        elif entry is not None:
+            found[shard] = entry
+    return found
+
+
+def _read(files: StoreFiles, name: str, known: Entry | None) -> tuple[Entry | None, str | None]:
+    """The entry of a file, read to its end, or why it is damaged."""
+    try:
+        with files.open(name) as file:
+            digest = checksum(file)
+            if known is not None and known["sha256"] != digest:
+                return None, "damaged: its checksum is not the one that the record of its run has"
+            file.seek(0)
+            why = None if known is not None else damage(file)
+            if why is not None:
+                return None, why
+            rows, size = pq.ParquetFile(file).metadata.num_rows, file.seek(0, os.SEEK_END)
+            return {"rows": rows, "bytes": size, "sha256": digest}, None
+    except StoreFailed:
+        raise
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror or error})"
+
+
+def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
+    """Read every file of a run, and its prompts, to its end; what is damaged is distrusted and named."""
+    for table in PROMPT_TABLES:
+        intact_prompts(files, surveyor, table, record["prompts_fingerprint"])
+    whole = entries(files, surveyor, record, again=True)
+    unproved = 0
+    for shard in whole.keys() - record.get("files", {}).keys():
+        table, index = shard.split("/")
+        with files.open(f"{table}/run_id={record['run_id']}/shard-{index}.parquet") as file:
+            unproved += not has_checksums(file)
+    missing = [shard for shard in record["shards"] if shard not in whole]
+    proved = len(whole) - unproved
+    return Checked(record["run_id"], record["scan"], len(record["shards"]), proved, unproved, missing)
+
+
+def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprint: str) -> bool:
+    """Whether a prompt set is there, whole; reads it to its end."""
+    _distrust_damaged(files, surveyor, surveyor.of_prompts(table, fingerprint))
+    return bool(surveyor.of_prompts(table, fingerprint))
+
+
+def deeper_faults(files: StoreFiles, surveyor: Surveyor, survey: Survey, readable: Mapping[str, str]) -> bool:
+    """Look into files whose footers are good, after a query of them failed; whether some are now distrusted.
+
+    Args:
+        readable: record's name -> why DuckDB cannot read it, for those that it cannot.
+    """
+    for name, why in readable.items():
+        surveyor.distrust_record(name, why)
+    before = len(surveyor.problems)
+    names = [name for table in catalog().tables for name in survey.good.get(table, [])]
+    _distrust_damaged(files, surveyor, names)
+    return bool(readable) or len(surveyor.problems) > before
+
+
+def _distrust_damaged(files: StoreFiles, surveyor: Surveyor, names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            with files.open(name) as file:
+                why = damage(file)
+        except StoreFailed:
+            raise
+        except OSError as error:
+            why = f"cannot be read ({error.strerror or error})"
+        if why is not None:
+            surveyor.distrust(name, why)

@@ -1,0 +1,185 @@
+"""What of a store is read: which files can be trusted, connections that have the views, and the results of queries.
+
+Knows SQL and files; knows nothing about how runs are made.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from mathinterp.errors import UserError
+from mathinterp.store import query
+from mathinterp.store.catalog import catalog
+from mathinterp.store.files import StoreFiles
+from mathinterp.store.integrity import deeper_faults
+from mathinterp.store.partial import warn_of_partial_runs
+from mathinterp.store.survey import Survey, Surveyor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mathinterp.store.frame import Frame
+
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Held:
+    """A connection that several queries share, and what was found for it."""
+
+    connection: duckdb.DuckDBPyConnection | None = None
+    views: set[str] = field(default_factory=set)
+    found: Survey = field(default_factory=lambda: Survey({}, {}, []))
+
+
+class StoreReader:
+    """The reading half of a store. Files that cannot be trusted are never read; see ``problems``."""
+
+    def __init__(self, url: str | os.PathLike[str]):
+        """A local folder (made at the first write), or s3://, gs:// or any fsspec URL.
+
+        Raises UserError if the path is a file or the protocol is not available.
+        """
+        self.given = os.fspath(url)
+        self.files = StoreFiles(url)
+        self._surveyor = Surveyor(self.files)
+        self._held: Held | None = None
+        self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
+
+    @property
+    def url(self) -> str:
+        """Absolute path or URL."""
+        return self.files.root
+
+    @property
+    def problems(self) -> list[str]:
+        """Every file found so far that cannot be trusted, and why, a line each."""
+        return self._surveyor.problems
+
+    def require_runs(self) -> None:
+        """Raise UserError unless a run was recorded here."""
+        if not self.files.find("runs", ".json"):
+            raise UserError(f"there is no store at '{self.given}'; run a scan first, or name its folder with `store`")
+
+    def views_sql(self) -> str:
+        """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
+        found = self._survey(catalog().tables, self._held or Held())
+        return query.views_sql(self.files, found.good, found.bad)
+
+    def connect(self, *views: str) -> duckdb.DuckDBPyConnection:
+        """An in-memory DuckDB connection with all views; ``problems`` then names what they leave out.
+
+        Only the named ``views``, and those that they read, take a tenth of the time.
+        """
+        wanted = query.views_of(" ".join(views)) if views else list(catalog().order)
+        return self._new_connection(wanted, locked=False)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block all queries see the files that were there when one first needed them, and are quicker."""
+        self._held = Held()
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
+        """The result of a query; ``$name`` in it takes the value of that name, if there is one.
+
+        Raises UserError with DuckDB's first line, and for a statement that does more than read the store.
+        """
+        return self._trusting(sql, lambda: query.arrow(self._told_connection(sql, values), sql, values))
+
+    def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
+        """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
+        return self._trusting(sql, lambda: query.stream(self._told_connection(sql, allow_files=allow_files), sql))
+
+    def _told_connection(
+        self, sql: str, values: Mapping[str, Any] | None = None, *, allow_files: bool = False
+    ) -> duckdb.DuckDBPyConnection:
+        """A connection for a query, whose reader is told of unfinished runs."""
+        views = query.views_of(sql)
+        connection = self._new_connection(views, allow_files=True) if allow_files else self._connect(views)
+        found = self._survey(catalog().tables_of(views), self._held or Held())
+        warn_of_partial_runs(self, found, sql, values)
+        return connection
+
+    def _trusting(self, sql: str, ask: Callable[[], Answer]) -> Answer:
+        """The answer of a query; once more if it failed by the fault of a file, which is then left out."""
+        try:
+            return ask()
+        except UserError as error:
+            if not isinstance(error.__cause__, duckdb.IOException | duckdb.InvalidInputException):
+                raise
+            found = self._survey(catalog().tables_of(query.views_of(sql)), self._held or Held())
+            self._held = None if self._held is None else Held()
+            records = query.unreadable_records(self.files, found.good["runs"])
+            if not deeper_faults(self.files, self._surveyor, found, records):
+                raise
+            return ask()
+
+    def _new_connection(
+        self, views: Sequence[str], *, allow_files: bool = False, locked: bool = True
+    ) -> duckdb.DuckDBPyConnection:
+        found = self._survey(catalog().tables_of(views), self._held or Held())
+        self._surveyor.name_missing_prompts(found)
+        text = query.own_views(found.good, views)
+        return query.connect(self.files, text, found.good, allow_files=allow_files, locked=locked)
+
+    def _connect(self, views: Sequence[str]) -> duckdb.DuckDBPyConnection:
+        """A connection that has the views; within ``held`` always the same one."""
+        held = self._held or Held()
+        more = [view for view in views if view not in held.views]
+        if held.connection is None or more:
+            found = self._survey(catalog().tables_of(more), held)
+            text = query.own_views(found.good, more)
+            if held.connection is None:
+                held.connection = query.connect(self.files, text, found.good)
+            else:
+                query.add_views(held.connection, self.files, text, found.good)
+            held.views |= set(more)
+            self._surveyor.name_missing_prompts(found)
+        return held.connection
+
+    def _survey(self, tables: Iterable[str], held: Held) -> Survey:
+        """What was found in tables, looking only for what is not held already."""
+        missing = [table for table in tables if table not in held.found.good]
+        if missing or "runs" not in held.found.good:
+            new, old = self._surveyor.survey(missing), held.found
+            bad = list(dict.fromkeys([*old.bad, *new.bad]))
+            held.found = Survey({**new.records, **old.records}, {**new.good, **old.good}, bad)
+        return held.found
+
+    def sql(self, query: str, **values: Any) -> "Frame":
+        """The result of a query as a pandas data frame that also gives Arrow and polars.
+
+        Args:
+            query: ``$name`` in it takes its value from ``values``.
+        Raises:
+            UserError: with DuckDB's first line, for a statement that does more than read the store, and where there
+                is no store.
+
+        >>> import mathinterp as mi
+        >>> mi.open_store("results").sql("SELECT $n + 1 AS more", n=41)
+           more
+        0    42
+        """
+        from mathinterp.store.frame import Frame
+
+        self.require_runs()
+        return Frame.of(self.arrow(query, values))
+
+    def dataframe(self, sql: str, values: Mapping[str, Any] | None = None) -> "pd.DataFrame":
+        """The result of a query as a pandas data frame; see ``arrow``."""
+        frame: pd.DataFrame = self.arrow(sql, values).to_pandas()
+        return frame
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The result of a query as plain JSON; see ``arrow``."""
+        return query.json_rows(self.arrow(sql, values))

@@ -1,0 +1,277 @@
+"""Which files of a store may be read, and why the others may not.
+
+A shard's file counts if the record of its run lists the shard, with that number of rows, and its footer says the same.
+Each version of a file is opened once: what footers said is kept in memory and, once that spares opening many, in
+``<store>/inspected.json``, which speaks of a file only as long as its size and times are the same. Records are
+read anew by every process. Knows names, records and footers; knows nothing about SQL.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mathinterp.store.catalog import catalog
+from mathinterp.store.files import FileVersion, StoreFailed, StoreFiles
+from mathinterp.store.manifest import read_record
+from mathinterp.store.writer import Footer, read_footer
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+Record = Mapping[str, Any]
+
+KEPT_IN = "inspected.json"
+WORTH_KEEPING = 100  # footers that were read by one process
+FEW_FOLDERS = 3  # more than these of an object store are listed in one go
+ELSEWHERE = "elsewhere"  # in ``good``: shards in tables of experiments that are not installed here
+_SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
+_PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
+PROMPT_TABLES = ("prompts", "answer_tokens")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found: the records by run, the names of files to read by table ("runs": records), and of all others."""
+
+    records: Mapping[str, Record]
+    good: Mapping[str, list[str]]
+    bad: list[str]
+
+
+class Surveyor:
+    """Looks through the files of a store; ``problems`` names every one found so far that is left out, and why."""
+
+    def __init__(self, files: StoreFiles):
+        self.problems: list[str] = []
+        self._files = files
+        self._records: dict[str, tuple[FileVersion, Record | None, str | None]] = {}
+        self._footers: dict[str, tuple[FileVersion, Footer]] | None = None  # None: not read from KEPT_IN yet
+        self._unkept = 0  # footers that KEPT_IN does not have
+
+    def survey(self, tables: Iterable[str]) -> Survey:
+        """All records, and the files of some tables."""
+        tables = list(tables)
+        listed = self._listed(["runs", *tables])
+        records, good, bad = self._read_records(listed["runs"])
+        for table in tables:
+            whys = self._table(table, records, listed[table])
+            good[table] = [name for name, why in whys.items() if why is None]
+            bad += [name for name, why in whys.items() if why is not None]
+        if {table for table, stored in catalog().tables.items() if stored.partition == "run_id"} <= set(tables):
+            good[ELSEWHERE] = self._elsewhere(records)
+        if self._unkept >= WORTH_KEEPING:
+            self.keep()
+        return Survey(records, good, bad)
+
+    def of_run(self, run: str, record: Record) -> dict[str, tuple[str, int]]:
+        """Shard -> name and size of its file, for those of a run that may be read; others are named."""
+        found = {}
+        for table in sorted({shard.split("/")[0] for shard in record["shards"]} & set(catalog().tables)):
+            listed = self._files.find(f"{table}/run_id={run}", ".parquet")
+            for name, why in self._table(table, {run: record}, listed).items():
+                place = _SHARD_FILE.fullmatch(name)
+                if why is None and place is not None:
+                    found[f"{table}/{place['index']}"] = name, listed[name].size
+        return found
+
+    def of_prompts(self, table: str, fingerprint: str) -> list[str]:
+        """The file of a prompt set in one of the tables, if there is one that may be read."""
+        listed = self._files.find(f"{table}/prompts_fingerprint={fingerprint}", ".parquet")
+        return [name for name, why in self._table(table, {}, listed).items() if why is None]
+
+    def distrust(self, name: str, why: str) -> None:
+        """Leave this version of a file, which was good so far, out from now on, in other processes too."""
+        self._known_footers()[name] = self._known_footers()[name][0], Footer(why)
+        self.report(name, why)
+        self.keep()
+
+    def distrust_record(self, name: str, why: str) -> None:
+        """Leave this version of a record out."""
+        self._records[name] = self._records[name][0], None, why
+
+    def report(self, name: str, why: str, consequence: str = "left out") -> None:
+        """Name a problem, once."""
+        problem = f"{_printable(self._files.address(name))}: {_printable(why)}; {consequence}"
+        if problem not in self.problems:
+            self.problems.append(problem)
+            logger.warning(problem)
+
+    def keep(self) -> None:
+        """Write what footers said beside the records; a store that cannot be written does without."""
+        kept: dict[str, dict[str, Any]] = {}
+        for name, (version, footer) in self._known_footers().items():
+            table = name.split("/")[0]
+            entry = kept.setdefault(table, {"columns": _columns(table), "files": {}})
+            entry["files"][name] = [version.size, version.stamp, footer.fault, footer.rows]
+        with suppress(OSError):
+            self._files.write(KEPT_IN, json.dumps(kept).encode())
+            self._unkept = 0
+
+    def _listed(self, folders: list[str]) -> dict[str, dict[str, FileVersion]]:
+        suffixes = {folder: ".json" if folder == "runs" else ".parquet" for folder in folders}
+        if self._files.local or len(folders) <= FEW_FOLDERS:
+            return {folder: self._files.find(folder, suffix) for folder, suffix in suffixes.items()}
+        everything = self._files.find("", "")
+        found: dict[str, dict[str, FileVersion]] = {folder: {} for folder in folders}
+        for name, version in everything.items():
+            folder = name.split("/")[0]
+            if folder in found and name.endswith(suffixes[folder]):
+                found[folder][name] = version
+        return found
+
+    def _elsewhere(self, records: Mapping[str, Record]) -> list[str]:
+        """Files in tables that are not known here: their rows cannot be read, but their runs' shards be counted."""
+        shards = {f"{run}/{shard}" for run, record in records.items() for shard in record["shards"]}
+        found = []
+        for folder in self._files.folders():
+            for name in self._files.find(folder, ".parquet") if folder not in {"runs", *catalog().tables} else ():
+                place = _SHARD_FILE.fullmatch(name)
+                if place and f"{place['run']}/{place['table']}/{place['index']}" in shards:
+                    found.append(name)
+        return found
+
+    def _read_records(
+        self, listed: Mapping[str, FileVersion]
+    ) -> tuple[dict[str, Record], dict[str, list[str]], list[str]]:
+        fresh = [name for name, version in listed.items() if self._records.get(name, (None,))[0] != version]
+        for name, (record, why) in zip(fresh, self._each(self._record, fresh, listed), strict=True):
+            self._records[name] = listed[name], record, why
+        records, bad = {}, []
+        for name in listed:
+            _, record, why = self._records[name]
+            if record is None:
+                bad.append(name)
+                self.report(name, f"not a run's record ({why})")
+            else:
+                records[record["run_id"]] = record
+        return records, {"runs": [f"runs/{run}.json" for run in records]}, bad
+
+    def _record(self, name: str, version: FileVersion) -> tuple[Record | None, str | None]:
+        run = name.removeprefix("runs/").removesuffix(".json")
+        try:
+            if version.odd or "/" in run:
+                raise ValueError(version.odd or "its name is not one that mathinterp gives")
+            record = read_record(self._files, run)
+            return record, "gone" if record is None else None
+        except StoreFailed:
+            raise
+        except (ValueError, OSError) as error:
+            return None, " ".join(str(error).split())
+
+    def _table(
+        self, table: str, records: Mapping[str, Record], listed: Mapping[str, FileVersion]
+    ) -> dict[str, str | None]:
+        """Name -> why a file of a table must not be read, or None."""
+        shards = {run: set(record["shards"]) for run, record in records.items()}
+        partition = catalog().tables[table].partition
+        identities, whys = {}, dict.fromkeys(listed, None)
+        for name, version in listed.items():
+            shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
+            why = version.odd or None
+            if why is None and not (shard if partition == "run_id" else prompts):
+                why = "foreign: its name is not one that mathinterp gives"
+            elif why is None and shard and shard["run"] not in records:
+                why = f"its run has no readable runs/{shard['run']}.json"
+            elif why is None and shard:
+                identities[name] = {"run_id": shard["run"], "shard": f"{table}/{shard['index']}"}
+                if identities[name]["shard"] not in shards[shard["run"]]:
+                    why = f"none of the {len(shards[shard['run']])} shards of its run"
+            elif why is None and prompts:
+                identities[name] = {"prompts_fingerprint": prompts["fingerprint"], "table": table}
+            whys[name] = why
+        self._read_footers(table, {name: identities[name] for name, why in whys.items() if why is None}, listed)
+        for name in whys:
+            if whys[name] is None:
+                whys[name] = self._footer_fault(name, identities[name], records)
+            if why := whys[name]:
+                self.report(name, why)
+        return whys
+
+    def _read_footers(
+        self, table: str, identities: Mapping[str, Mapping[str, str]], listed: Mapping[str, FileVersion]
+    ) -> None:
+        known = self._known_footers()
+
+        def read(name: str, version: FileVersion) -> Footer:
+            try:
+                with self._files.open(name) as file:
+                    return read_footer(file, table, identities[name])
+            except StoreFailed:
+                raise
+            except OSError as error:
+                return Footer(f"cannot be read ({error.strerror or error})")
+
+        fresh = [name for name in identities if known.get(name, (None,))[0] != listed[name]]
+        for name, footer in zip(fresh, self._each(read, fresh, listed), strict=True):
+            known[name] = listed[name], footer
+        self._unkept += len(fresh)
+
+    def _footer_fault(self, name: str, identity: Mapping[str, str], records: Mapping[str, Record]) -> str | None:
+        footer = self._known_footers()[name][1]
+        if footer.fault is not None or "shard" not in identity:
+            return footer.fault
+        expected = records[identity["run_id"]].get("files", {}).get(identity["shard"])
+        if expected is not None and expected["rows"] != footer.rows:
+            return f"it has {footer.rows} rows, and the record of its run says {expected['rows']}"
+        return None
+
+    def name_missing_prompts(self, found: Survey) -> None:
+        """Rows of prompts that are gone would fall out of every view that joins them, in silence."""
+        records, good = found.records, found.good
+        read = {
+            name.split("/")[1]
+            for table, names in good.items()
+            if table not in ("runs", *PROMPT_TABLES)
+            for name in names
+        }
+        for table in (table for table in PROMPT_TABLES if table in good):
+            there = {name.split("/")[1] for name in good[table]}
+            lost: dict[str, list[str]] = {}
+            for run, record in records.items():
+                folder = f"prompts_fingerprint={record['prompts_fingerprint']}"
+                if f"run_id={run}" in read and folder not in there and _reads_prompts(record):
+                    lost.setdefault(f"{table}/{folder}/{table}.parquet", []).append(run)
+            for name, runs in lost.items():
+                of = f"run {runs[0]}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
+                self.report(name, f"no readable prompts of {of}", "views that join them lack those rows")
+
+    def _known_footers(self) -> dict[str, tuple[FileVersion, Footer]]:
+        if self._footers is None:
+            self._footers = {}
+            with suppress(FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, KeyError, OSError):
+                for table, entry in json.loads(self._files.read(KEPT_IN)).items():
+                    if table in catalog().tables and entry["columns"] == _columns(table):
+                        for name, (size, stamp, fault, rows) in entry["files"].items():
+                            self._footers[str(name)] = FileVersion(size, stamp), Footer(fault, rows)
+        return self._footers
+
+    def _each(
+        self, look: Callable[[str, FileVersion], Result], names: list[str], listed: Mapping[str, FileVersion]
+    ) -> list[Result]:
+        versions = [listed[name] for name in names]
+        if self._files.local:
+            return [look(name, version) for name, version in zip(names, versions, strict=True)]
+        with ThreadPoolExecutor(16) as pool:  # one round trip each: overlap them
+            return list(pool.map(look, names, versions))
+
+
+def _reads_prompts(record: Record) -> bool:
+    """Whether rows of a run are about prompts that the store keeps."""
+    tables = {shard.split("/")[0] for shard in record["shards"]} & set(catalog().tables)
+    return any("prompt_id" in catalog().tables[table].schema.names for table in tables)
+
+
+def _columns(table: str) -> str:
+    """Changes with the columns of a table."""
+    known = catalog().tables.get(table)
+    return "" if known is None else hashlib.sha256(str(known.schema).encode()).hexdigest()[:12]
+
+
+def _printable(text: str) -> str:
+    """On one line, and without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

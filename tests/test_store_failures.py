@@ -1,0 +1,168 @@
+"""Full, read-only, vanished and failing stores: one line and an exit code by cause; few requests for each file."""
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+from uuid import uuid4
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
+
+from mathinterp.cli.main import main
+from mathinterp.cluster.dispatch import Dispatcher, Failed, Ready
+from mathinterp.errors import Unfinished
+from mathinterp.experiments.base import Shard
+from mathinterp.store import Store
+from mathinterp.store.files import StoreFailed
+from mathinterp.store.remote import open_filesystem
+from tests.small_store import fill, open_run, prompt, write_head
+
+
+class Counting(MemoryFileSystem):
+    """An object store that counts requests and fails those that it is told to."""
+
+    protocol = "counting"
+    requests: ClassVar[Counter] = Counter()
+    failing: type[Exception] | None = None
+
+    def _asked(self, what: str) -> None:
+        Counting.requests[what] += 1
+        if Counting.failing is not None:
+            raise Counting.failing("503 Slow Down")
+
+    def find(self, *arguments, **options):
+        self._asked("list")
+        return super().find(*arguments, **options)
+
+    def cat_file(self, *arguments, **options):
+        self._asked("get")
+        return super().cat_file(*arguments, **options)
+
+    def pipe_file(self, *arguments, **options):
+        self._asked("put")
+        return super().pipe_file(*arguments, **options)
+
+    def _open(self, *arguments, **options):
+        self._asked("open")
+        return super()._open(*arguments, **options)
+
+    def info(self, *arguments, **options):
+        self._asked("head")
+        return super().info(*arguments, **options)
+
+
+@pytest.fixture
+def remote():
+    """The place of a store that counts; a store there has seven files."""
+    fsspec.register_implementation("counting", Counting, clobber=True)
+    Counting.failing = None
+    url = f"counting://{uuid4().hex}/results"
+    fill(Store(url), [prompt("a")], [{"prompt_id": "a"}], [{"layer": 0, "head": 0, "prompt_id": "a"}],
+         [{"layer": 0, "prompt_id": "a"}])  # fmt: skip
+    Counting.requests.clear()
+    yield url
+    Counting.failing = None
+
+
+def test_a_query_of_seven_files_makes_at_most_three_requests_for_each(remote) -> None:
+    done = CliRunner().invoke(main, ["sql", "--store", remote, "--json", "SELECT * FROM head_effects"])
+    assert done.exit_code == 0, done.output
+    assert sum(Counting.requests.values()) <= 3 * 7, Counting.requests
+
+
+@pytest.mark.parametrize(
+    ("failing", "code"), [(OSError, 1), (TimeoutError, 1), (RuntimeError, 1), (PermissionError, 2)]
+)
+def test_an_object_store_that_fails_is_told_in_one_line(remote, failing, code) -> None:
+    Counting.failing = failing
+    for command in (["sql", "SELECT * FROM runs"], ["check"], ["report"]):
+        done = CliRunner().invoke(main, [*command, "--store", remote])
+        assert done.exit_code == code, (done.output, done.exception)
+        assert len(done.output.strip().splitlines()) == 1
+        assert "503 Slow Down" in done.output
+
+
+def test_retries_are_those_of_the_object_stores_library(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(fsspec, "url_to_fs", lambda url, **options: asked.append(options) or (object(), url))
+    open_filesystem("s3://bucket/results")
+    assert asked == [{"config_kwargs": {"retries": {"max_attempts": 10, "mode": "standard"}}}]
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 2}}})
+    open_filesystem("s3://bucket/results")
+    assert asked[1] == {}, "what the user has configured stays"
+
+
+def test_a_full_disk_is_found_before_anything_runs(tmp_path) -> None:
+    code = (
+        "import resource, signal; from mathinterp.store import Store; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); Store({str(tmp_path)!r}).check_writable()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert "UserError: store" in done.stderr
+    assert "is not writable (File too large)" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
+def test_a_disk_that_gives_out_midway_ends_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, error) -> None:
+    store = Store(tmp_path)
+    run = open_run(store)
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StoreFailed, match=f"store '{tmp_path}' cannot be written .{error.strerror}.$"):
+        write_head(store, run.run_id)
+    assert list(tmp_path.rglob("*.tmp")) == []
+    assert issubclass(StoreFailed, Unfinished)
+    monkeypatch.setattr("mathinterp.cli.sql.sql.callback", lambda **_: run.finish())
+    done = CliRunner().invoke(main, ["sql", "SELECT 1"])
+    assert (done.exit_code, len(done.output.strip().splitlines())) == (1, 1)
+    assert "the same command goes on from here" in done.output
+
+
+def test_a_store_that_gives_out_ends_a_run_at_once() -> None:
+    class Full:
+        def __init__(self):
+            self.events = [Ready(0)]
+            self.tries = 0
+
+        def start(self, slot):
+            pass
+
+        def submit(self, slot, shard):
+            self.tries += 1
+            self.events.append(Failed(slot, shard, StoreFailed("store 'x' cannot be written (full)")))
+
+        def wait(self, timeout):
+            events, self.events = self.events, []
+            return events
+
+    workers = Full()
+    with pytest.raises(StoreFailed, match="full"):
+        Dispatcher(workers, [Shard("baseline", 0)], replicas=1).run()
+    assert workers.tries == 1
+
+
+def test_of_a_store_that_is_gone_nothing_is_concluded(tmp_path, monkeypatch) -> None:
+    from mathinterp.cluster import run as runs
+
+    closed = runs.summarize
+
+    def deleted(*arguments):
+        shutil.rmtree(tmp_path / "store")
+        return closed(*arguments)
+
+    monkeypatch.setattr(runs, "summarize", deleted)
+    monkeypatch.chdir(tmp_path)
+    words = ["scan", "heads", "--limit", "4", "--layers", "0", "--store", "store"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert "0 of 0" not in done.output
+    assert "is no longer in" in done.output
