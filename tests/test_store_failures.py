@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 from uuid import uuid4
 
 import fsspec
@@ -26,7 +27,7 @@ class Counting(MemoryFileSystem):
     """An object store that counts requests and fails those that it is told to."""
 
     protocol = "counting"
-    requests: Counter = Counter()
+    requests: ClassVar[Counter] = Counter()
     failing: type[Exception] | None = None
 
     def _asked(self, what: str) -> None:

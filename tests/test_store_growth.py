@@ -1,4 +1,4 @@
-"""Stores that grow: a command opens what it needs and has not seen; what it remembers is never believed over the files."""
+"""Stores that grow: a command opens what it needs and has not seen; files are believed, not what is remembered."""
 
 import json
 import os
@@ -79,17 +79,12 @@ def test_within_held_all_queries_share_a_look_at_the_files(grown, monkeypatch) -
     store, looks = Store(grown), []
     find = store.files.find
     monkeypatch.setattr(store.files, "find", lambda *arguments: looks.append(arguments[0]) or find(*arguments))
+    queries = [f"SELECT * FROM {view} ORDER BY ALL" for view in ("head_effects", "runs")]
     with store.held():
         for _ in range(2):
-            held = [
-                store.rows("SELECT * FROM head_effects ORDER BY ALL"),
-                store.rows("SELECT * FROM runs ORDER BY ALL"),
-            ]
+            held = [store.rows(sql) for sql in queries]
     assert len([folder for folder in looks if folder == "head_scan"]) == 1
-    assert held == [
-        store.rows("SELECT * FROM head_effects ORDER BY ALL"),
-        store.rows("SELECT * FROM runs ORDER BY ALL"),
-    ]
+    assert held == [store.rows(sql) for sql in queries]
 
 
 def test_a_run_of_experiments_that_are_not_installed_counts_its_shards(grown) -> None:

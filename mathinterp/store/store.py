@@ -14,9 +14,8 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -28,6 +27,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed, StoreFiles
+from mathinterp.store.held import Held
 from mathinterp.store.integrity import Checked, check, deeper_faults, entries, intact_prompts
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
 from mathinterp.store.survey import PROMPT_TABLES, Survey, Surveyor
@@ -60,7 +60,7 @@ class Store:
         """
         self.files = StoreFiles(url)
         self._surveyor = Surveyor(self.files)
-        self._held: _Held | None = None
+        self._held: Held | None = None
         self._in_views: set[str] = set()  # tables that views.sql is known to read
 
     @property
@@ -264,7 +264,7 @@ class Store:
 
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
-        found = self._survey(catalog().tables, self._held or _Held())
+        found = (self._held or Held()).survey(self._surveyor, catalog().tables)
         return query.views_sql(self.files, found.good, found.bad)
 
     def write_views(self) -> None:
@@ -283,7 +283,7 @@ class Store:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Within the block all queries see the files that were there when one first needed them, and are quicker."""
-        self._held = _Held()
+        self._held = Held()
         try:
             yield
         finally:
@@ -307,34 +307,14 @@ class Store:
         """Whether a failed query was the fault of a file, which is then left out: a second try may succeed."""
         if not isinstance(error.__cause__, duckdb.IOException | duckdb.InvalidInputException):
             return False
-        self._held = None if self._held is None else _Held()
+        self._held = None if self._held is None else Held()
         return deeper_faults(
             self.files, self._surveyor, found, query.unreadable_records(self.files, found.good["runs"])
         )
 
     def _connect(self, views: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, Survey]:
-        """A connection that has the views, and what it reads; within ``held`` always the same connection."""
-        held = self._held or _Held()
-        more = [view for view in views if view not in held.views]
-        if held.connection is None or more:
-            found = self._survey(catalog().tables_of(more), held)
-            text = query.own_views(found.good, more)
-            if held.connection is None:
-                held.connection = query.connect(self.files, text, found.good)
-            else:
-                query.add_views(held.connection, self.files, text, found.good)
-            held.views |= set(more)
-            self._surveyor.name_missing_prompts(found)
-        return held.connection, held.found
-
-    def _survey(self, tables: Iterable[str], held: "_Held") -> Survey:
-        """What was found in tables, looking only for what is not held already."""
-        missing = [table for table in tables if table not in held.found.good]
-        if missing or "runs" not in held.found.good:
-            new, old = self._surveyor.survey(missing), held.found
-            bad = list(dict.fromkeys([*old.bad, *new.bad]))
-            held.found = Survey({**new.records, **old.records}, {**new.good, **old.good}, bad)
-        return held.found
+        held = self._held or Held()
+        return held.connect(self.files, self._surveyor, views), held.found
 
     def sql(self, query: str, **values: Any) -> "Frame":
         """The result of a query as a pandas data frame that also gives Arrow and polars.
@@ -373,12 +353,3 @@ class Store:
 def _prompt_columns(prompts: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
     names = catalog().tables["prompts"].schema.names
     return {name: [getattr(item.prompt, name) for item in prompts] for name in names}
-
-
-@dataclass
-class _Held:
-    """A connection that several queries share."""
-
-    connection: duckdb.DuckDBPyConnection | None = None
-    views: set[str] = field(default_factory=set)
-    found: Survey = field(default_factory=lambda: Survey({}, {}, []))
