@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sft": (),
     "sql": ("--json",),
     "dispatch": ("--json",),
+    "store_growth": ("--json",),
 }  # name -> options that make it print JSON
 
 

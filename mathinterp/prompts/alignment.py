@@ -321,3 +321,8 @@ def token_columns(tokenized: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
     return {"prompt_id": ids} | {
         name: [getattr(token, name) for item in tokenized for token in item.scored] for name in names
     }
+
+
+def prompt_columns(tokenized: Sequence[TokenizedPrompt], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Fields of the prompts, as columns of the ``prompts`` table."""
+    return {name: [getattr(item.prompt, name) for item in tokenized] for name in names}

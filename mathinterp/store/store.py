@@ -22,7 +22,7 @@ import duckdb
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.alignment import token_columns
+from mathinterp.prompts.alignment import prompt_columns, token_columns
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
@@ -240,7 +240,7 @@ class Store:
         places = [f"{table}/prompts_fingerprint={fingerprint}" for table in PROMPT_TABLES]
         self.files.remove_stale(*places)
         makers: dict[str, Callable[[], dict[str, list[Any]]]] = {
-            "prompts": lambda: _prompt_columns(prompts),
+            "prompts": lambda: prompt_columns(prompts, catalog().tables["prompts"].schema.names),
             "answer_tokens": lambda: token_columns(prompts),
         }
         missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
@@ -348,8 +348,3 @@ class Store:
             raise
         except OSError:  # absent, or no file: replaced if that can be
             return ""
-
-
-def _prompt_columns(prompts: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
-    names = catalog().tables["prompts"].schema.names
-    return {name: [getattr(item.prompt, name) for item in prompts] for name in names}
