@@ -63,13 +63,9 @@ def driver(home: Path, **auth: str) -> Iterator[tuple[subprocess.Popen, list[Any
         yield process, json.loads(line)
 
 
-@pytest.mark.parametrize(
-    "auth", [{"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "x" * 64}]
-)
-def test_strangers_are_refused_whatever_the_environment_says_of_clusters(auth, tmp_path):
-    with driver(tmp_path, **auth) as (process, (_, mode, token, address, ports)):
-        assert mode == "token"
-        assert len(token) == 64 != token.count("x")
+def test_strangers_are_refused(tmp_path):
+    with driver(tmp_path, RAY_AUTH_MODE="token") as (process, (_, mode, token, address, ports)):
+        assert (mode, len(token)) == ("token", 64)
         assert len(ports) > 5
         assert {host.removeprefix("::ffff:") for host, _ in ports} == {"127.0.0.1"}
         for host in other_addresses():
@@ -86,7 +82,7 @@ def test_strangers_are_refused_whatever_the_environment_says_of_clusters(auth, t
         commands = [" ".join(one.cmdline()) for one in psutil.Process(process.pid).children(recursive=True)]
         assert not any(token in command for command in commands)
         process.stdin.close()
-        assert json.loads(process.stdout.readline()) == sorted(auth)
+        assert json.loads(process.stdout.readline()) == ["RAY_AUTH_MODE"]
         assert process.wait(30) == 0
     assert not (tmp_path / ".ray").exists()
 
@@ -113,7 +109,9 @@ def other_addresses() -> list[str]:
 
 
 def test_nothing_outlives_a_killed_driver_even_a_stopped_replica(tmp_path):
-    with driver(tmp_path) as (process, (replica, *_)):
+    with driver(tmp_path, RAY_AUTH_MODE="disabled", RAY_AUTH_TOKEN="x" * 64) as (process, (replica, mode, token, *_)):
+        assert mode == "token"  # what is said of clusters is not for a Ray of our own
+        assert token.count("x") == 0
         below = psutil.Process(process.pid).children(recursive=True)
         assert {"ray::DashboardAgent", "raylet"} <= {one.name() for one in below}
         time.sleep(LOOK_SECONDS + 1)  # what is younger ends with Ray's own means

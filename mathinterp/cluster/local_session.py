@@ -41,7 +41,7 @@ def own_token() -> Iterator[None]:
 
 def _read_again() -> None:
     """Ray reads these variables when it is imported, and the token once."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
