@@ -12,12 +12,18 @@ The rules:
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
   blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
+- A replica says every few seconds, from a thread that does not compute, that it is there and how far its shard is.
+  One that has done so and then says nothing for ``silence`` seconds hangs, and is ended and replaced like a dead one.
+  However long a shard, a load or a compilation takes, this thread goes on meanwhile; what can keep it from running is
+  one call that holds Python's lock, seconds as a rule, so the default of five minutes is far from any of them. Only
+  time in which this loop itself ran is counted: after a suspension nobody is silent.
+- Before a shard of a dead or silent replica is given to another one, or waited for, its file is looked for.
 - A UserError ends the run at once: no retry can put right what the user has to.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,7 +81,19 @@ class Lost:
     reason: str
 
 
-Event = Ready | Finished | Failed | Lost
+@dataclass(frozen=True)
+class Pulse:
+    """The replica of ``slot`` is there; ``done`` is the part of the running shard that it has computed, if known."""
+
+    slot: int
+    done: float = 0.0
+
+
+Event = Ready | Finished | Failed | Lost | Pulse
+
+SILENCE = 300.0  # seconds without a pulse after which a replica hangs
+LOOK = 20.0  # seconds without a pulse after which it gets no further shards, and its files are looked for
+COUNTED = 5.0  # most seconds that one turn of the loop adds to a silence
 
 
 class Workers(Protocol):
@@ -86,6 +104,9 @@ class Workers(Protocol):
 
     def submit(self, slot: int, shard: Shard) -> None:
         """Queue a shard on a ready replica, which runs its shards in the order given."""
+
+    def abandon(self, slot: int) -> None:
+        """End the replica of ``slot``, which does not answer; no event follows."""
 
     def wait(self, timeout: float) -> list[Event]:
         """What has happened, oldest first; blocks for the first event, at most ``timeout`` seconds."""
@@ -102,6 +123,9 @@ class Observer:
 
     def trouble(self, message: str) -> None:
         """A shard or a replica failed; one line."""
+
+    def pulse(self, event: Pulse) -> None:
+        """How far the running shard of a replica is."""
 
     def tick(self, ready: int, waiting: int) -> None:
         """Called at least once a second with the numbers of ready and of still awaited replicas."""
@@ -160,6 +184,8 @@ class Dispatcher:
         max_losses: deaths of its replica after which a shard is poison.
         max_starts: failed starts in a row after which a slot is given up.
         patience: seconds without any ready replica after which NoReplicaLeft is raised.
+        silence: seconds without a pulse after which a replica is replaced; None: SILENCE.
+        found: receipts of those of the given shards whose files are in the store.
         observer: told what happens.
         check: looks at each replica that joins, and may return a line of warning about it.
     """
@@ -175,6 +201,8 @@ class Dispatcher:
         max_losses: int = 5,
         max_starts: int = 3,
         patience: float = 1800.0,
+        silence: float | None = None,
+        found: Callable[[Collection[str]], Mapping[str, Receipt]] = lambda keys: {},
         observer: Observer | None = None,
         check: Callable[[Ready], str | None] = lambda event: None,
     ):
@@ -186,6 +214,9 @@ class Dispatcher:
         self._max_losses = max_losses
         self._max_starts = max_starts
         self._patience = patience
+        self._silence = SILENCE if silence is None else silence
+        self._found = found
+        self._silent: dict[int, float] = {}  # slot whose replica gives pulses -> seconds since it was heard of
         self._observer = observer or Observer()
         self._check = check
         self._fresh = deque(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
@@ -210,12 +241,14 @@ class Dispatcher:
     def _loop(self) -> None:
         for slot in self._in_flight:
             self._start(slot)
-        last_ready = time.monotonic()
+        last_ready = turn = time.monotonic()
         while self._unfinished:
             if not self._ready and not self._starting:
                 raise NoReplicaLeft(f"no replica is left to run {self._unfinished} shards: {self._last_trouble}")
             for event in self._workers.wait(timeout=1.0):
                 self._handle(event)
+            turn, before = time.monotonic(), turn
+            self._listen(min(turn - before, COUNTED))
             self._fill()
             self._observer.tick(len(self._ready), len(self._starting))
             if self._ready:
@@ -231,8 +264,40 @@ class Dispatcher:
         since = self._ready.pop(slot)
         self.outcome.ready_seconds += time.monotonic() - since
 
+    def _listen(self, seconds: float) -> None:
+        """Count how long each replica has been silent; look for files of those that are, end those that hang."""
+        for slot, before in list(self._silent.items()):
+            now = self._silent[slot] = before + seconds
+            if now // LOOK > before // LOOK:
+                self._look(slot)
+            if now >= self._silence:
+                self._workers.abandon(slot)
+                self._replica_lost(Lost(slot, f"it hangs: nothing was heard of it for {now:.0f} s"))
+
+    def _look(self, slot: int) -> None:
+        """Count the shards of the slot's window whose files are there."""
+        tasks = self._in_flight[slot]
+        for key, receipt in (self._found(list(tasks)) if tasks else {}).items():
+            self._finished(Finished(slot, tasks[key].shard, receipt))
+
+    def _finished(self, event: Finished) -> None:
+        task = self._in_flight[event.slot].pop(event.shard.key)
+        if task.attempts + task.losses:
+            self.outcome.tries[task.shard.key] = task.attempts + task.losses + 1
+        self._unfinished -= 1
+        self.outcome.receipts.append(event.receipt)
+        self._observer.finished(event)
+
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Ready):
+        if isinstance(event, Pulse) or event.slot in self._silent:
+            self._silent[event.slot] = 0.0
+        if isinstance(event, Pulse):
+            self._observer.pulse(event)
+        elif (
+            isinstance(event, Finished | Failed) and event.shard and event.shard.key not in self._in_flight[event.slot]
+        ):
+            return  # its file was found before the replica was heard of again
+        elif isinstance(event, Ready):
             self._starting.discard(event.slot)
             self._ready[event.slot] = time.monotonic()
             self._failed_starts[event.slot] = 0
@@ -241,12 +306,7 @@ class Dispatcher:
             if warning := self._check(event):
                 self._observer.trouble(warning)
         elif isinstance(event, Finished):
-            task = self._in_flight[event.slot].pop(event.shard.key)
-            if task.attempts + task.losses:
-                self.outcome.tries[task.shard.key] = task.attempts + task.losses + 1
-            self._unfinished -= 1
-            self.outcome.receipts.append(event.receipt)
-            self._observer.finished(event)
+            self._finished(event)
         elif isinstance(event, Lost):
             self._replica_lost(event)
         elif isinstance(event.error, UserError):
@@ -270,10 +330,12 @@ class Dispatcher:
 
     def _replica_lost(self, event: Lost) -> None:
         self.outcome.replicas_lost += 1
+        self._silent.pop(event.slot, None)
         if event.slot in self._starting:
             self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}")
             return
         self._not_ready(event.slot)
+        self._look(event.slot)
         window = list(self._in_flight[event.slot].values())
         self._in_flight[event.slot].clear()
         self._observer.trouble(f"a replica died, {len(window)} shards go back to the queue: {event.reason}")
@@ -290,6 +352,7 @@ class Dispatcher:
 
     def _start_failed(self, slot: int, message: str) -> None:
         self._starting.discard(slot)
+        self._silent.pop(slot, None)
         self._failed_starts[slot] += 1
         self._last_trouble = message
         self._observer.trouble(message)
@@ -305,7 +368,7 @@ class Dispatcher:
         """Give every ready replica a shard before any gets a second one."""
         for depth in range(1, self._window + 1):
             for slot in self._ready:
-                if len(self._in_flight[slot]) >= depth:
+                if len(self._in_flight[slot]) >= depth or self._silent.get(slot, 0.0) >= LOOK:
                     continue
                 if depth > 1 and len(self._fresh) <= len(self._ready):
                     return

@@ -7,8 +7,10 @@ Knows Ray's authentication and what its processes leave behind; starts no Ray. R
 import os
 import secrets
 import select
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,6 +63,13 @@ def loopback_stays() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = earlier
+
+
+def take_signals_back() -> None:
+    """Handle SIGINT and SIGTERM as before Ray, whose own handler of SIGTERM prints a stack trace and aborts."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.getsignal(number))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import yaml
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
-from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, loopback_stays, own_token
+from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, loopback_stays, own_token, take_signals_back
 from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
@@ -61,6 +61,7 @@ def connection(address: str | None, carried_bytes: int = 0) -> Iterator[None]:
             _start_local(carried_bytes)
         else:
             attach(cluster)
+        take_signals_back()
         yield
 
 

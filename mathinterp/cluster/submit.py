@@ -82,6 +82,7 @@ def submit(
         0 if the job succeeded, else 1, as `ray job submit` does; 1 also if the cluster no longer answers.
     Raises:
         UserError: the script or the cluster is not there, or the upload is too large; nothing has been submitted.
+        KeyboardInterrupt: from the terminal; the job goes on, and it is said how to stop it.
     """
     require_scratch()
     folder = Path(working_dir).resolve() if working_dir is not None else checkout()
@@ -98,6 +99,12 @@ def submit(
     announce(f"job {job}: {_mib(upload.bytes)} uploaded; to stop it: ray job stop {job} --address {address}")
     try:
         return _follow(client, job, output or sys.stdout, announce)
+    except KeyboardInterrupt:
+        announce(
+            f"job {job} goes on; to stop it: ray job stop {job} --address {address}; to follow it again:"
+            f" ray job logs {job} --address {address} --follow"
+        )
+        raise
     except (OSError, RuntimeError, ClientError) as error:  # OSError: Ray's ConnectionError and those of requests
         reason = str(error) or type(error).__name__
         announce(
