@@ -134,23 +134,25 @@ def test_sigstop_of_a_replica_for_ever(tmp_path, monkeypatch):
     whole, store, notebook = tmp_path / "whole", tmp_path / "store", tmp_path / "notebook"
     notebook.mkdir()
     stopped: list[int] = []
+    since: list[float] = []
 
     def stop() -> None:
         while len(list(store.glob("mlp_scan/run_id=*/shard-*.parquet"))) < 2:
             time.sleep(0.05)
         stopped.append(int(next(notebook.glob("pid-*")).name.removeprefix("pid-")))
         os.kill(stopped[0], signal.SIGSTOP)
+        since.append(time.monotonic())
 
     with connection("local"):
         watcher = threading.Thread(target=stop, daemon=True)
         watcher.start()
-        scan, started = ToyScan(10, 0.5, str(notebook), together=2), time.monotonic()
+        scan = ToyScan(10, 0.5, str(notebook), together=2)
         summary = run_scan(scan, MODEL, PROMPTS, str(store), address="local", replicas=2, progress=False)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - since[0]
     watcher.join()
     run_scan(ToyScan(10), MODEL, PROMPTS, str(whole), progress=False)
     assert (summary.complete, summary.replicas_lost, len(stopped)) == (True, 1, 1)
-    assert seconds < 150
+    assert seconds < 12 + 60  # what is said, and to start another one on a busy machine
     assert not Path(f"/proc/{stopped[0]}/cmdline").exists() or not Path(f"/proc/{stopped[0]}/cmdline").read_text()
     rows = [Store(place).arrow("SELECT * FROM mlp_scan ORDER BY ALL") for place in (whole, store)]
     assert rows[0].equals(rows[1])
