@@ -25,6 +25,7 @@ class Stopped(BaseException):
 
 class _State:
     came: int | None = None  # the first signal
+    handled = False  # by this module: Ray has a handler of SIGTERM of its own while it starts
     unwinds = False  # a command runs, and may have something to close
     said = SAID
 
@@ -41,10 +42,10 @@ def install() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    if _State.came is None:
-        _State.came = number
-        if _State.unwinds:
-            raise KeyboardInterrupt
+    first, _State.handled = not _State.handled, True
+    _State.came = _State.came or number
+    if first and _State.unwinds:
+        raise KeyboardInterrupt
     end()
 
 
@@ -52,8 +53,8 @@ def _watch(read: int) -> None:
     """A thread, as the handler itself waits for the main thread to come back from whatever it calls."""
     while (number := os.read(read, 1)[0]) not in CODES:
         pass
-    select.select([read], [], [], PATIENCE)
     _State.came = _State.came or number
+    select.select([read], [], [], PATIENCE)
     end()
 
 

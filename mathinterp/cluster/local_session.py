@@ -65,11 +65,16 @@ def loopback_stays() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = earlier
 
 
-def take_signals_back() -> None:
-    """Handle SIGINT and SIGTERM as before Ray, whose own handler of SIGTERM prints a stack trace and aborts."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.getsignal(number))
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """After the block SIGINT and SIGTERM are handled as before; Ray's own ways with SIGTERM abort, or exit with 15."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in ((n, h) for n, h in handlers.items() if h is not None):
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import yaml
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
-from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, loopback_stays, own_token, take_signals_back
+from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, loopback_stays, own_token, signals_kept
 from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
@@ -57,11 +57,11 @@ def connection(address: str | None, carried_bytes: int = 0) -> Iterator[None]:
             stack.enter_context(own_token())
             stack.enter_context(ended_with_driver())
         stack.callback(ray.shutdown)
-        if cluster is None:
-            _start_local(carried_bytes)
-        else:
-            attach(cluster)
-        take_signals_back()
+        with signals_kept():
+            if cluster is None:
+                _start_local(carried_bytes)
+            else:
+                attach(cluster)
         yield
 
 
