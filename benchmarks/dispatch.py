@@ -70,6 +70,10 @@ class SimulatedWorkers:
             events.append(heapq.heappop(self._events)[2])
         return events
 
+    def abandon(self, slot: int) -> None:
+        """Never asked for: nobody hangs here."""
+        raise AssertionError(slot)
+
     def _add(self, at: float, event: Event) -> None:
         heapq.heappush(self._events, (at, next(self._numbers), event))
 

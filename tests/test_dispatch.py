@@ -245,8 +245,8 @@ def test_progress_in_lines_where_there_is_no_terminal(monkeypatch):
         progress.tick(1, 1)
         progress.trouble("toy/00001 failed, attempt 1 of 3: ValueError: [bold] x")
     assert output.getvalue().splitlines() == [
-        "shards 0/4, waiting for replicas to load, 0 of 2 replicas ready",
-        "shards 1/4, 5 evaluations/s, 15 s to go, 1 of 2 replicas",
+        "shards 0/4, waiting for replicas to load, 11 s so far, 0 of 2 replicas ready",
+        "shards 1/4, 50% done, 5 evaluations/s, 21 s so far, about 10 s to go, 1 of 2 replicas",
         "toy/00001 failed, attempt 1 of 3: ValueError: [bold] x",
     ]
 

@@ -1,11 +1,13 @@
 """The plan: parameters, FLOPs and rows against real models, bytes and times against what was measured."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from click.testing import CliRunner
+from ray._private.utils import get_num_cpus
 from torch.utils.flop_counter import FlopCounterMode
 
 from mathinterp.cli.main import main
@@ -22,8 +24,8 @@ from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.neurons import Neurons, OtherModel
 from mathinterp.experiments.paths import Paths
 from mathinterp.models.anatomy import Anatomy, model_shape
-from mathinterp.models.catalog import ModelSpec, resolve
-from mathinterp.prompts import prompt_set
+from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.prompts import load_prompts, prompt_set
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.store import Store
@@ -258,3 +260,21 @@ def test_a_cpu_is_measured_in_half_a_second(small):
     assert 0.0001 < measured.tflops < 100
     assert 1e-6 < measured.terms < 10
     assert PACK_SIZE % 8 == 0
+
+
+def test_the_time_on_this_cpu_is_within_a_factor_of_two_of_what_a_thread_takes():
+    loaded, scan = load(ModelSpec("bundled", dtype="float32"), "cpu"), Heads(layers="2,5")
+    prompts = tokenize_prompts(load_prompts("two_digit", limit=60), loaded.tokenizer)
+    shape, threads, ratios = loaded.anatomy.shape, torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(3):
+            plan = plan_scan(scan, shape, prompts, "float32", cpu=measure_cpu(shape))
+            started = time.perf_counter()
+            state = scan.prepare(Subject(loaded.anatomy, prompts, tokenizer=loaded.tokenizer))
+            for shard in scan.shards(shape, prompts):
+                scan.run(state, shard)
+            ratios.append(plan.seconds["this CPU"] * int(get_num_cpus()) / (time.perf_counter() - started))
+    finally:
+        torch.set_num_threads(threads)
+    assert 0.5 < sorted(ratios)[1] < 2

@@ -8,7 +8,7 @@ inside the commands, so that ``--help`` is instant.
 import logging
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 
@@ -18,6 +18,7 @@ from mathinterp.cli.check import check
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.group import Group
+from mathinterp.cli.interrupt import past_click
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
 from mathinterp.cli.options import add_verbosity, set_level, with_flags
@@ -56,6 +57,11 @@ class Commands(Group):
         "Serve results, and run on a cluster": ("sql", "report", "check", "submit"),
     }
 
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        """Interrupted, it is not click's to tell."""
+        with past_click():
+            return super().make_context(*given, **more)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Options say how much is told; where they do not, warnings are."""
         set_level(logging.WARNING)
@@ -73,7 +79,8 @@ class Commands(Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; turn the user's mistake into one line."""
         try:
-            return super().invoke(ctx)
+            with past_click():
+                return super().invoke(ctx)
         except UserError as error:
             if logging.getLogger("mathinterp").isEnabledFor(logging.INFO):
                 click.echo("".join(traceback.format_exception(error)), err=True)
@@ -130,4 +137,6 @@ for command in (
 add_verbosity(main)
 
 if __name__ == "__main__":
-    main()
+    from mathinterp.cli.entry import main as program
+
+    program()

@@ -22,16 +22,19 @@ def submit(context: click.Context, job: str, arguments: tuple[str, ...], address
 
     JOB is a short name (head_scan, path_scan, neuron_scan, concept_scan, pipeline, precise_sft, lora_sweep, evaluate),
     a command in quotes, or a script (.py) in the uploaded folder. Measures the upload first and names the largest files
-    if it is over Ray's limit. Options before -- are this command's, those after it the job's.
+    if it is over Ray's limit. Options before -- are this command's, those after it the job's. Ctrl-C ends this command,
+    not the job, and tells how to stop that.
 
     \b
     Examples:
       mathinterp submit head_scan --address http://127.0.0.1:8265 -- --limit 200 --store s3://bucket/results
       mathinterp submit "scan residual_norms:ResidualNorms" --working-dir . --address http://127.0.0.1:8265
     """
+    from mathinterp.cli import interrupt
     from mathinterp.cluster.submit import submit as submit_job
 
     _check(job, context.find_root())
+    interrupt.say("interrupted; what was submitted goes on on the cluster")
     announce = lambda line: click.echo(line, err=True)  # noqa: E731
     sys.exit(submit_job(job, arguments, address, working_dir=working_dir, announce=announce))
 

@@ -12,101 +12,55 @@ The rules:
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
   blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
+- A replica says every few seconds, from a thread that does not compute, that it is there and how far its shard is.
+  One that has done so and then says nothing for ``silence`` seconds hangs, and is ended and replaced like a dead one.
+  However long a shard, a load or a compilation takes, this thread goes on meanwhile; what can keep it from running is
+  one call that holds Python's lock, seconds as a rule, so the default of five minutes is far from any of them. Only
+  time in which this loop itself ran is counted: after a suspension nobody is silent.
+- Before a shard of a dead or silent replica is given to another one, or waited for, its file is looked for.
 - A UserError ends the run at once: no retry can put right what the user has to. So does Unfinished: a store that gave
   out, after its own retries.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from mathinterp.cluster.events import (
+    Event as Event,
+)
+from mathinterp.cluster.events import (
+    Failed as Failed,
+)
+from mathinterp.cluster.events import (
+    Finished as Finished,
+)
+from mathinterp.cluster.events import (
+    Lost as Lost,
+)
+from mathinterp.cluster.events import (
+    Observer as Observer,
+)
+from mathinterp.cluster.events import (
+    Pulse as Pulse,
+)
+from mathinterp.cluster.events import (
+    Ready as Ready,
+)
+from mathinterp.cluster.events import (
+    Receipt as Receipt,
+)
+from mathinterp.cluster.events import (
+    Workers as Workers,
+)
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a replica answers when a shard's file is written."""
-
-    key: str
-    rows: int
-    seconds: float  # computing, and writing where no other shard computes meanwhile
-    node: str
-    pid: int
-    bytes: int  # of the written file
-    peak_memory: int  # bytes: device memory on a GPU, resident memory on a CPU
-    versions: dict[str, str] = field(default_factory=dict)  # of what computed it
-    sha256: str = ""  # of the written file
-    halved: int = 0  # how often memory ran out, so that the replica now computes in smaller batches
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The replica of ``slot`` has loaded and takes shards; ``notes`` are facts worth storing with the run."""
-
-    slot: int
-    notes: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A shard's file is written."""
-
-    slot: int
-    shard: Shard
-    receipt: Receipt
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An exception inside a living replica: in a shard, or (shard None) while it loaded."""
-
-    slot: int
-    shard: Shard | None
-    error: BaseException
-    traceback: str = ""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The replica's process or node is gone, and with it whatever was in its window."""
-
-    slot: int
-    reason: str
-
-
-Event = Ready | Finished | Failed | Lost
-
-
-class Workers(Protocol):
-    """All that the loop asks of whatever runs the replicas."""
-
-    def start(self, slot: int) -> None:
-        """Ask for a fresh replica; Ready, Failed or Lost follows, or nothing while there is no machine for it."""
-
-    def submit(self, slot: int, shard: Shard) -> None:
-        """Queue a shard on a ready replica, which runs its shards in the order given."""
-
-    def wait(self, timeout: float) -> list[Event]:
-        """What has happened, oldest first; blocks for the first event, at most ``timeout`` seconds."""
-
-
-class Observer:
-    """Told what happens, for a progress bar or a log; does nothing by itself."""
-
-    def ready(self, event: Ready) -> None:
-        """A replica has loaded."""
-
-    def finished(self, event: Finished) -> None:
-        """A shard is written."""
-
-    def trouble(self, message: str) -> None:
-        """A shard or a replica failed; one line."""
-
-    def tick(self, ready: int, waiting: int) -> None:
-        """Called at least once a second with the numbers of ready and of still awaited replicas."""
+SILENCE = 300.0  # seconds without a pulse after which a replica hangs
+LOOK = 20.0  # seconds without a pulse after which it gets no further shards, and its files are looked for
+COUNTED = 5.0  # most seconds that one turn of the loop adds to a silence
 
 
 @dataclass(frozen=True)
@@ -162,6 +116,8 @@ class Dispatcher:
         max_losses: deaths of its replica after which a shard is poison.
         max_starts: failed starts in a row after which a slot is given up.
         patience: seconds without any ready replica after which NoReplicaLeft is raised.
+        silence: seconds without a pulse after which a replica is replaced; None: SILENCE.
+        found: receipts of those of the given shards whose files are in the store.
         observer: told what happens.
         check: looks at each replica that joins, and may return a line of warning about it.
     """
@@ -177,6 +133,8 @@ class Dispatcher:
         max_losses: int = 5,
         max_starts: int = 3,
         patience: float = 1800.0,
+        silence: float | None = None,
+        found: Callable[[Collection[str]], Mapping[str, Receipt]] = lambda keys: {},
         observer: Observer | None = None,
         check: Callable[[Ready], str | None] = lambda event: None,
     ):
@@ -188,6 +146,9 @@ class Dispatcher:
         self._max_losses = max_losses
         self._max_starts = max_starts
         self._patience = patience
+        self._silence = SILENCE if silence is None else silence
+        self._found = found
+        self._silent: dict[int, float] = {}  # slot whose replica gives pulses -> seconds since it was heard of
         self._observer = observer or Observer()
         self._check = check
         self._fresh = deque(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
@@ -212,12 +173,14 @@ class Dispatcher:
     def _loop(self) -> None:
         for slot in self._in_flight:
             self._start(slot)
-        last_ready = time.monotonic()
+        last_ready = turn = time.monotonic()
         while self._unfinished:
             if not self._ready and not self._starting:
                 raise NoReplicaLeft(f"no replica is left to run {self._unfinished} shards: {self._last_trouble}")
             for event in self._workers.wait(timeout=1.0):
                 self._handle(event)
+            turn, before = time.monotonic(), turn
+            self._listen(min(turn - before, COUNTED))
             self._fill()
             self._observer.tick(len(self._ready), len(self._starting))
             if self._ready:
@@ -233,8 +196,40 @@ class Dispatcher:
         since = self._ready.pop(slot)
         self.outcome.ready_seconds += time.monotonic() - since
 
+    def _listen(self, seconds: float) -> None:
+        """Count how long each replica has been silent; look for files of those that are, end those that hang."""
+        for slot, before in list(self._silent.items()):
+            now = self._silent[slot] = before + seconds
+            if now // LOOK > before // LOOK:
+                self._look(slot)
+            if now >= self._silence:
+                self._workers.abandon(slot)
+                self._replica_lost(Lost(slot, f"it hangs: nothing was heard of it for {now:.0f} s"))
+
+    def _look(self, slot: int) -> None:
+        """Count the shards of the slot's window whose files are there."""
+        tasks = self._in_flight[slot]
+        for key, receipt in (self._found(list(tasks)) if tasks else {}).items():
+            self._finished(Finished(slot, tasks[key].shard, receipt))
+
+    def _finished(self, event: Finished) -> None:
+        task = self._in_flight[event.slot].pop(event.shard.key)
+        if task.attempts + task.losses:
+            self.outcome.tries[task.shard.key] = task.attempts + task.losses + 1
+        self._unfinished -= 1
+        self.outcome.receipts.append(event.receipt)
+        self._observer.finished(event)
+
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Ready):
+        if isinstance(event, Pulse) or event.slot in self._silent:
+            self._silent[event.slot] = 0.0
+        if isinstance(event, Pulse):
+            self._observer.pulse(event)
+        elif (
+            isinstance(event, Finished | Failed) and event.shard and event.shard.key not in self._in_flight[event.slot]
+        ):
+            return  # its file was found before the replica was heard of again
+        elif isinstance(event, Ready):
             self._starting.discard(event.slot)
             self._ready[event.slot] = time.monotonic()
             self._failed_starts[event.slot] = 0
@@ -243,12 +238,7 @@ class Dispatcher:
             if warning := self._check(event):
                 self._observer.trouble(warning)
         elif isinstance(event, Finished):
-            task = self._in_flight[event.slot].pop(event.shard.key)
-            if task.attempts + task.losses:
-                self.outcome.tries[task.shard.key] = task.attempts + task.losses + 1
-            self._unfinished -= 1
-            self.outcome.receipts.append(event.receipt)
-            self._observer.finished(event)
+            self._finished(event)
         elif isinstance(event, Lost):
             self._replica_lost(event)
         elif isinstance(event.error, UserError | Unfinished):
@@ -272,10 +262,12 @@ class Dispatcher:
 
     def _replica_lost(self, event: Lost) -> None:
         self.outcome.replicas_lost += 1
+        self._silent.pop(event.slot, None)
         if event.slot in self._starting:
             self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}")
             return
         self._not_ready(event.slot)
+        self._look(event.slot)
         window = list(self._in_flight[event.slot].values())
         self._in_flight[event.slot].clear()
         self._observer.trouble(f"a replica died, {len(window)} shards go back to the queue: {event.reason}")
@@ -292,6 +284,7 @@ class Dispatcher:
 
     def _start_failed(self, slot: int, message: str) -> None:
         self._starting.discard(slot)
+        self._silent.pop(slot, None)
         self._failed_starts[slot] += 1
         self._last_trouble = message
         self._observer.trouble(message)
@@ -307,7 +300,7 @@ class Dispatcher:
         """Give every ready replica a shard before any gets a second one."""
         for depth in range(1, self._window + 1):
             for slot in self._ready:
-                if len(self._in_flight[slot]) >= depth:
+                if len(self._in_flight[slot]) >= depth or self._silent.get(slot, 0.0) >= LOOK:
                     continue
                 if depth > 1 and len(self._fresh) <= len(self._ready):
                     return

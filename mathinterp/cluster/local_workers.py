@@ -43,6 +43,14 @@ class LocalWorkers:
         """Queue ``shard``."""
         self._ask(shard)
 
+    def abandon(self, slot: int) -> None:
+        """Never asked for: a replica of this process gives no pulses that could stay away."""
+        raise AssertionError(slot)
+
+    def pulse(self) -> float:
+        """The part of the running shard that is done, if known."""
+        return self._replica.pulse()
+
     def _ask(self, shard: Shard | None) -> None:
         if self._pool is None:
             self._asked.append(shard)

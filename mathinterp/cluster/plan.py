@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
+from mathinterp.cluster.places import threads_for
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.logsumexp import Base
 from mathinterp.experiments.base import Experiment
-from mathinterp.experiments.costs import parameters
+from mathinterp.experiments.costs import PACK_SIZE, parameters
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -33,14 +34,14 @@ DEVICE_TFLOPS: dict[str, tuple[float, float]] = {
 DEVICE_TERMS = {device: 4.5 * tflops / 50.0 for device, (_, tflops) in DEVICE_TFLOPS.items()}
 CAPPED_TERMS = 0.016  # of that speed under a final soft-cap: each term by itself, as the direct form's 250 s on an H100
 GPU_EFFICIENCY = 0.8  # of that ceiling that whole layers reach: .77 to .89 measured on an H100
-CPU_EFFICIENCY = 0.5  # of a plain matrix product's speed: a CPU also pays for attention, norms and activations
+TREES, TREE_NODES = 14, 72  # in the batch that a CPU is measured with, as ablations of short prompts have them
 
 
 @dataclass(frozen=True)
 class CpuSpeed:
     """What all cores of this CPU do, from measure_cpu."""
 
-    tflops: float  # of a matrix product of the model's width
+    tflops: float  # of whole layers, counted as scans count them
     terms: float  # of neurons' sums over the vocabulary, 10^12 a second
 
 
@@ -125,16 +126,67 @@ def row_bytes(schema: pa.Schema) -> float:
 
 
 def measure_cpu(shape: ModelShape, seconds: float = 0.5) -> CpuSpeed:
-    """This CPU in float32, in the model's own MLP product (2,048 tokens) and its neurons' importances."""
-    left, right = torch.randn(2048, shape.d_model), torch.randn(shape.d_model, shape.n_neurons)
+    """This CPU in float32: a layer of the model's shape as ablations run it, and its neurons' importances.
+
+    One replica's threads are measured and counted once for each replica that the cores have threads for: threads that
+    share a product wait for each other, so that on a busy machine all cores at once say little about single ones.
+    """
+    from ray._private.utils import get_num_cpus  # as Ray counts a machine's cores, which heeds a container's limit
+
+    cores, earlier = int(get_num_cpus()), torch.get_num_threads()
+    threads = threads_for(4 * parameters(shape), cores)
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            layer, flops = _layer(shape)
+            products = _rate(layer, seconds / 2) * flops
+            importances, terms = _importances(shape)
+            sums = _rate(importances, seconds / 2) * terms
+    finally:
+        torch.set_num_threads(earlier)
+    replicas = max(1, cores // threads)
+    return CpuSpeed(replicas * products / 1e12, replicas * sums / 1e12)
+
+
+def _layer(shape: ModelShape) -> tuple[Callable[[], object], float]:
+    """A layer's products, attention and activation on trees of prompts, and its FLOPs as scans count them.
+
+    Wide models are measured at a part of their width: their products are as fast, and take too long.
+    """
+    width, neurons = min(shape.d_model, 1024), min(shape.n_neurons, 4096)
+    heads, groups, d_head = min(shape.n_heads, 16), min(shape.n_groups, 16), shape.d_head
+    heads -= heads % groups
+    x = torch.randn(TREES, TREE_NODES, width) / 10
+    query, key, value, out = (
+        torch.randn(width, n * d_head) / width for n in (heads, groups, groups, heads)
+    )  # fmt: skip
+    up, gate, down = (torch.randn(width, neurons) / width for _ in range(3))
+    mask = torch.zeros(TREES, 1, TREE_NODES, TREE_NODES)
+
+    def split(values: torch.Tensor) -> torch.Tensor:
+        return values.unflatten(-1, (-1, d_head)).transpose(1, 2)
+
+    def layer() -> torch.Tensor:
+        normed = torch.nn.functional.rms_norm(x, (width,))
+        q, k, v = split(normed @ query), split(normed @ key), split(normed @ value)
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        middle = x + mixed.transpose(1, 2).flatten(2) @ out.T
+        inner = torch.nn.functional.rms_norm(middle, (width,))
+        gated = torch.nn.functional.silu(inner @ gate) * (inner @ up) if shape.gated_mlp else (inner @ up).relu()
+        return middle + gated @ down.T
+
+    attention = 2.0 * width * d_head * (2 * heads + 2 * groups) + 4.0 * PACK_SIZE * heads * d_head
+    mlp = 2.0 * (3 if shape.gated_mlp else 2) * width * neurons
+    return layer, TREES * TREE_NODES * (attention + mlp)
+
+
+def _importances(shape: ModelShape) -> tuple[Callable[[], object], float]:
+    """Sums over the vocabulary for some neurons of 64 prompts, and the number of their terms."""
     prompts, neurons = 64, max(1, 2**18 // shape.vocabulary)
     target = torch.zeros(prompts, dtype=torch.long)
     base = Base.of(torch.randn(prompts, shape.vocabulary), target, shape.logit_softcap)
     amounts, directions = torch.randn(prompts, neurons) / 100, torch.randn(neurons, shape.vocabulary)
-    products = _rate(lambda: left @ right, seconds / 2)
-    importances = _rate(lambda: neuron_increases(base, amounts, directions), seconds / 2)
-    terms = prompts * directions.numel()
-    return CpuSpeed(products * 2 * left.numel() * shape.n_neurons / 1e12, importances * terms / 1e12)
+    return lambda: neuron_increases(base, amounts, directions), float(prompts * directions.numel())
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:
@@ -156,5 +208,5 @@ def _seconds(flops: float, terms: float, dtype: str, cpu: CpuSpeed | None, *, ca
             speed = DEVICE_TERMS[device] * (CAPPED_TERMS if capped else 1.0)
             found[device] = products + terms / (speed * 1e12)
     if cpu is not None:
-        found["this CPU"] = flops / (cpu.tflops * CPU_EFFICIENCY * 1e12) + terms / (cpu.terms * 1e12)
+        found["this CPU"] = flops / (cpu.tflops * 1e12) + terms / (cpu.terms * 1e12)
     return found

@@ -3,19 +3,24 @@
 Knows shards, their cost and their forward evaluations; knows nothing about Ray or files.
 """
 
+import heapq
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from mathinterp.cluster.dispatch import Finished, Observer, Ready
+from mathinterp.cluster.dispatch import Finished, Observer, Pulse, Ready
 from mathinterp.experiments.base import Shard
 
 LINE_SECONDS = 10.0
+PROMISED = 0.1  # part of the cost from which on the time to go is told: what little is done before says too little
+LEAST = 1e-6  # cost of a shard that is said to cost nothing
+NEARLY = 0.95  # most of a running shard that counts as done
 
 logger = logging.getLogger(__name__)
 
@@ -36,34 +41,103 @@ class QuietProgress(Observer):
         logger.warning(message)
 
 
-class ScanProgress(QuietProgress):
-    """Shards done, forward evaluations per second and time to go.
+class Pace:
+    """How much of a scan's cost is done, and how long the rest will take.
 
-    The time to go is the remaining cost at the pace so far, counted from the first ready replica: dear shards come
-    first, so counting shards would promise too little.
+    Finished shards count by their cost. A running one counts by the part that its replica tells, else by the time it
+    has had at the pace of the finished ones: with few large shards most of the work is in those that run.
+
+    Args:
+        shards: what is to run now.
+    """
+
+    def __init__(self, shards: Sequence[Shard]):
+        self._left = {shard.key: max(shard.cost, LEAST) for shard in shards}
+        self._total = sum(self._left.values())
+        self._seconds = 0.0  # that replicas took for the finished shards
+        self._since: dict[int, float] = {}  # slot -> when what it computes now began
+        self._told: dict[int, float] = {}  # slot -> part of its running shard, as told
+        self.started: float | None = None  # when the first replica was ready
+
+    def ready(self, slot: int, now: float) -> None:
+        """The replica of ``slot`` computes from now on."""
+        self.started = now if self.started is None else self.started
+        self._begins(slot, now)
+
+    def finished(self, event: Finished, now: float) -> None:
+        """A shard is done, and the slot's next one begins."""
+        self._left.pop(event.shard.key)
+        self._seconds += now - self._since.get(event.slot, now)
+        self._begins(event.slot, now)
+
+    def tell(self, slot: int, part: float) -> None:
+        """So much of the running shard of ``slot`` is done."""
+        self._told[slot] = part
+
+    def _begins(self, slot: int, now: float) -> None:
+        self._since[slot] = now
+        self._told.pop(slot, None)
+
+    def _running(self, now: float) -> list[tuple[float, float, float]]:
+        """Cost, part done and seconds of each shard that runs: the dearest that are left, as these come first."""
+        pace = (self._total - sum(self._left.values())) / self._seconds if self._seconds else 0.0
+        found = []
+        dearest = sorted(self._left.values(), reverse=True)
+        for cost, (slot, since) in zip(dearest, sorted(self._since.items(), key=lambda item: item[1]), strict=False):
+            part = self._told.get(slot) or pace * (now - since) / cost
+            found.append((cost, min(part, NEARLY), now - since))
+        return found
+
+    def done(self, now: float) -> float:
+        """The part of the cost that is done, 0 to 1."""
+        running = sum(cost * part for cost, part, _ in self._running(now))
+        return 1 - (sum(self._left.values()) - running) / self._total
+
+    def to_go(self, now: float) -> float | None:
+        """Seconds until the last replica is done, at the pace so far; None before there is enough to tell."""
+        done, running = self.done(now), self._running(now)
+        if self.started is None or done < PROMISED:
+            return None
+        pace = done * self._total / (self._seconds + sum(seconds for _, part, seconds in running if part))
+        free = [cost * (1 - part) / pace for cost, part, _ in running] or [0.0]  # when each replica is free
+        heapq.heapify(free)
+        for cost in sorted(self._left.values(), reverse=True)[len(running) :]:
+            heapq.heapreplace(free, free[0] + cost / pace)
+        return max(free)
+
+
+class ScanProgress(QuietProgress):
+    """Shards done, forward evaluations per second, time taken and time to go, brought up to date every second.
 
     Args:
         shards: what is to run now.
         evaluations: shard key -> forward evaluations in it.
         replicas: number asked for.
         console: where to write; None: stderr.
+        inside: tells the part of the running shard that is done, where a replica computes in this process.
     """
 
     def __init__(
-        self, shards: Sequence[Shard], evaluations: Mapping[str, int], replicas: int, console: Console | None = None
+        self,
+        shards: Sequence[Shard],
+        evaluations: Mapping[str, int],
+        replicas: int,
+        console: Console | None = None,
+        inside: Callable[[], float] | None = None,
     ):
         self._console = console or Console(stderr=True)
         self._evaluations = evaluations
         self._total = len(shards)
         self._replicas = replicas
-        self._cost_left = sum(shard.cost for shard in shards)
-        self._cost_done = 0.0
+        self._pace = Pace(shards)
+        self._inside = inside
         self._shards_done = 0
         self._evaluations_done = 0
-        self._started: float | None = None  # when the first replica was ready
-        self._last_line = time.monotonic()
+        self._ready = 0
+        self._begun = self._last_line = time.monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
+        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -78,50 +152,67 @@ class ScanProgress(QuietProgress):
             )
             self._bar.start()
             self._task = self._bar.add_task("waiting for replicas", total=self._total)
+        if self._inside is not None:  # whose thread computes and cannot call tick
+            threading.Thread(target=self._tick_by_itself, name="progress", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
         if self._bar is not None:
             self._bar.stop()
 
+    def _tick_by_itself(self) -> None:
+        assert self._inside is not None
+        while not self._ended.wait(1.0):
+            self._pace.tell(0, self._inside())
+            self._show()
+
     def ready(self, event: Ready) -> None:
         """The clock of the pace starts with the first replica."""
-        if self._started is None:
-            self._started = time.monotonic()
+        self._pace.ready(event.slot, time.monotonic())
+        self._ready = max(self._ready, 1)
 
     def finished(self, event: Finished) -> None:
         """Count a shard."""
         self._shards_done += 1
-        self._cost_done += event.shard.cost
-        self._cost_left -= event.shard.cost
+        self._pace.finished(event, time.monotonic())
         self._evaluations_done += self._evaluations[event.shard.key]
+
+    def pulse(self, event: Pulse) -> None:
+        """Count what is done of a running shard."""
+        self._pace.tell(event.slot, event.done)
 
     def trouble(self, message: str) -> None:
         """Print one line above the bar."""
         self._console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def tick(self, ready: int, waiting: int) -> None:
+        """Show where the scan stands."""
+        self._ready = ready
+        self._show()
+
+    def _show(self) -> None:
         """Bring the bar up to date, or print a line if the last one is ten seconds old."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._shards_done, description=self.describe(ready))
+            self._bar.update(self._task, completed=self._shards_done, description=self.describe(self._ready))
         elif time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
-            line = f"shards {self._shards_done}/{self._total}, {self.describe(ready)}"
+            line = f"shards {self._shards_done}/{self._total}, {self.describe(self._ready)}"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def describe(self, ready: int) -> str:
-        """One line: pace, time to go, replicas."""
-        replicas = f"{ready} of {self._replicas} replicas"
-        if self._started is None:
-            return f"waiting for replicas to load, {replicas} ready"
-        if not self._shards_done:
-            return f"first shards running, {replicas}"
-        elapsed = time.monotonic() - self._started
-        pace = self._evaluations_done / elapsed
-        to_go = self._cost_left / self._cost_done * elapsed
-        return f"{pace:,.0f} evaluations/s, {duration(to_go)} to go, {replicas}"
+        """One line: pace, part done, time taken and to go, replicas."""
+        now = time.monotonic()
+        told = [f"{duration(now - self._begun)} so far", f"{ready} of {self._replicas} replicas"]
+        if self._pace.started is None:
+            return f"waiting for replicas to load, {', '.join(told)} ready"
+        if (to_go := self._pace.to_go(now)) is not None:
+            told.insert(1, f"about {duration(to_go)} to go")
+        pace = self._evaluations_done / max(now - self._pace.started, 1e-9)
+        told.insert(0, f"{pace:,.0f} evaluations/s" if self._shards_done else "first shards running")
+        return f"{self._pace.done(now):.0%} done, {', '.join(told)}"
 
 
 def duration(seconds: float) -> str:

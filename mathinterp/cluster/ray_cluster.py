@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
+from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, loopback_stays, own_token, signals_kept
 from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
@@ -40,7 +41,8 @@ def connection(address: str | None, carried_bytes: int = 0) -> Iterator[None]:
 
     Args:
         address: ``host:port`` or "auto" of a running cluster; None: the cluster of RAY_ADDRESS if that is set, else a
-            local Ray that lives as long as the block. A connection that is already there is used and left open.
+            local Ray that lives as long as the block and answers this process and its workers alone. A cluster is
+            joined as the environment says (RAY_AUTH_MODE). A connection that is already there is used and left open.
         carried_bytes: of weights that will travel through the object store of a local Ray.
     Raises:
         UserError: no cluster answers at ``address``, or there is no folder that a local Ray could use.
@@ -49,36 +51,34 @@ def connection(address: str | None, carried_bytes: int = 0) -> Iterator[None]:
         yield
         return
     cluster = existing_cluster(address)
-    mode = os.environ.get("RAY_AUTH_MODE")
     require_scratch()
     with ExitStack() as stack:
         if cluster is None:
             stack.enter_context(ray_folder())
-        try:
+            stack.enter_context(own_token())
+            stack.enter_context(ended_with_driver())
+        stack.callback(ray.shutdown)
+        with signals_kept():
             if cluster is None:
                 _start_local(carried_bytes)
             else:
                 attach(cluster)
-            yield
-        finally:
-            ray.shutdown()
-            os.environ.pop("RAY_AUTH_MODE", None)
-            os.environ.update({} if mode is None else {"RAY_AUTH_MODE": mode})
+        yield
 
 
 def _start_local(carried_bytes: int) -> None:
-    """A quiet Ray of this machine alone."""
-    # Left unset, ray.init() would create a token in the home folder that clusters started later silently demand.
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    """A quiet Ray of this machine alone, which nothing on the network can reach."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local",
-        num_gpus=local_gpus(),
-        include_dashboard=False,
-        object_store_memory=LOCAL_OBJECT_STORE + carried_bytes,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    with loopback_stays():
+        ray.init(
+            address="local",
+            num_gpus=local_gpus(),
+            include_dashboard=False,
+            object_store_memory=LOCAL_OBJECT_STORE + carried_bytes,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _node_ip_address=LOOPBACK,
+        )
 
 
 def _require_listener(address: str) -> None:
@@ -122,12 +122,13 @@ def attach(address: str) -> None:
         _require_listener(address)
     package = {"py_modules": [str(Path(mathinterp.__file__).parent)], "excludes": ["**/__pycache__"]}
     try:
-        ray.init(
-            address=address,
-            runtime_env=None if JOB_VARIABLE in os.environ else package,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        with loopback_stays() if address.startswith(f"{LOOPBACK}:") else nullcontext():
+            ray.init(
+                address=address,
+                runtime_env=None if JOB_VARIABLE in os.environ else package,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"no Ray cluster could be joined at '{address}': {reason}") from error

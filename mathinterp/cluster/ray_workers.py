@@ -6,13 +6,16 @@ kills every process it meets, and would keep the shards of a lost node waiting f
 """
 
 import re
+import time
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Ready
+from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
+
+PULSE_SECONDS = 5.0  # between a replica's answer and the next question whether it is there
 
 _DEATHS = ("The actor is dead because", "The actor died because")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -20,6 +23,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 class RayWorkers:
     """Runs ``actor_class(*arguments)`` in each slot; the class has ``load() -> dict`` and ``run(shard) -> Receipt``.
+
+    If it has ``pulse() -> float`` too, the part of the running shard that is done, it is asked for that all the time.
 
     Args:
         actor_class: a plain class.
@@ -30,7 +35,10 @@ class RayWorkers:
     """
 
     def __init__(self, actor_class: type, *arguments: Any, num_cpus: float, num_gpus: float, at_once: int = 1):
-        self._actor_class: Any = ray.remote(actor_class).options(
+        self._pulses = hasattr(actor_class, "pulse")
+        aside: dict[str, Any] = {"concurrency_groups": {"pulse": 1}} if self._pulses else {}  # it never computes
+        remote: Any = ray.remote
+        self._actor_class: Any = remote(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             max_restarts=0,
@@ -40,15 +48,20 @@ class RayWorkers:
             # Threads that spin while they wait take the core from whoever they wait for, when cores are shared. Their
             # number decides the last bits of sums, and is never to depend on how busy the machine is.
             runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE", "OMP_DYNAMIC": "FALSE"}},
-        )
+            **aside,
+        )(actor_class)
         self._arguments = arguments
         self._actors: dict[int, Any] = {}
         self._waiting: dict[Any, tuple[int, Shard | None]] = {}  # reference -> slot and shard; None: it is loading
+        self._asked: dict[Any, int] = {}  # reference of a pulse -> slot
+        self._due: dict[int, float] = {}  # slot -> when to ask for the next one
 
     def start(self, slot: int) -> None:
         """Ask for a fresh actor in ``slot``; Ray starts it as soon as, and wherever, there is room."""
         self._actors[slot] = self._actor_class.remote(*self._arguments)
         self._waiting[self._actors[slot].load.remote()] = (slot, None)
+        if self._pulses:
+            self._due[slot] = 0.0
 
     def submit(self, slot: int, shard: Shard) -> None:
         """Queue ``shard`` on the slot's actor."""
@@ -56,7 +69,8 @@ class RayWorkers:
 
     def wait(self, timeout: float) -> list[Event]:
         """Events of all calls that have ended; blocks for the first, at most ``timeout`` seconds."""
-        references = list(self._waiting)
+        self._ask_for_pulses()
+        references = [*self._waiting, *self._asked]
         ended, _ = ray.wait(references, num_returns=1, timeout=timeout)
         if ended:
             ended, _ = ray.wait(references, num_returns=len(references), timeout=0)
@@ -64,7 +78,24 @@ class RayWorkers:
         for reference in ended:
             if reference in self._waiting:  # not if its actor was found dead earlier in this batch
                 events.append(self._event(reference))
+            elif reference in self._asked:
+                events += self._pulse(reference)
         return events
+
+    def _ask_for_pulses(self) -> None:
+        for slot in [slot for slot, due in self._due.items() if due <= time.monotonic()]:
+            del self._due[slot]
+            self._asked[self._actors[slot].pulse.options(concurrency_group="pulse").remote()] = slot
+
+    def _pulse(self, reference: Any) -> list[Event]:
+        """That of a living actor; the death of another is told by the call that waits for it."""
+        slot = self._asked.pop(reference)
+        try:
+            done = ray.get(reference)
+        except RayError:
+            return []
+        self._due[slot] = time.monotonic() + PULSE_SECONDS
+        return [Pulse(slot, done)]
 
     def _event(self, reference: Any) -> Event:
         slot, shard = self._waiting[reference]
@@ -85,9 +116,15 @@ class RayWorkers:
         del self._waiting[reference]
         return Ready(slot, value) if shard is None else Finished(slot, shard, value)
 
+    def abandon(self, slot: int) -> None:
+        """End the slot's actor, even one that is stopped."""
+        self._forget(slot)
+
     def _forget(self, slot: int) -> None:
         """Drop the slot's actor, killed in case it is only out of reach, and everything it was asked."""
         ray.kill(self._actors.pop(slot))
+        self._due.pop(slot, None)
+        self._asked = {ref: asked for ref, asked in self._asked.items() if asked != slot}
         self._waiting = {ref: asked for ref, asked in self._waiting.items() if asked[0] != slot}
 
     def close(self) -> None:

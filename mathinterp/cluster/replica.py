@@ -71,6 +71,7 @@ class Replica:
         self._store = Store(job.store_url)
         self._state: Any = None
         self._versions: dict[str, str] = {}
+        self._computing: tuple[int, float] | None = None  # evaluations of the shard, and the counter when it began
         self._turns = ThreadPoolExecutor(1, "computing") if job.device == "cuda" else None
 
     def _in_turn(self, work: Callable[..., Result], *arguments: Any) -> Result:
@@ -155,6 +156,14 @@ class Replica:
             halved=computed.halved,
         )
 
+    def pulse(self) -> float:
+        """The part of the shard being computed that is done; 0 where the engine does not count. Of any thread."""
+        computing = self._computing
+        if computing is None:
+            return 0.0
+        evaluations, before = computing
+        return min((batching.evaluated - before) / evaluations, 1.0) if evaluations else 0.0
+
     def close(self) -> None:
         """Let go of the model and of the thread that computes."""
         self._state = None
@@ -165,7 +174,11 @@ class Replica:
         started, halved = time.perf_counter(), batching.halved
         if self._job.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        table = self._job.scan.run(self._state, shard)
+        self._computing = (self._job.scan.evaluations(shard, self._job.prompts), batching.evaluated)
+        try:
+            table = self._job.scan.run(self._state, shard)
+        finally:
+            self._computing = None
         memory = _peak_memory(self._job.device)
         return Computed(table, time.perf_counter() - started, memory, batching.halved - halved)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
+from mathinterp.cluster.found import found_in
 from mathinterp.cluster.places import Here, OnRay, Placement, place_of
 from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
@@ -189,14 +190,16 @@ def dispatch(
     shards = [shard for shard in work.shards if shard.key in missing]
     evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
     progress = progress and logger.isEnabledFor(logging.WARNING)  # nothing where the log is silenced
-    shown = ScanProgress(shards, evaluations, placement.replicas) if progress else QuietProgress()
     job = replica_job(work, run, store, placement)
     outcome = Outcome()
     try:
         with place.workers(job, placement) as workers:
+            inside = getattr(workers, "pulse", None)  # of a replica in this process
+            counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside)
+            shown = counted if progress else QuietProgress()
             dispatcher = Dispatcher(
                 workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
-                check=Agreement(run).joined,
+                check=Agreement(run).joined, found=found_in(store, run),
             )  # fmt: skip
             outcome = dispatcher.outcome
             with shown:
@@ -254,7 +257,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
     missing = run.finish(
         errors={failure.key: f"{failure.error}\n{failure.traceback}".strip() for failure in outcome.failures},
         attempts=outcome.tries,
-        hosts={receipt.node for receipt in outcome.receipts},
+        hosts={receipt.node for receipt in outcome.receipts if receipt.node},
         written={
             receipt.key: {"rows": receipt.rows, "bytes": receipt.bytes, "sha256": receipt.sha256}
             for receipt in outcome.receipts

@@ -102,6 +102,7 @@ def submit(
         0 if the job succeeded, else 1, as `ray job submit` does; 1 also if the cluster no longer answers.
     Raises:
         UserError: the script or the cluster is not there, or the upload is too large; nothing has been submitted.
+        KeyboardInterrupt: from the terminal; the job goes on, and it is said how to stop it.
     """
     require_scratch()
     with tempfile.TemporaryDirectory() as empty:
@@ -124,6 +125,12 @@ def submit(
     announce(f"job {number}: {sent}; to stop it: ray job stop {number} --address {address}")
     try:
         return _follow(client, number, output or sys.stdout, announce)
+    except KeyboardInterrupt:
+        announce(
+            f"job {number} goes on; to stop it: ray job stop {number} --address {address}; to follow it again:"
+            f" ray job logs {number} --address {address} --follow"
+        )
+        raise
     except (OSError, RuntimeError, ClientError) as error:  # OSError: Ray's ConnectionError and those of requests
         reason = str(error) or type(error).__name__
         announce(

@@ -10,19 +10,25 @@ import torch
 
 from mathinterp.models.positions import Positions
 
+evaluated = 0.0  # forward evaluations of this process, where the engine counts them: for progress alone
 halved = 0  # how often that happened in this process: a product's last bits depend on the shape of its batch
 
 
-def in_batches(count: int, at_once: int, run: Callable[[int, int], None]) -> int:
+def in_batches(count: int, at_once: int, run: Callable[[int, int], None], evaluations: float = 0.0) -> int:
     """``run(start, stop)`` over range(count), ``at_once`` items a call; returns how many a call it came down to.
+
+    Args:
+        evaluations: forward evaluations in one item, counted in ``evaluated``.
 
     Raises torch.cuda.OutOfMemoryError if a single item does not fit.
     """
+    global evaluated
     start = 0
     while start < count:
         stop = min(start + at_once, count)
         try:
             run(start, stop)
+            evaluated += (stop - start) * evaluations
             start = stop
         except torch.cuda.OutOfMemoryError:
             if stop - start == 1:

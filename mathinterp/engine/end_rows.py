@@ -123,7 +123,7 @@ class EndHeadSets:
 
         rows = len(group.prompts_G)
         at_once = max(1, self.max_rows // rows)
-        if (fitting := in_batches(len(sets), at_once, run)) < at_once:
+        if (fitting := in_batches(len(sets), at_once, run, rows)) < at_once:
             self.max_rows = fitting * rows
 
     def _score(

@@ -275,8 +275,12 @@ class PackedEngine:
 
         rows = len(group.packs) * self.forest.pack_size
         at_once = max(1, min(self.edits_per_batch, self.max_tokens // rows))
-        if (fitting := in_batches(len(edits), at_once, run)) < at_once:
+        if (fitting := in_batches(len(edits), at_once, run, self._share(group))) < at_once:
             self.max_tokens = fitting * rows
+
+    def _share(self, group: Group) -> float:
+        """Prompts in a group, about: its part of all packs."""
+        return len(self.prompts) * len(group.packs) / self.forest.n_packs
 
     @torch.inference_mode()
     def _replay(

@@ -1,0 +1,106 @@
+"""What is said between the dispatcher and whoever runs replicas: events and receipts, and the interfaces of both sides.
+
+Knows shards; decides nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mathinterp.experiments.base import Shard
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a replica answers when a shard's file is written."""
+
+    key: str
+    rows: int
+    seconds: float  # computing, and writing where no other shard computes meanwhile
+    node: str
+    pid: int
+    bytes: int  # of the written file
+    peak_memory: int  # bytes: device memory on a GPU, resident memory on a CPU
+    versions: dict[str, str] = field(default_factory=dict)  # of what computed it
+    sha256: str = ""  # of the written file
+    halved: int = 0  # how often memory ran out, so that the replica now computes in smaller batches
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The replica of ``slot`` has loaded and takes shards; ``notes`` are facts worth storing with the run."""
+
+    slot: int
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A shard's file is written."""
+
+    slot: int
+    shard: Shard
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception inside a living replica: in a shard, or (shard None) while it loaded."""
+
+    slot: int
+    shard: Shard | None
+    error: BaseException
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The replica's process or node is gone, and with it whatever was in its window."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """The replica of ``slot`` is there; ``done`` is the part of the running shard that it has computed, if known."""
+
+    slot: int
+    done: float = 0.0
+
+
+Event = Ready | Finished | Failed | Lost | Pulse
+
+
+class Workers(Protocol):
+    """All that the loop asks of whatever runs the replicas."""
+
+    def start(self, slot: int) -> None:
+        """Ask for a fresh replica; Ready, Failed or Lost follows, or nothing while there is no machine for it."""
+
+    def submit(self, slot: int, shard: Shard) -> None:
+        """Queue a shard on a ready replica, which runs its shards in the order given."""
+
+    def abandon(self, slot: int) -> None:
+        """End the replica of ``slot``, which does not answer; no event follows."""
+
+    def wait(self, timeout: float) -> list[Event]:
+        """What has happened, oldest first; blocks for the first event, at most ``timeout`` seconds."""
+
+
+class Observer:
+    """Told what happens, for a progress bar or a log; does nothing by itself."""
+
+    def ready(self, event: Ready) -> None:
+        """A replica has loaded."""
+
+    def finished(self, event: Finished) -> None:
+        """A shard is written."""
+
+    def trouble(self, message: str) -> None:
+        """A shard or a replica failed; one line."""
+
+    def pulse(self, event: Pulse) -> None:
+        """How far the running shard of a replica is."""
+
+    def tick(self, ready: int, waiting: int) -> None:
+        """Called at least once a second with the numbers of ready and of still awaited replicas."""

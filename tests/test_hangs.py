@@ -1,0 +1,158 @@
+"""A replica that hangs: it is replaced, what it has written counts, and nothing waits for it longer than is said."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.dispatch import receipt_for
+from mathinterp.cluster import dispatch
+from mathinterp.cluster.dispatch import Dispatcher, Finished, Pulse, Ready
+from mathinterp.cluster.found import found_in
+from mathinterp.cluster.ray_cluster import connection
+from mathinterp.cluster.run import open_run, prepare_work, run_scan
+from mathinterp.experiments.base import Shard
+from mathinterp.models.catalog import ModelSpec
+from mathinterp.prompts.prompt import Prompt
+from mathinterp.store import Store
+from tests.test_dispatch import all_keys, keys, shards
+from tests.toy_scan import ToyScan
+
+MODEL = ModelSpec("random:llama-tiny")
+PROMPTS = [Prompt(f"p{a}", f"{a} plus 5 is", str(a + 5), operation="add") for a in (3, 14, 62)]
+
+
+class Clock:
+    """The dispatcher's time: a second for each turn of its loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        monkeypatch.setattr(dispatch.time, "monotonic", lambda: self.now)
+
+
+class Hanging:
+    """Two replicas: slot 1 stops in its first shard, or only takes ``slow`` seconds for it, and then gives pulses."""
+
+    def __init__(self, clock: Clock, slow: float | None = None, late: bool = False):
+        self.clock, self.slow, self.late = clock, slow, late
+        self.ready: list[int] = []
+        self.held: list[tuple[int, Shard, float]] = []
+        self.abandoned: list[int] = []
+        self.given: list[tuple[int, str, float]] = []
+
+    def start(self, slot: int) -> None:
+        self.ready.append(slot)
+
+    def submit(self, slot: int, shard: Shard) -> None:
+        hangs = slot == 1 and not any(given == 1 for given, _, _ in self.given)
+        self.given.append((slot, shard.key, self.clock.now))
+        self.held.append((slot, shard, self.clock.now + (self.slow or 1e9 if hangs else 10.0)))
+
+    def abandon(self, slot: int) -> None:
+        self.abandoned.append(slot)
+        self.held = [one for one in self.held if one[0] != slot]
+
+    def wait(self, timeout: float) -> list[dispatch.Event]:
+        self.clock.now += 1.0
+        events: list[dispatch.Event] = [Ready(slot) for slot in self.ready]
+        ended = [one for one in self.held if one[2] <= self.clock.now][:1]
+        self.held = [one for one in self.held if one not in ended]
+        events += [Finished(slot, shard, receipt_for(shard, 1.0)) for slot, shard, _ in ended]
+        stopped = self.slow is None and not self.abandoned and any(given == 1 for given, _, _ in self.given)
+        events += [Pulse(slot) for slot in (0, 1) if not (slot == 1 and stopped)]
+        self.ready = []
+        return events
+
+
+def test_a_silent_replica_is_replaced_and_its_shards_are_run_by_others(monkeypatch):
+    workers = Hanging(Clock(monkeypatch))
+    outcome = Dispatcher(workers, shards(6), replicas=2, silence=60).run()
+    assert keys(outcome) == all_keys(6)
+    assert workers.abandoned == [1]
+    assert outcome.replicas_lost == 1
+    assert workers.clock.now < 60 + 6 * 20
+    assert [
+        time for slot, _, time in workers.given if slot == 1 and 25 < time < 60
+    ] == []  # nothing more is added to it
+
+
+def test_a_shard_may_take_any_time_while_its_replica_gives_pulses(monkeypatch):
+    workers = Hanging(Clock(monkeypatch), slow=5000)
+    outcome = Dispatcher(workers, shards(6), replicas=2, silence=60).run()
+    assert (keys(outcome), workers.abandoned, outcome.replicas_lost) == (all_keys(6), [], 0)
+
+
+def test_time_in_which_the_driver_was_suspended_is_no_silence(monkeypatch):
+    clock = Clock(monkeypatch)
+    workers = Hanging(clock, slow=300)
+    wait = workers.wait
+
+    def suspended_once(timeout):
+        if 20 < clock.now < 1000:
+            clock.now += 3600
+            return []
+        return wait(timeout)
+
+    workers.wait = suspended_once
+    outcome = Dispatcher(workers, shards(6), replicas=2, silence=60).run()
+    assert (keys(outcome), workers.abandoned) == (all_keys(6), [])
+
+
+def test_a_file_that_is_there_is_not_waited_for(monkeypatch):
+    workers = Hanging(Clock(monkeypatch))
+
+    def found(asked):
+        stopped_in = [key for slot, key, _ in workers.given if slot == 1][:1]
+        return {key: receipt_for(Shard("toy", int(key[-5:])), 2.0) for key in asked if key in stopped_in}
+
+    outcome = Dispatcher(workers, shards(3), replicas=2, silence=600, found=found).run()
+    assert keys(outcome) == all_keys(3)
+    assert (workers.abandoned, workers.clock.now < 100) == ([], True)
+
+
+def test_receipts_of_found_files_are_those_of_the_files(tmp_path):
+    store = Store(tmp_path)
+    run_scan(ToyScan(3), MODEL, PROMPTS, str(tmp_path), progress=False)
+    (folder,) = tmp_path.glob("mlp_scan/run_id=*")
+    (folder / "shard-00001.parquet").unlink()
+    run = open_run(store, prepare_work(ToyScan(3), MODEL, PROMPTS, on_gpu=False, store=store))
+    found = found_in(store, run)(["mlp_scan/00000", "mlp_scan/00001"])
+    assert list(found) == ["mlp_scan/00000"]
+    receipt = found["mlp_scan/00000"]
+    assert receipt.rows == store.rows("SELECT count(*) AS n FROM mlp_scan WHERE layer = 0")[0]["n"]
+    assert receipt.bytes == (folder / "shard-00000.parquet").stat().st_size
+    assert receipt.versions["torch"]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+def test_sigstop_of_a_replica_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "SILENCE", 12.0)
+    whole, store, notebook = tmp_path / "whole", tmp_path / "store", tmp_path / "notebook"
+    notebook.mkdir()
+    stopped: list[int] = []
+    since: list[float] = []
+
+    def stop() -> None:
+        while len(list(store.glob("mlp_scan/run_id=*/shard-*.parquet"))) < 2:
+            time.sleep(0.05)
+        stopped.append(int(next(notebook.glob("pid-*")).name.removeprefix("pid-")))
+        os.kill(stopped[0], signal.SIGSTOP)
+        since.append(time.monotonic())
+
+    with connection("local"):
+        watcher = threading.Thread(target=stop, daemon=True)
+        watcher.start()
+        scan = ToyScan(10, 0.5, str(notebook), together=2)
+        summary = run_scan(scan, MODEL, PROMPTS, str(store), address="local", replicas=2, progress=False)
+        seconds = time.monotonic() - since[0]
+    watcher.join()
+    run_scan(ToyScan(10), MODEL, PROMPTS, str(whole), progress=False)
+    assert (summary.complete, summary.replicas_lost, len(stopped)) == (True, 1, 1)
+    assert seconds < 12 + 60  # what is said, and to start another one on a busy machine
+    assert not Path(f"/proc/{stopped[0]}/cmdline").exists() or not Path(f"/proc/{stopped[0]}/cmdline").read_text()
+    rows = [Store(place).arrow("SELECT * FROM mlp_scan ORDER BY ALL") for place in (whole, store)]
+    assert rows[0].equals(rows[1])
