@@ -21,10 +21,10 @@ import torch
 from mathinterp.engine.attention_rows import end_attention
 from mathinterp.engine.hooks import Edit, edited_input, edited_output
 from mathinterp.engine.lens.lens import NormParts, norm_parts, wide_dtype
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.engine.pairs import Batch
 from mathinterp.engine.scores import answer_logits
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Neuron
 
 GOALS = ("answer", "deep")
 

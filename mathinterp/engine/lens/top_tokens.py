@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mathinterp.engine.lens.lens import Lens, written_values
-from mathinterp.engine.neuron_sets import Neuron
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Neuron
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
