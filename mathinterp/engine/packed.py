@@ -8,8 +8,7 @@ Shape legend: P pack, N tree node, R row (edit x pack), M answer slot, A answer 
 input width.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from mathinterp.engine import compiling
 from mathinterp.engine.batching import in_batches
 from mathinterp.engine.cells import Cells
+from mathinterp.engine.clean_pass import clean_pass
 from mathinterp.engine.hooks import caught_input, caught_site
 from mathinterp.engine.intervention import (
     CLEAN,
@@ -31,19 +31,17 @@ from mathinterp.engine.intervention import (
     site_of,
 )
 from mathinterp.engine.layer_runner import Layers
-from mathinterp.engine.layers import RecordedCalls, joined, record
+from mathinterp.engine.layers import RecordedCalls
 from mathinterp.engine.parts import gather_rows
 from mathinterp.engine.placement import Placement
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.replay import PackedReplay
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
-from mathinterp.engine.tree.attention import serves, trees_of, with_trees
+from mathinterp.engine.tree.attention import serves
 from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.prompt import TokenizedPrompt
-
-CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
 
 
 class PackedEngine:
@@ -97,47 +95,9 @@ class PackedEngine:
         if compiled:  # groups differ in their answers
             self._score_logits = compiling.compiled(score_logits, dynamic=True, backend=compiling.COMPILER)
         self._baseline: Scores | None = None
-        self._run_clean_pass()
-
-    # ---- clean pass ----
-
-    @torch.inference_mode()
-    def _run_clean_pass(self) -> None:
-        """Record layer arguments and cache every layer's input.
-
-        In half precision a product's last bits depend on the shape of its batch, and clean and edited values are
-        compared: there the clean pass runs as many packs at once as edited passes have rows.
-        """
-        anatomy, forest = self.anatomy, self.forest
-        shape = (anatomy.shape.n_layers, forest.n_packs, forest.pack_size, anatomy.shape.d_model)
-        self.residual_LPND = torch.empty(shape, dtype=self.dtype, device=self._cache_device(math.prod(shape)))
-        if self._shape_matters:
-            self.calls = [self._recorded(group) for group in self.groups]
-            self._rerun_in_batches_of_edits()
-        else:
-            self.calls = [self._recorded(group, self._keeper(group)) for group in self.groups]
-
-    def _recorded(self, group: Group, observe: Callable[[int, torch.Tensor], None] | None = None) -> RecordedCalls:
-        calls = record(self.anatomy, self.forest, group.packs, observe)
-        return with_trees(calls, trees_of(self.forest, group.packs, self.device)) if self.tree_attention else calls
-
-    def _keeper(self, group: Group) -> Callable[[int, torch.Tensor], None]:
-        def keep(layer: int, hidden_PND: torch.Tensor) -> None:
-            self.residual_LPND[layer, group.span] = hidden_PND.to(self.residual_LPND.device)
-
-        return keep
-
-    def _rerun_in_batches_of_edits(self) -> None:
-        """The clean pass again, as many packs at once as edited passes have rows."""
-        for start in range(0, len(self.groups), self.edits_per_batch):
-            indices = [i % len(self.groups) for i in range(start, start + self.edits_per_batch)]
-            packs = torch.from_numpy(np.concatenate([self.groups[i].packs for i in indices]))
-            calls = joined([self.calls[i] for i in indices])
-            hidden = calls.embedded_PND
-            for layer in range(self.anatomy.shape.n_layers):
-                self.residual_LPND[layer, packs] = hidden.to(self.residual_LPND.device)
-                if layer < self.anatomy.shape.n_layers - 1:  # in every pass the last one runs at answer positions only
-                    hidden = self.layers.whole(layer, hidden, calls)
+        together = self.edits_per_batch if self._shape_matters else None
+        clean = clean_pass(self.layers, self.forest, self.groups, together, tree_attention=self.tree_attention)
+        self.residual_LPND, self.calls = clean
 
     @property
     def _shape_matters(self) -> bool:
@@ -147,13 +107,6 @@ class PackedEngine:
     def _copies(self, needed: int) -> int:
         """Rows to fill a batch with: all of them where the batch shape matters, else those needed."""
         return self.edits_per_batch if self._shape_matters else needed
-
-    def _cache_device(self, elements: int) -> torch.device:
-        if self.device.type != "cuda":
-            return self.device
-        free, _ = torch.cuda.mem_get_info(self.device)
-        wanted = elements * torch.empty(0, dtype=self.dtype).element_size()
-        return self.device if wanted < CACHE_SHARE * free else torch.device("cpu")
 
     def _residual(self, layer: int, group: Group) -> torch.Tensor:
         """Input of ``layer`` (P N D) for the packs of ``group``, on the model's device."""

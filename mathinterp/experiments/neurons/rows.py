@@ -19,6 +19,7 @@ from mathinterp.experiments.neurons.against import Against, OtherModel
 from mathinterp.experiments.neurons.tables import NEURON_SCAN, NEURON_TARGETS
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import DTYPES, load
+from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 
@@ -64,7 +65,7 @@ def prepare(subject: Subject, target: str, against: Against | None, other: Other
         other_lens = NeuronLens(_loaded(other, anatomy))
         intervened = end_activations(other_lens.anatomy, sequences)
     elif against is not None and against.heads:
-        intervened = end_activations(anatomy, sequences, zeroed(anatomy, against.heads))
+        intervened = end_activations(anatomy, sequences, zeroed(anatomy, [Head(*head) for head in against.heads]))
     elif against is not None:
         intervened = end_activations(anatomy, [_counterfactual(prompt) for prompt in prompts])
     return NeuronState(prompts, lens, original, lens.frozen_scales(original), target_P, intervened, other_lens)
