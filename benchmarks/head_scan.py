@@ -26,13 +26,14 @@ import torch
 from torch._dynamo.utils import counters
 
 from mathinterp.cluster.compile_ahead import compile_ahead
-from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.intervention import zeroed
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.models.units import Head
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -138,7 +139,7 @@ def time_published(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], device:
 
 def run_one(engine: PlainEngine, layer: int) -> None:
     """Zero head 0 of ``layer`` on all prompts of the engine."""
-    engine.run_edits(layer, [Edit.heads_of(layer, [0])], Replacement.zero(engine.anatomy, "head", layer))
+    engine.run([zeroed(engine.anatomy, [Head(layer, 0)])])
 
 
 @click.command()

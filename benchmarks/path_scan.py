@@ -21,9 +21,10 @@ import torch
 from mathinterp.engine.hooks import edited_input
 from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, ends_of, pairs_of
 from mathinterp.engine.paths.frozen import PathEngine, measure_logits
-from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.nodes import Node
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
+from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.pairs import with_counterfactuals
@@ -39,12 +40,14 @@ def synchronize(device: str) -> float:
 def time_ours(engine: PathEngine, freeze: str, device: str) -> dict[str, float]:
     """Seconds for all nodes and pairs, and those of a first call of the last layer, which compiles."""
     shape = engine.anatomy.shape
-    nodes = [*range(shape.n_heads), MLP]
+    layers: list[list[Node]] = [
+        [*(Head(layer, head) for head in range(shape.n_heads)), Mlp(layer)] for layer in range(shape.n_layers)
+    ]
     start = synchronize(device)
-    engine.patched(shape.n_layers - 2, nodes, freeze).numpy()
+    engine.patched(layers[-2], freeze).numpy()
     warm = synchronize(device)
-    for layer in range(shape.n_layers):
-        engine.patched(layer, nodes, freeze).numpy()
+    for nodes in layers:
+        engine.patched(nodes, freeze).numpy()
     return {"first": warm - start, "all": synchronize(device) - warm}
 
 

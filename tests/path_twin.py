@@ -11,13 +11,17 @@ import torch
 from mathinterp.engine.hooks import edited_input, edited_output
 from mathinterp.engine.pairs import Ends, Pairs, ends_of
 from mathinterp.engine.paths.frozen import Measures, PathEngine
-from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.nodes import Node
 from mathinterp.engine.paths.patching import EndPatching
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 from tests.tiny import TINY_FAMILIES, VOCABULARY, tiny_model
 
 EXACT = {"rtol": 1e-10, "atol": 1e-11}
-NODES = [3, 0, MLP]
+
+
+def nodes_of(layer: int) -> list[Node]:
+    return [Head(layer, 3), Head(layer, 0), Mlp(layer)]
 
 
 def random_pairs(count: int = 4, seed: int = 0) -> Pairs:
@@ -90,10 +94,8 @@ def activations(anatomy: Anatomy, ids: tuple[int, ...]) -> Sites:
     return kept
 
 
-def patched_logits(
-    anatomy: Anatomy, pair: int, layer: int, node: int, freeze: str, everywhere: bool = False
-) -> torch.Tensor:
-    """Logits at END with ``node`` of ``layer`` as on X_c, at END or at every token; the frozen rest as on X_r."""
+def patched_logits(anatomy: Anatomy, pair: int, node: Node, freeze: str, everywhere: bool = False) -> torch.Tensor:
+    """Logits at END with ``node`` as on X_c, at END or at every token; the frozen rest as on X_r."""
     own, other = activations(anatomy, PAIRS.original[pair]), activations(anatomy, PAIRS.counterfactual[pair])
     tokens = slice(None) if everywhere else slice(-1, None)
 
@@ -106,8 +108,8 @@ def patched_logits(
 
         return edit
 
-    where = ("mlp", layer) if node == MLP else ("head", layer)
-    columns = slice(None) if node == MLP else anatomy.head_slice(node)
+    where = ("head" if isinstance(node, Head) else "mlp", node.layer)
+    columns = anatomy.head_slice(node.head) if isinstance(node, Head) else slice(None)
     held = {"none": [], "heads": ["head"], "all": ["head", "mlp"]}[freeze]
     sites = {(site, n) for site in held for n in range(anatomy.shape.n_layers)} | {where}
     return forward(anatomy, PAIRS.original[pair], {s: put(s, columns, s[0] in held) for s in sites})

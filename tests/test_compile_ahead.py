@@ -24,10 +24,8 @@ from transformers import AutoModelForCausalLM
 from mathinterp.cluster import compile_ahead as ahead
 from mathinterp.cluster import replica
 from mathinterp.cluster.compile_ahead import compile_ahead, reading_ahead
-from mathinterp.engine import choose
-from mathinterp.engine import packed as replay
+from mathinterp.engine import choose, compiling
 from mathinterp.engine.choose import COMPILE_FROM_NODES
-from mathinterp.engine.edits import Edit
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.experiments import ablated
 from mathinterp.experiments.base import Experiment, Subject
@@ -39,6 +37,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
 from mathinterp.models.families import FAMILIES as FAMILIES_TABLE
 from mathinterp.models.random_shapes import build_random, random_config, stand_in_config
+from mathinterp.models.units import Head
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -61,7 +60,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     """The counter of compiled graphs; head and MLP scans compile here as on a GPU."""
     counter = CompileCounter()
-    monkeypatch.setattr(replay, "COMPILER", counter)
+    monkeypatch.setattr(compiling, "COMPILER", counter)
     set_pays(monkeypatch, lambda *_: True)
     torch._dynamo.reset()
     yield counter
@@ -137,7 +136,7 @@ def test_many_batch_shapes_stay_compiled(graphs: CompileCounter, tmp_path: Path)
             anatomy, prompts, pack_size=200 + 8 * size, edits_per_batch=size + 1, max_tokens=10_000, compiled=True
         )
         before = graphs.frame_count
-        engine.compile_edits([Edit.heads_of(0, [0])] * (size + 1))
+        engine.compile_for([Head(0, 0)] * (size + 1))
         found.append(graphs.frame_count - before)
     assert all(count >= 4 for count in found), found
 

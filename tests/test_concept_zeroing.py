@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
-from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
+from mathinterp.engine.intervention import zeroed
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
@@ -22,6 +23,7 @@ from mathinterp.experiments.concepts.summary import kept_neurons, summarize
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.experiments.results import Results, Shown
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Neuron
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.exact import PROMPTS
@@ -59,7 +61,7 @@ def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
     assert scan.run(state, shards[1]).column("zeroed").unique().to_pylist() == [21]
     table = scan.run(state, shards[2])
     assert table.schema == scan.tables["concept_zeroing"].schema
-    engine = NeuronSets(anatomy, PROMPTS[:6])
+    engine = PlainEngine(anatomy, PROMPTS[:6])
     assert baseline["logprob"].to_pylist() == pytest.approx(engine.baseline().logprob_EA[0].tolist())
     for kind, seed, neurons in (
         ("concepts", 0, few.neurons),
@@ -67,7 +69,7 @@ def test_zeroing_rows_are_those_of_the_sets(anatomy: Anatomy) -> None:
         ("random", 1, layer_matched_neurons(anatomy.shape, few.neurons, 1)),
     ):
         rows = [r for r in table.to_pylist() if (r["neurons"], r["seed"]) == (kind, seed)]
-        scores = engine.run_masks([neuron_mask(anatomy, neurons)])
+        scores = engine.run([zeroed(anatomy, (Neuron(*neuron) for neuron in neurons))])
         assert [r["logprob"] for r in rows] == pytest.approx(scores.logprob_EA[0].tolist(), rel=1e-6)
         assert {(r["level"], r["zeroed"]) for r in rows} == {(1, 2)}
     assert scan.parameters()["sets"] != ConceptZeroing((half, NeuronSet(1, ((0, 3),))), "source").parameters()["sets"]

@@ -6,32 +6,32 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.engine.edits import Replacement
-from mathinterp.engine.end_rows import EndHeadSets
-from mathinterp.engine.head_sets import NO_HEADS, HeadSet, PlainHeadSets
+from mathinterp.engine.end_rows import EndRows
+from mathinterp.engine.intervention import CLEAN, Intervention, Tokens, Value
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Scores
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 from tests import test_scans
 from tests.exact import PROMPTS, assert_same
-from tests.head_sets import SETS, resampled, zeros
-
-BASE: HeadSet = frozenset({(0, 1), (1, 2)})
-WITH_BASE: list[HeadSet] = [BASE | {(layer, head)} for layer in (2, 0, 1) for head in (0, 3)] + [BASE]
+from tests.head_sets import BASE, SETS, WITH_BASE, of_heads, resampled, zeros
 
 
-def plain_first(anatomy: Anatomy, sets: list[HeadSet], replacements: dict[int, Replacement]) -> Scores:
+def plain_first(anatomy: Anatomy, interventions: list[Intervention]) -> Scores:
     """Scores of first answer tokens by full passes over padded prompts."""
-    twin = PlainHeadSets(anatomy, PROMPTS)
-    return twin.run_sets(sets, replacements).at(np.flatnonzero(twin.answers.position_A == 0))
+    twin = PlainEngine(anatomy, PROMPTS)
+    return twin.run(interventions).at(np.flatnonzero(twin.answers.position_A == 0))
 
 
 def test_end_rows_equal_plain_passes(anatomy: Anatomy) -> None:
-    runner, replacements = EndHeadSets(anatomy, PROMPTS, max_rows=30), resampled(anatomy)
-    assert len(runner.groups) > 2, "prompts of several lengths"
-    found = runner.run_sets(WITH_BASE, replacements, BASE)
-    assert_same(found, plain_first(anatomy, WITH_BASE, replacements))
-    assert_same(runner.run_sets(SETS, replacements), plain_first(anatomy, SETS, replacements))  # without a base again
+    engine, values = EndRows(anatomy, PROMPTS, max_rows=30), resampled(anatomy)
+    assert len(engine.groups) > 2, "prompts of several lengths"
+    sets, (base,) = of_heads(WITH_BASE, values), of_heads([BASE], values)
+    found = engine.run(sets, base)
+    assert_same(found, plain_first(anatomy, sets))
+    sets = of_heads(SETS, values)
+    assert_same(engine.run(sets), plain_first(anatomy, sets))  # without a base again
     assert not np.allclose(found.logprob_EA[0], found.logprob_EA[-1])
     for layer in range(anatomy.shape.n_layers):
         assert not anatomy.output_projection(layer)._forward_pre_hooks
@@ -39,29 +39,28 @@ def test_end_rows_equal_plain_passes(anatomy: Anatomy) -> None:
 
 def test_a_base_of_other_values_is_computed_again() -> None:
     anatomy = Anatomy(test_scans.tiny_model("llama"))
-    runner, first = EndHeadSets(anatomy, PROMPTS), resampled(anatomy)
-    other = {layer: replace(item, values=2 * item.values) for layer, item in first.items()}
-    for replacements in (first, other):
-        found = runner.run_sets(WITH_BASE, replacements, BASE)
-        assert_same(found, plain_first(anatomy, WITH_BASE, replacements))
+    engine, first = EndRows(anatomy, PROMPTS), resampled(anatomy)
+    other = {layer: replace(item, rows=2 * item.rows) for layer, item in first.items() if item.rows is not None}
+    for values in (first, other):
+        sets, (base,) = of_heads(WITH_BASE, values), of_heads([BASE], values)
+        assert_same(engine.run(sets, base), plain_first(anatomy, sets))
 
 
 def test_an_edit_of_every_token_is_refused_and_nan_names_heads_and_prompt() -> None:
     anatomy = Anatomy(test_scans.tiny_model("llama"))
-    runner, replacements = EndHeadSets(anatomy, PROMPTS), resampled(anatomy)
-    with pytest.raises(AssertionError, match="for every token"):
-        runner.run_sets([frozenset({(0, 1)})], zeros(anatomy))
-    item = replacements[1]
-    assert item.token_n is not None
+    engine, item = EndRows(anatomy, PROMPTS), resampled(anatomy)[1]
+    with pytest.raises(AssertionError, match="every token"):
+        engine.run(of_heads([[Head(0, 1)]], zeros(anatomy)))
+    assert item.tokens is not None
+    assert item.rows is not None
+    before = Tokens(item.tokens.prompt_n, item.tokens.token_n - 1)
     with pytest.raises(AssertionError, match="other tokens than END"):
-        runner.run_sets([frozenset({(1, 1)})], {1: replace(item, token_n=item.token_n - 1)})
-    values = item.values.clone()
-    values[3] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"heads 1\.2 edited: log-probability of prompt 3 is nan"):
-        runner.run_sets([frozenset({(1, 2)})], {1: replace(item, values=values)})
-    with pytest.raises(AssertionError, match="no replacement for layers"):
-        runner.run_sets([frozenset({(2, 1)})], {0: item})
-    assert np.isfinite(runner.run_sets([NO_HEADS], {}).logprob_EA).all()
+        engine.run(of_heads([[Head(1, 1)]], {1: Value(item.rows, before)}))
+    rows = item.rows.clone()
+    rows[3] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"head 1\.2 edited: log-probability of prompt 3 is nan"):
+        engine.run(of_heads([[Head(1, 2)]], {1: Value(rows, item.tokens)}))
+    assert np.isfinite(engine.run([CLEAN]).logprob_EA).all()
 
 
 @pytest.mark.parametrize("ablation", ["mean", "resample", "zero"])
@@ -75,7 +74,7 @@ def test_iterative_masking_is_the_same_on_end_rows(ablation: str, monkeypatch: p
     for only_end in (True, False):
         monkeypatch.setattr(Iterative, "only_end", property(lambda _, chosen=only_end: chosen))
         state = scan.prepare(on)
-        assert isinstance(state.runner, EndHeadSets) == only_end
+        assert isinstance(state.engine, EndRows) == only_end
         assert scan.notes(state)["no_head_deviation"] < 1e-9
         tables.append([scan.run(state, shard).to_pandas() for shard in scan.shards(on.anatomy.shape, on.prompts)])
     for rows, expected in zip(*tables, strict=True):

@@ -17,10 +17,8 @@ import torch
 
 import mathinterp as mi
 from mathinterp.engine.choose import build_engine
-from mathinterp.engine.edits import Replacement, site_width
-from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
+from mathinterp.engine.intervention import Change, Tokens, Value, site_width, zeroed
 from mathinterp.engine.plain import PlainEngine
-from mathinterp.engine.together import SiteEdit, score_together
 from mathinterp.errors import UserError
 from mathinterp.experiments.question import Answered
 from mathinterp.face import Run
@@ -331,8 +329,8 @@ def test_neurons_together_as_their_own_engine_zeroes_them(bundled: Model) -> Non
     prompts = mi.prompts("two_digit", limit=8)
     answer = mi.ablate(bundled, prompts, neurons=[str(neuron) for neuron in neurons])
     with bundled.lent() as loaded:
-        engine = NeuronSets(loaded.anatomy, tokenize_prompts(prompts, loaded.tokenizer))
-        scores = engine.run_masks([neuron_mask(loaded.anatomy, neurons)])
+        engine = PlainEngine(loaded.anatomy, tokenize_prompts(prompts, loaded.tokenizer))
+        scores = engine.run([zeroed(loaded.anatomy, neurons)])
     np.testing.assert_allclose(answer.rows["logprob"], scores.logprob_EA[0], atol=1e-9)
     assert answer.what == "neuron 0.6, neuron 5.17, neuron 5.18 replaced (zero, all)"
 
@@ -344,17 +342,17 @@ def test_sites_of_several_layers_together_are_full_passes_with_hooks(name: str) 
     tokenized = tokenize_prompts(load_prompts("two_digit", limit=6), tiny_tokenizer())
     plain = PlainEngine(anatomy, tokenized, batch_size=3)
     packed = build_engine(anatomy, tokenized, asked="packed", private_from=[p.end for p in tokenized])
-    ends = np.arange(len(tokenized)), np.array([prompt.end for prompt in tokenized])
+    ends = Tokens.ends(tokenized)
     generator = torch.Generator().manual_seed(0)
-    edits = []
-    for layer, site in ((1, "head"), (1, "neuron"), (2, "mlp"), (2, "head")):
+    changes = []
+    for layer, site in ((1, "head"), (1, "neuron"), (2, "mlp"), (2, "head"), (2, "attention"), (1, "residual")):
         width = site_width(anatomy, site)
-        columns = torch.ones(width, dtype=torch.bool) if site == "mlp" else torch.rand(width, generator=generator) < 0.3
-        values = torch.randn(len(tokenized), width, dtype=torch.float64, generator=generator)
-        edits.append(SiteEdit(layer, site, columns, Replacement(values, *ends)))
-    edits.append(SiteEdit(1, "mlp", torch.ones(anatomy.shape.d_model, dtype=torch.bool), Replacement(values[0][:32])))
-    edits = edits[:4] if name == "gpt2" else edits
-    fast, slow = (score_together(engine, edits, "all of it") for engine in (packed, plain))
+        count = {"head": anatomy.shape.n_heads, "neuron": anatomy.shape.n_neurons}.get(site)
+        units = None if count is None else tuple(torch.randperm(count, generator=generator)[: count // 3].tolist())
+        rows = torch.randn(len(tokenized), width, dtype=torch.float64, generator=generator)
+        changes.append(Change(site, layer, units, Value(rows, ends)))
+    changes.append(Change("mlp", 1, None, Value(rows[0][:32])))
+    fast, slow = (engine.run([tuple(changes)]) for engine in (packed, plain))
     assert fast.difference(slow) < (1e-5 if name == "gemma2" else 1e-10)  # whose norms compute in float32
     assert fast.difference(plain.baseline()) > 1e-3
 

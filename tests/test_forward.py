@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.engine.edits import Edit, Replacement
 from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output, zeroed_columns
+from mathinterp.engine.intervention import Tokens, Value, intervention, no_op, zeroed
 from mathinterp.engine.layers import record
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 from tests.exact import EXACT, PROMPTS, assert_same, one_at_a_time, random_prompts
 
 
@@ -26,10 +27,10 @@ def test_replay_equals_full_forward_with_hooks_for_every_head(anatomy: Anatomy) 
     plain = PlainEngine(anatomy, PROMPTS, batch_size=5)
     baseline = plain.baseline()
     for layer in range(anatomy.shape.n_layers):
-        edits = [Edit.heads_of(layer, [head]) for head in range(anatomy.shape.n_heads)]
-        zero = Replacement.zero(anatomy, "head", layer)
-        ablated = packed.run_edits(layer, edits, zero)
-        assert_same(ablated, plain.run_edits(layer, edits, zero))
+        zero = Value.zero(anatomy, "head", layer)
+        heads = [intervention([Head(layer, head)], zero) for head in range(anatomy.shape.n_heads)]
+        ablated = packed.run(heads)
+        assert_same(ablated, plain.run(heads))
         assert (np.abs(ablated.logprob_EA - baseline.logprob_EA).max(axis=1) > 1e-6).all(), "an ablation did nothing"
 
 
@@ -37,7 +38,7 @@ def test_zero_ablation_equals_zeroed_output_projection_columns(anatomy: Anatomy)
     packed = PackedEngine(anatomy, PROMPTS)
     clean = one_at_a_time(anatomy, PROMPTS)
     for layer, head in ((0, 1), (anatomy.shape.n_layers - 1, 3)):
-        ablated = packed.run_edits(layer, [Edit.heads_of(layer, [head])], Replacement.zero(anatomy, "head", layer))
+        ablated = packed.run([zeroed(anatomy, [Head(layer, head)])])
         with zeroed_columns(anatomy, layer, head):
             np.testing.assert_allclose(ablated.logprob_EA[0], one_at_a_time(anatomy, PROMPTS), **EXACT)
     np.testing.assert_array_equal(one_at_a_time(anatomy, PROMPTS), clean)  # the weights are back
@@ -60,16 +61,15 @@ def test_no_op_edit_returns_the_clean_scores(anatomy: Anatomy) -> None:
     for engine in (PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)):
         baseline = engine.baseline()
         for layer in range(anatomy.shape.n_layers):
-            zero = Replacement.zero(anatomy, "head", layer)
-            assert_same(engine.run_edits(layer, [Edit.heads_of(layer, ())], zero), baseline)
+            assert_same(engine.run([no_op(anatomy, layer)]), baseline)
 
 
 def test_mlp_edits_agree_and_zero_keeps_the_bias(anatomy: Anatomy) -> None:
     packed, plain = PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)
     for layer in range(anatomy.shape.n_layers):
-        zero = Replacement.zero(anatomy, "mlp", layer)
-        ablated = packed.run_edits(layer, [Edit.mlp_of(layer)], zero)
-        assert_same(ablated, plain.run_edits(layer, [Edit.mlp_of(layer)], zero))
+        zero = zeroed(anatomy, [Mlp(layer)])
+        ablated = packed.run([zero])
+        assert_same(ablated, plain.run([zero]))
         if anatomy.shape.n_experts:
             all_zero = edited_output(anatomy.mlp(layer), torch.zeros_like)
         else:
@@ -82,39 +82,37 @@ def test_mlp_edits_agree_and_zero_keeps_the_bias(anatomy: Anatomy) -> None:
 def test_replacing_named_tokens_agrees(anatomy: Anatomy, site: str) -> None:
     """Values of another prompt at END (resample) and of another prompt at every token, per prompt."""
     others = random_prompts(seed=0)[::-1]
-    prompt_n = np.arange(len(PROMPTS))
-    ends = np.array([p.end for p in PROMPTS])
-    other_ends = np.array([p.end for p in others])
-    packed = PackedEngine(anatomy, PROMPTS, private_from=ends.tolist(), max_tokens=200)
+    ends, other_ends = Tokens.ends(PROMPTS), Tokens.ends(others)
+    packed = PackedEngine(anatomy, PROMPTS, private_from=ends.token_n.tolist(), max_tokens=200)
     plain = PlainEngine(anatomy, PROMPTS, batch_size=7)
     source = PlainEngine(anatomy, others)
     packed_source = PackedEngine(anatomy, others)
     for layer in (0, anatomy.shape.n_layers - 1):
-        values = source.token_values(site, layer, prompt_n, other_ends)
-        torch.testing.assert_close(values, packed_source.token_values(site, layer, prompt_n, other_ends), **EXACT)
-        replacement = Replacement(values, prompt_n, ends)
-        edits = [Edit.heads_of(layer, [h]) for h in range(4)] if site == "head" else [Edit.mlp_of(layer)]
-        changed = packed.run_edits(layer, edits, replacement)
-        assert_same(changed, plain.run_edits(layer, edits, replacement))
+        rows = source.activations(site, layer, other_ends)
+        torch.testing.assert_close(rows, packed_source.activations(site, layer, other_ends), **EXACT)
+        units = [Head(layer, head) for head in range(4)] if site == "head" else [Mlp(layer)]
+        value = Value(rows, ends)
+        interventions = [intervention([unit], value) for unit in units]
+        changed = packed.run(interventions)
+        assert_same(changed, plain.run(interventions))
         assert np.abs(changed.logprob_EA - packed.baseline().logprob_EA).max() > 1e-6
 
 
 def test_own_values_put_back_change_nothing(anatomy: Anatomy) -> None:
     """Resampling from X_c = X_r is a no-op, at every token of private trees."""
     packed = PackedEngine(anatomy, PROMPTS, private_from=[0] * len(PROMPTS))
-    prompt_n = np.concatenate([np.full(len(p.fed), i) for i, p in enumerate(PROMPTS)])
-    token_n = np.concatenate([np.arange(len(p.fed)) for p in PROMPTS])
+    tokens = Tokens.every(PROMPTS)
     baseline = packed.baseline()
     for layer in range(anatomy.shape.n_layers):
-        own = Replacement(packed.token_values("head", layer, prompt_n, token_n), prompt_n, token_n)
-        assert_same(packed.run_edits(layer, [Edit.heads_of(layer, [0])], own), baseline)
+        own = Value(packed.activations("head", layer, tokens), tokens)
+        assert_same(packed.run([intervention([Head(layer, 0)], own)]), baseline)
 
 
 def test_several_heads_at_once(anatomy: Anatomy) -> None:
     packed, plain = PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)
-    zero = Replacement.zero(anatomy, "head", 1)
-    edits = [Edit.heads_of(1, [0, 2]), Edit.heads_of(1, [1, 2, 3])]
-    assert_same(packed.run_edits(1, edits, zero), plain.run_edits(1, edits, zero))
+    zero = Value.zero(anatomy, "head", 1)
+    sets = [intervention([Head(1, head) for head in heads], zero) for heads in ((0, 2), (1, 2, 3))]
+    assert_same(packed.run(sets), plain.run(sets))
 
 
 def test_calls_recorded_without_computing_layers_are_those_of_the_whole_pass(anatomy: Anatomy) -> None:

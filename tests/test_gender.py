@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
 from mathinterp.cli.main import main
+from mathinterp.engine.intervention import zeroed
 from mathinterp.engine.lens.lens import Lens
 from mathinterp.engine.lens.neurons import end_activations
-from mathinterp.engine.neuron_sets import neuron_mask, zeroed_neurons
+from mathinterp.engine.placement import everywhere, hooked
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.gender_neurons import GenderNeurons
@@ -24,6 +25,7 @@ from mathinterp.experiments.neuron_controls import layer_matched_neurons
 from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.neuron_edit.tables import EDIT_SCAN, EDIT_TEXT
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Neuron
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.gender import GENDERS, PROFESSIONS, TEMPLATES, bias_prompts, contrast_prompts
 from mathinterp.prompts.passages import encode_passages, read_passages
@@ -120,7 +122,7 @@ def test_random_neurons_are_others_of_the_same_layers(anatomy: Anatomy) -> None:
         layer_matched_neurons(anatomy.shape, [(1, neuron) for neuron in range(21)], 0)
 
 
-NEURONS = ((1, 7), (0, 2))
+NEURONS = (Neuron(1, 7), Neuron(0, 2))
 PASSAGES = ((1, 20, 30, 40, 50), (1, 60, 61))
 
 
@@ -144,9 +146,9 @@ def test_edited_answers_and_text_equal_zeroed_columns(anatomy: Anatomy) -> None:
     drawn = [(row.layer, row.neuron) for row in neurons[neurons["edit"] == "random"].itertuples()]
     assert [(r.layer, r.neuron) for r in neurons[neurons["edit"] == "edited"].itertuples()] == list(NEURONS)
     saved = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
-    for number, zeroed in enumerate(((), NEURONS, drawn)):
+    for number, off in enumerate(((), NEURONS, drawn)):
         try:
-            zero_columns(anatomy, zeroed)
+            zero_columns(anatomy, off)
             answers = [one_by_one(anatomy, prompt.input_ids, 4) for prompt in prompts]
             text = [one_by_one(anatomy, ids, 1) for ids in PASSAGES]
         finally:
@@ -163,7 +165,7 @@ def test_edited_answers_and_text_equal_zeroed_columns(anatomy: Anatomy) -> None:
 def test_zeroed_heads_and_neurons_touch_nothing_else(anatomy: Anatomy) -> None:
     saved = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
     ids = torch.tensor([[1, 20, 30, 40]])
-    with zeroed_neurons(anatomy, neuron_mask(anatomy, NEURONS)):
+    with hooked(everywhere(anatomy), [zeroed(anatomy, NEURONS)]):
         expected = anatomy.model(ids).logits
     try:
         zero_columns(anatomy, NEURONS)

@@ -6,21 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from mathinterp.engine.edits import Edit, Replacement
-from mathinterp.engine.head_sets import (
-    NO_HEADS,
-    HeadSet,
-    PackedHeadSets,
-    PlainHeadSets,
-    head_sets,
-    next_token_probabilities,
-)
+from mathinterp.engine.choose import many_layers
 from mathinterp.engine.hooks import zeroed_columns
+from mathinterp.engine.intervention import Tokens, Value, intervention, zeroed
 from mathinterp.engine.packed import PackedEngine
-from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.plain import PlainEngine, next_token_probabilities
+from mathinterp.engine.replay import PackedReplay
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 from tests.exact import EXACT, PROMPTS, assert_same, one_at_a_time
-from tests.head_sets import SETS, resampled, zeros
+from tests.head_sets import BASE, SETS, WITH_BASE, of_heads, resampled, zeros
 
 
 def packed_engine(anatomy: Anatomy) -> PackedEngine:
@@ -30,11 +25,11 @@ def packed_engine(anatomy: Anatomy) -> PackedEngine:
 
 def test_a_set_over_layers_equals_zeroed_columns_of_all_its_heads(anatomy: Anatomy) -> None:
     clean = one_at_a_time(anatomy, PROMPTS)
-    packed = PackedHeadSets(packed_engine(anatomy)).run_sets(SETS, zeros(anatomy))
+    packed = packed_engine(anatomy).replay.run(of_heads(SETS, zeros(anatomy)))
     for row, heads in enumerate(SETS):
-        with ExitStack() as zeroed:
+        with ExitStack() as cut:
             for layer, head in heads:
-                zeroed.enter_context(zeroed_columns(anatomy, layer, head))
+                cut.enter_context(zeroed_columns(anatomy, layer, head))
             expected = one_at_a_time(anatomy, PROMPTS)
         np.testing.assert_allclose(packed.logprob_EA[row], expected, **EXACT)
         assert (np.abs(expected - clean).max() > 1e-6) == bool(heads), "a set of heads did nothing"
@@ -42,58 +37,52 @@ def test_a_set_over_layers_equals_zeroed_columns_of_all_its_heads(anatomy: Anato
 
 def test_a_set_in_one_layer_equals_the_engine_that_edits_one_layer(anatomy: Anatomy) -> None:
     engine = packed_engine(anatomy)
-    for replacements in (zeros(anatomy), resampled(anatomy)):
+    for values in (zeros(anatomy), resampled(anatomy)):
         for layer in range(anatomy.shape.n_layers):
-            edit = Edit.heads_of(layer, [0, 2])
-            expected = engine.run_edits(layer, [edit], replacements[layer])
-            heads: HeadSet = frozenset({(layer, 0), (layer, 2)})
-            assert_same(PackedHeadSets(engine).run_sets([heads], replacements), expected)
+            sets = of_heads([[Head(layer, 0), Head(layer, 2)]], values)
+            assert_same(engine.replay.run(sets), engine.run(sets))
 
 
 def test_packed_sets_equal_plain_ones_and_no_head_is_clean(anatomy: Anatomy) -> None:
     engine = packed_engine(anatomy)
-    packed, plain = head_sets(engine), head_sets(PlainEngine(anatomy, PROMPTS, batch_size=7))
-    assert isinstance(packed, PackedHeadSets)
-    assert isinstance(plain, PlainHeadSets)
-    for replacements in (zeros(anatomy), resampled(anatomy)):
-        scores = packed.run_sets(SETS, replacements)
-        assert_same(scores, plain.run_sets(SETS, replacements))
-        row = SETS.index(NO_HEADS)
+    packed, plain = many_layers(engine), many_layers(PlainEngine(anatomy, PROMPTS, batch_size=7))
+    assert isinstance(packed, PackedReplay)
+    assert isinstance(plain, PlainEngine)
+    for values in (zeros(anatomy), resampled(anatomy)):
+        scores = packed.run(of_heads(SETS, values))
+        assert_same(scores, plain.run(of_heads(SETS, values)))
+        row = SETS.index([])
         np.testing.assert_allclose(scores.logprob_EA[row], engine.baseline().logprob_EA[0], **EXACT)
 
 
 def test_a_cached_base_changes_no_number(anatomy: Anatomy) -> None:
-    base: HeadSet = frozenset({(0, 1), (1, 2)})
-    sets: list[HeadSet] = [base | {(layer, head)} for layer in (2, 0, 1) for head in (0, 3)] + [base]
     engine = packed_engine(anatomy)
-    runner = PackedHeadSets(engine)
     residual = engine.residual_LPND.clone()
-    for replacements in (zeros(anatomy), resampled(anatomy)):
-        cached = runner.run_sets(sets, replacements, base)
-        assert_same(cached, runner.run_sets(sets, replacements))
-        assert_same(cached, PlainHeadSets(anatomy, PROMPTS).run_sets(sets, replacements))
+    for values in (zeros(anatomy), resampled(anatomy)):
+        sets, (base,) = of_heads(WITH_BASE, values), of_heads([BASE], values)
+        cached = engine.replay.run(sets, base)
+        assert_same(cached, engine.replay.run(sets))
+        assert_same(cached, PlainEngine(anatomy, PROMPTS).run(sets))
     assert torch.equal(engine.residual_LPND, residual), "the engine's own cache was overwritten"
 
 
 def test_nothing_stays_hooked_and_nan_names_heads_and_prompt(anatomy: Anatomy) -> None:
-    zero = zeros(anatomy)
-    prompt_n = np.array([3])
-    broken = Replacement(torch.full_like(zero[1].values, torch.nan)[None], prompt_n, np.array([PROMPTS[3].end]))
-    runner = PackedHeadSets(packed_engine(anatomy))
+    zero, nan = zeros(anatomy), torch.full((1, 4 * anatomy.shape.d_head), torch.nan, dtype=torch.float64)
+    broken = Value(nan, Tokens(np.array([3]), np.array([PROMPTS[3].end])))
+    heads = of_heads([[Head(0, 1), Head(1, 2)]], {**zero, 1: broken})
     with pytest.raises(FloatingPointError, match=r"heads 0\.1, 1\.2 edited: log-probability of prompt 3 is nan"):
-        runner.run_sets([frozenset({(0, 1), (1, 2)})], {**zero, 1: broken})
+        packed_engine(anatomy).replay.run(heads)
     for layer in range(anatomy.shape.n_layers):
         assert not anatomy.output_projection(layer)._forward_pre_hooks
-    with pytest.raises(AssertionError, match="no replacement for layers"):
-        runner.run_sets([frozenset({(2, 1)})], {0: zero[0]})
 
 
 def test_next_token_probabilities_are_the_models_own(anatomy: Anatomy) -> None:
-    ids, heads = PROMPTS[0].fed, frozenset({(0, 1), (2, 0)})
-    zero = {layer: torch.zeros(4 * anatomy.shape.d_head, dtype=torch.float64) for layer in range(3)}
+    ids, heads = PROMPTS[0].fed, [Head(0, 1), Head(2, 0)]
     with zeroed_columns(anatomy, 0, 1), zeroed_columns(anatomy, 2, 0):
         expected = anatomy.model(torch.tensor([ids])).logits[0, -1].softmax(-1)
-    found = next_token_probabilities(anatomy, ids, heads, zero, end_only=False)
+    found = next_token_probabilities(anatomy, ids, zeroed(anatomy, heads))
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-    at_end = next_token_probabilities(anatomy, ids, heads, zero, end_only=True)
+    end = Tokens(np.array([0]), np.array([len(ids) - 1]))
+    changes = intervention(heads, lambda site, layer: Value.zero(anatomy, site, layer), end)
+    at_end = next_token_probabilities(anatomy, ids, changes)
     assert (at_end - found).abs().max() > 1e-6

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from mathinterp.cluster.run import open_run, prepare_work
-from mathinterp.engine.head_sets import PlainHeadSets
+from mathinterp.engine.choose import many_layers
+from mathinterp.engine.intervention import zeroed
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Scores, answers_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Subject
@@ -24,7 +26,7 @@ from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts import Prompt
 from mathinterp.store import Store
 from tests import test_scans
-from tests.head_sets import RANKING, zeros
+from tests.head_sets import RANKING
 from tests.statistics_twin import Unit, effects_by_operation
 from tests.tiny import save_tiny, tiny_config
 
@@ -34,7 +36,7 @@ SUM = Prompt("p", "3 plus 5 is", "8", operation="add", operand_a="3", operand_b=
 def greedy(on: Subject, steps: int) -> list[tuple[Head, float, float]]:
     """Head, accuracy and log-probability of each step, by plain full passes over every set."""
     runner, every, masked, found = (
-        PlainHeadSets(on.anatomy, on.prompts),
+        PlainEngine(on.anatomy, on.prompts),
         chosen_heads(on.anatomy.shape, None, None),
         [],
         [],
@@ -43,7 +45,7 @@ def greedy(on: Subject, steps: int) -> list[tuple[Head, float, float]]:
         left = [head for head in every if head not in masked]
         means = []
         for head in left:
-            scores = runner.run_sets([frozenset({head, *masked})], zeros(on.anatomy))
+            scores = runner.run([zeroed(on.anatomy, [head, *masked])])
             units = units_of(on, scores)
             effect = effects_by_operation(units)["all"]
             means.append((round(effect.accuracy, 12), round(effect.logprob_change, 12), head))
@@ -94,10 +96,10 @@ def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
     on = test_scans.subject(test_scans.tiny_model("llama"))
     scan = Knockout("zero", scoring=scoring, heads=RANKING, key=())
     state = scan.prepare(on)
-    scores = state.runner.run_sets([frozenset(RANKING[:1])], zeros(on.anatomy))
+    scores = many_layers(state.engine).run([zeroed(on.anatomy, RANKING[:1])])
     lucky = np.random.default_rng(0).random(scores.correct_EA.shape) < 0.6  # a random model is never right
     scores = replace(scores, correct_EA=lucky)
-    accuracy, logprob = operation_means(state.ablation, scores, scoring)
+    accuracy, logprob = operation_means(state, scores, scoring)
     expected = effects_by_operation(units_of(on, scores), scoring)["all"]
     np.testing.assert_allclose([accuracy[0], logprob[0]], [expected.accuracy, expected.logprob_change], rtol=1e-12)
     assert 0 < accuracy[0] < 1

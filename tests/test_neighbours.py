@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaC
 from mathinterp.engine.alone import alone_deviation, sampled
 from mathinterp.engine.attention_rows import eager_attention, end_attention
 from mathinterp.engine.choose import packing_deviation
-from mathinterp.engine.edits import Edit, Replacement
-from mathinterp.engine.end_rows import EndHeadSets
-from mathinterp.engine.head_sets import NO_HEADS, PackedHeadSets
+from mathinterp.engine.end_rows import EndRows
 from mathinterp.engine.hooks import edited_input
+from mathinterp.engine.intervention import CLEAN, zeroed
 from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.pairs import batches_of, ends_of
@@ -30,6 +29,7 @@ from mathinterp.evaluation.harness import Harness
 from mathinterp.evaluation.task_files import task_file
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.positions import Positions
+from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.tuning.answers import AnswerLoss
 from mathinterp.tuning.data import Sample
@@ -143,7 +143,7 @@ def test_an_edited_head_is_that_of_each_prompt_alone(model: PreTrainedModel) -> 
             logprobs = own.model(torch.tensor([prompt.fed])).logits[0].log_softmax(-1)
         expected += [float(logprobs[token.index - 1, token.token_id]) for token in prompt.scored]
     for engine in (PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS)):
-        found = engine.run_edits(1, [Edit.heads_of(1, [2])], Replacement.zero(anatomy, "head", 1))
+        found = engine.run([zeroed(anatomy, [Head(1, 2)])])
         assert np.abs(found.logprob_EA[0] - np.array(expected)).max() < EXACT
 
 
@@ -151,9 +151,9 @@ def test_what_is_read_at_end_is_that_of_each_sentence_alone(model: PreTrainedMod
     expected = ends_alone(model)
     anatomy = Anatomy(model)
     first = expected[torch.arange(len(PROMPTS)), torch.tensor([p.scored[0].token_id for p in PROMPTS])]
-    runner = EndHeadSets(anatomy, PROMPTS)  # END rows on cached tokens: two passes for each sentence
-    assert np.abs(runner.run_sets([NO_HEADS], {}).logprob_EA[0] - first.numpy()).max() < EXACT
-    assert np.abs(PackedHeadSets(PackedEngine(anatomy, PROMPTS)).run_sets([NO_HEADS], {}).logprob_EA[0]
+    runner = EndRows(anatomy, PROMPTS)  # END rows on cached tokens: two passes for each sentence
+    assert np.abs(runner.run([CLEAN]).logprob_EA[0] - first.numpy()).max() < EXACT
+    assert np.abs(PackedEngine(anatomy, PROMPTS).replay.run([CLEAN]).logprob_EA[0]
                   - scored_alone(model)).max() < EXACT  # fmt: skip
     with torch.no_grad():
         for final_PD in (end_activations(anatomy, SENTENCES).final_PD.clone(), ends_of(anatomy, SENTENCES).final_PD):

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from mathinterp.engine.hooks import zeroed_columns
+from mathinterp.engine.intervention import zeroed
 from mathinterp.engine.lens.lens import Lens
 from mathinterp.engine.lens.logsumexp import Base, slow_increases
 from mathinterp.engine.lens.neurons import NeuronLens, end_activations
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 from tests.neuron_twin import SEQUENCES, look, slow_head, slow_neuron
 from tests.tiny import of_neurons, tiny_model
 
@@ -21,16 +23,16 @@ EXACTLY = {"rel": 1e-9, "abs": 1e-11}
 
 @of_neurons
 def test_closed_form_is_the_direct_form_original_and_ablated(anatomy: Anatomy) -> None:
-    heads = [(0, 1), (1, 2)]
+    heads = [Head(0, 1), Head(1, 2)]
     lens = NeuronLens(anatomy)
-    clean, ablated = end_activations(anatomy, SEQUENCES), end_activations(anatomy, SEQUENCES, heads)
+    clean, ablated = end_activations(anatomy, SEQUENCES), end_activations(anatomy, SEQUENCES, zeroed(anatomy, heads))
     scales = lens.frozen_scales(clean)
     target = lens.logits(clean).argmax(dim=-1)
     for prompt in (0, 7, 13):
         seen = look(anatomy, SEQUENCES[prompt])
-        with ExitStack() as zeroed:
+        with ExitStack() as cut:
             for layer, head in heads:
-                zeroed.enter_context(zeroed_columns(anatomy, layer, head))
+                cut.enter_context(zeroed_columns(anatomy, layer, head))
             changed = look(anatomy, SEQUENCES[prompt])
         token = int(seen.logits.argmax())
         assert token == target[prompt]
@@ -61,7 +63,7 @@ def test_norms_that_are_not_what_the_family_says_are_refused() -> None:
 
 @of_neurons
 def test_nothing_stays_hooked_and_a_silent_hook_is_noticed(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
-    end_activations(anatomy, SEQUENCES[:3], [(0, 1)])
+    end_activations(anatomy, SEQUENCES[:3], zeroed(anatomy, [Head(0, 1)]))
     in_a_tuple = anatomy.shape.model_type == "falcon"  # what its layers give
     skipped = lambda hidden, *args, **kwargs: (hidden, None) if in_a_tuple else hidden  # noqa: E731
     monkeypatch.setattr(anatomy.layers[1], "forward", skipped)

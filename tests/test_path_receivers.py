@@ -9,22 +9,21 @@ import torch
 
 from mathinterp.engine.hooks import edited_output
 from mathinterp.engine.pairs import ends_of
-from mathinterp.engine.paths.nodes import MLP, Receiver
+from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.receivers import ReceiverEngine, receiving_features
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 from tests.path_twin import EXACT, PAIRS, activations, expected, forward, three
 
 
-def receiver_logits(
-    anatomy: Anatomy, pair: int, layer: int, node: int, freeze: str, receiver: Receiver
-) -> torch.Tensor:
+def receiver_logits(anatomy: Anatomy, pair: int, node: Node, freeze: str, receiver: Receiver) -> torch.Tensor:
     """Algorithm 1 in two hooked passes: what the receiver gives with the sender patched, then that alone put in."""
     own, other = activations(anatomy, PAIRS.original[pair]), activations(anatomy, PAIRS.counterfactual[pair])
     held = ["head"] if freeze == "heads" else ["head", "mlp"]
     sites = [(site, n) for site in held for n in range(anatomy.shape.n_layers)]
-    sender = ("mlp", layer) if node == MLP else ("head", layer)
+    sender = ("head" if isinstance(node, Head) else "mlp", node.layer)
     target = ("mlp" if receiver.head is None else "head", receiver.layer)
-    columns = slice(None) if node == MLP else anatomy.head_slice(node)
+    columns = anatomy.head_slice(node.head) if isinstance(node, Head) else slice(None)
     heard: list[torch.Tensor] = []
     if receiver.head is None:
         module, features = anatomy.mlp(receiver.layer), slice(None)
@@ -78,12 +77,13 @@ def test_sender_to_receiver_equals_two_hooked_passes(anatomy: Anatomy, freeze: s
     own, other = ends_of(anatomy, PAIRS.original), ends_of(anatomy, PAIRS.counterfactual)
     engine = ReceiverEngine(anatomy, PAIRS, own, other, asked, max_rows=8)
     for layer in range(asked.layer + 1):
-        nodes = [node for node in (3, MLP) if asked.hears(layer, node, anatomy.shape.parallel)]
+        both: list[Node] = [Head(layer, 3), Mlp(layer)]
+        nodes = [node for node in both if asked.hears(node, anatomy.shape.parallel)]
         if not nodes:
             continue
-        found = engine.patched(layer, nodes, freeze)
+        found = engine.patched(nodes, freeze)
         for row, node in enumerate(nodes):
-            slow = expected(receiver_logits(anatomy, p, layer, node, freeze, asked) for p in range(len(PAIRS)))
+            slow = expected(receiver_logits(anatomy, p, node, freeze, asked) for p in range(len(PAIRS)))
             np.testing.assert_allclose(three(found, row), slow, **EXACT)
-            if node != MLP:
+            if isinstance(node, Head):
                 assert np.abs(slow - three(engine.baseline)).max() > 1e-7, "a patch did nothing"

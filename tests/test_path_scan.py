@@ -14,7 +14,6 @@ from scipy.stats import false_discovery_control, spearmanr
 
 from mathinterp.cli.main import main
 from mathinterp.engine.pairs import pairs_of
-from mathinterp.engine.paths.nodes import MLP
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.paths import Paths
@@ -22,6 +21,7 @@ from mathinterp.experiments.paths.figure import draw
 from mathinterp.experiments.paths.summary import summarize
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store
@@ -65,10 +65,10 @@ def test_scan_rows_are_the_twins_numbers(llama: Anatomy) -> None:
     for row in rows[:: len(PAIRS) + 1]:
         pair = int(row["prompt_id"][1:])
         gold = prompts[pair].scored[0].token_id
-        node = MLP if row["node"] == "mlp" else row["head"]
+        node = Mlp(row["layer"]) if row["node"] == "mlp" else Head(row["layer"], row["head"])
         assert (row["head"] is None) == (row["node"] == "mlp")
         before = forward(llama, PAIRS.original[pair], {})
-        after = patched_logits(llama, pair, row["layer"], node, "heads")
+        after = patched_logits(llama, pair, node, "heads")
         change = float(after[gold] - before[gold])
         logprobs = [float(v.log_softmax(0)[gold]) for v in (before, after)]
         wanted = {
@@ -150,8 +150,10 @@ def test_nodes_that_cannot_be_are_refused(llama: Anatomy, asked: dict[str, Any],
 
 
 def test_senders_of_a_receiver_and_files_of_enough_nodes(llama: Anatomy) -> None:
-    assert Paths(receiver="1.mlp").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP], 1: [0, 1, 2, 3]}
-    assert Paths(receiver="1.0.k").nodes(llama.shape) == {0: [0, 1, 2, 3, MLP]}
+    first = [*(Head(0, head) for head in range(4)), Mlp(0)]
+    second = [Head(1, head) for head in range(4)]
+    assert Paths(receiver="1.mlp").nodes(llama.shape) == {0: first, 1: second}
+    assert Paths(receiver="1.0.k").nodes(llama.shape) == {0: first}
     wide = replace(llama.shape, n_layers=8, n_heads=8)
     files = [s.work for s in Paths().shards(wide, []) if s.table == "path_scan"]
     assert [w["layers"] for w in files] == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -8,10 +8,10 @@ import torch
 
 from mathinterp.engine.pairs import Ends, Pairs, ends_of
 from mathinterp.engine.paths.attribution import direct_shares, first_order
-from mathinterp.engine.paths.nodes import MLP
 from mathinterp.engine.paths.patching import EverywherePatching
 from mathinterp.models.anatomy import Anatomy
-from tests.path_twin import EXACT, NODES, PAIRS, expected, forward, make_engine, patched_logits, three
+from mathinterp.models.units import Head, Mlp
+from tests.path_twin import EXACT, PAIRS, expected, forward, make_engine, nodes_of, patched_logits, three
 
 # ---- identities ----
 
@@ -22,11 +22,11 @@ def test_end_rows_equal_hooked_full_forwards(anatomy: Anatomy, freeze: str) -> N
     clean = expected(forward(anatomy, ids, {}) for ids in PAIRS.original)
     np.testing.assert_allclose(three(engine.baseline), clean, **EXACT)
     for layer in range(anatomy.shape.n_layers):
-        found = engine.patched(layer, NODES, freeze)
-        for row, node in enumerate(NODES):
-            slow = expected(patched_logits(anatomy, p, layer, node, freeze) for p in range(len(PAIRS)))
+        found = engine.patched(nodes_of(layer), freeze)
+        for row, node in enumerate(nodes_of(layer)):
+            slow = expected(patched_logits(anatomy, p, node, freeze) for p in range(len(PAIRS)))
             np.testing.assert_allclose(three(found, row), slow, **EXACT)
-            if not (anatomy.shape.parallel and layer == 0 and node == MLP):  # END's token is the same: so is its MLP
+            if not (anatomy.shape.parallel and node == Mlp(0)):  # END's token is the same: so is its MLP
                 assert np.abs(slow - clean).max() > 1e-6, "a patch did nothing"
 
 
@@ -34,8 +34,8 @@ def test_a_counterfactual_that_is_the_original_changes_nothing(anatomy: Anatomy)
     same = Pairs(PAIRS.original, PAIRS.original, PAIRS.gold_P)
     for freeze in ("heads", "all", "none"):
         engine = make_engine(anatomy, same, freeze)
-        found = engine.patched(1, NODES, freeze)
-        for row in range(len(NODES)):
+        found = engine.patched(nodes_of(1), freeze)
+        for row in range(len(nodes_of(1))):
             np.testing.assert_allclose(three(found, row), three(engine.baseline), rtol=1e-12, atol=1e-13)
         assert engine.noise_floor() < 1e-12
         assert engine.deviation() < 1e-10
@@ -44,9 +44,10 @@ def test_a_counterfactual_that_is_the_original_changes_nothing(anatomy: Anatomy)
 def test_patching_at_every_token_equals_hooked_full_forwards(anatomy: Anatomy) -> None:
     engine = EverywherePatching(anatomy, PAIRS, ends_of(anatomy, PAIRS.original), max_tokens=20)
     for layer in (0, 1):
-        found = engine.patched(layer, [0, MLP])
-        for row, node in enumerate([0, MLP]):
-            slow = expected(patched_logits(anatomy, p, layer, node, "none", everywhere=True) for p in range(len(PAIRS)))
+        nodes = nodes_of(layer)[1:]
+        found = engine.patched(nodes)
+        for row, node in enumerate(nodes):
+            slow = expected(patched_logits(anatomy, p, node, "none", everywhere=True) for p in range(len(PAIRS)))
             np.testing.assert_allclose(three(found, row), slow, **EXACT)
 
 
@@ -65,10 +66,10 @@ def test_first_order_is_the_slope_of_the_patched_logit(anatomy: Anatomy, freeze:
         moved = []
         for t in (step, -step):
             between = Ends(*(a + t * (b - a) for a, b in zip(astuple(own), astuple(other), strict=True)))
-            moved.append(make_engine(anatomy, PAIRS, freeze, own, between).patched(layer, NODES, freeze).logit)
+            moved.append(make_engine(anatomy, PAIRS, freeze, own, between).patched(nodes_of(layer), freeze).logit)
         slope_NP = (moved[0] - moved[1]) / (2 * step)
-        for row, node in enumerate(NODES):
-            expected_P = found.mlps_LP[layer] if node == MLP else found.heads_LHP[layer, node]
+        for row, node in enumerate(nodes_of(layer)):
+            expected_P = found.heads_LHP[node] if isinstance(node, Head) else found.mlps_LP[layer]
             torch.testing.assert_close(slope_NP[row], expected_P, rtol=tolerance, atol=tolerance)
     assert found.heads_LHP.abs().max() > 1e-3
 

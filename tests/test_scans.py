@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from mathinterp.engine.intervention import Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.ablation import Ablation
@@ -338,14 +339,14 @@ def test_notes_say_how_many_prompts_a_mean_is_over() -> None:
 def test_nan_in_a_heads_output_names_layer_head_and_prompt(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = Heads("resample", engine=engine)
     state = scan.prepare(subject(tiny_model("llama")))
-    clean = state.counterfactual.token_values
+    clean = state.counterfactual.activations
 
-    def with_nan(site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
-        values = clean(site, layer, prompt_n, token_n).clone()
+    def with_nan(site: str, layer: int, tokens: Tokens) -> torch.Tensor:
+        values = clean(site, layer, tokens).clone()
         values[3, D_HEAD : 2 * D_HEAD] = torch.nan
         return values
 
-    monkeypatch.setattr(state.counterfactual, "token_values", with_nan)
+    monkeypatch.setattr(state.counterfactual, "activations", with_nan)
     with pytest.raises(FloatingPointError, match=r"head 2\.1 edited: log-probability of prompt p3 is nan"):
         scan.run(state, Shard("head_scan", 0, {"heads": [[2, 0], [2, 1], [2, 2]]}))
     scan.run(state, Shard("head_scan", 0, {"heads": [[2, 0], [2, 2]]}))  # the others are whole
@@ -359,13 +360,13 @@ def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatc
     failures = 0
     replay = PackedEngine._replay
 
-    def limited(self: PackedEngine, layer: int, edits: list, *args: object) -> torch.Tensor:
+    def limited(self: PackedEngine, changes: list, *args: object) -> torch.Tensor:
         nonlocal failures
-        if len(edits) > most:
+        if len(changes) > most:
             failures += 1
             raise torch.cuda.OutOfMemoryError("simulated")
-        sizes.append(len(edits))
-        return replay(self, layer, edits, *args)
+        sizes.append(len(changes))
+        return replay(self, changes, *args)
 
     monkeypatch.setattr(PackedEngine, "_replay", limited)
     found = run_all(Heads("resample"), subject(model, max_tokens=100_000))

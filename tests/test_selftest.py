@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mathinterp.engine import neuron_sets, scores
+from mathinterp.engine import scores
 from mathinterp.engine.choose import build_engine, packing_deviation
-from mathinterp.engine.edits import Edit, PlacedReplacement
 from mathinterp.engine.lens import lens
 from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.placement import Placement
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Scores
 from mathinterp.engine.selftest import Check, selftest
@@ -133,7 +133,12 @@ def lens_with_another_norm(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def neurons_that_are_left_alone(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neuron_sets, "_zero", lambda zeroed: torch.clone)
+    right = Placement.changed
+
+    def none_of_neurons(self: Placement, clean: torch.Tensor, changes: list, rows: Any) -> torch.Tensor:
+        return clean if changes[0].site == "neuron" else right(self, clean, changes, rows)
+
+    monkeypatch.setattr(Placement, "changed", none_of_neurons)
 
 
 def soft_cap_that_the_model_has_not(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +162,7 @@ def edits_that_do_nothing(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         PackedEngine,
         "_edited_attention",
-        lambda self, layer, edits, *rest: right(self, layer, [Edit.heads_of(layer, ())] * len(edits), *rest),
+        lambda self, changes, *rest: right(self, [replace(change, units=()) for change in changes], *rest),
     )
 
 
@@ -238,9 +243,7 @@ def test_the_weights_are_as_before() -> None:
 def test_hooks_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain engine is the other side of two identities; it must not pass by leaving activations alone."""
 
-    monkeypatch.setattr(
-        PlacedReplacement, "apply", lambda self, clean, rows=slice(None), columns=slice(None): clean.clone()
-    )
+    monkeypatch.setattr(Placement, "changed", lambda self, clean, changes, rows: clean.clone())
     assert COLUMNS in broken(list(selftest(Anatomy(tiny_model("llama")), PROMPTS)))
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from mathinterp.engine import packed as replay
-from mathinterp.engine.edits import Edit, Replacement
-from mathinterp.engine.head_sets import PackedHeadSets
+from mathinterp.engine import compiling
+from mathinterp.engine.intervention import Tokens, Value, intervention, zeroed
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.tree import attention as tree_attention
 from mathinterp.engine.tree.attention import BLOCK, blockwise, dispatches, serves, trees_of
 from mathinterp.engine.tree.forest import Forest, plant
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 from tests.exact import EXACT, PROMPTS, assert_same
 from tests.tiny import TINY_FAMILIES, tiny_model
 
@@ -88,15 +88,15 @@ def test_the_engine_gives_the_same_scores_with_it(family: str) -> None:
     engines = [PackedEngine(anatomy, PROMPTS, tree_attention=tree, pack_size=150) for tree in (True, False)]
     assert_same(*(engine.baseline() for engine in engines))
     for layer in range(anatomy.shape.n_layers):
-        heads = [Edit.heads_of(layer, [head]) for head in range(anatomy.shape.n_heads)]
-        for site, edits in (("head", heads), ("mlp", [Edit.mlp_of(layer)])):
-            zero = Replacement.zero(anatomy, site, layer)
-            assert_same(*(engine.run_edits(layer, edits, zero) for engine in engines))
-            values = [engine.token_values(site, layer, np.arange(5), np.full(5, 3)) for engine in engines]
+        zero = Value.zero(anatomy, "head", layer)
+        heads = [intervention([Head(layer, head)], zero) for head in range(anatomy.shape.n_heads)]
+        for site, changes in (("head", heads), ("mlp", [zeroed(anatomy, [Mlp(layer)])])):
+            assert_same(*(engine.run(changes) for engine in engines))
+            tokens = Tokens(np.arange(5), np.full(5, 3))
+            values = [engine.activations(site, layer, tokens) for engine in engines]
             np.testing.assert_allclose(values[0], values[1], **EXACT)
-    sets = [frozenset({(0, 0)}), frozenset({(0, 0), (1, 1)})]
-    zeros = {layer: Replacement.zero(anatomy, "head", layer) for layer in (0, 1)}
-    assert_same(*(PackedHeadSets(engine).run_sets(sets, zeros) for engine in engines))
+    sets = [zeroed(anatomy, [Head(0, 0)]), zeroed(anatomy, [Head(0, 0), Head(1, 1)])]
+    assert_same(*(engine.replay.run(sets) for engine in engines))
 
 
 def test_the_model_itself_keeps_its_attention() -> None:
@@ -107,21 +107,21 @@ def test_the_model_itself_keeps_its_attention() -> None:
     engine.baseline()
     assert [anatomy.attention(layer) for layer in range(anatomy.shape.n_layers)] == own
     assert all(module.config._attn_implementation == "sdpa" for module in own)
-    assert engine.layers[0].self_attn.config._attn_implementation == tree_attention.NAME
+    assert engine.layers.modules[0].self_attn.config._attn_implementation == tree_attention.NAME
     assert torch.equal(anatomy.model(torch.tensor([PROMPTS[0].fed])).logits, before)
 
 
 def test_it_compiles_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CompileCounter()
-    monkeypatch.setattr(replay, "COMPILER", counter)
+    monkeypatch.setattr(compiling, "COMPILER", counter)
     anatomy = Anatomy(tiny_model("llama"))
     torch._dynamo.reset()
     compiled = PackedEngine(anatomy, PROMPTS, tree_attention=True, compiled=True, pack_size=300, max_tokens=10_000)
-    edits = [Edit.heads_of(0, [head]) for head in range(anatomy.shape.n_heads)]
-    zero = Replacement.zero(anatomy, "head", 0)
-    found = compiled.run_edits(0, edits, zero)
+    zero = Value.zero(anatomy, "head", 0)
+    heads = [intervention([Head(0, head)], zero) for head in range(anatomy.shape.n_heads)]
+    found = compiled.run(heads)
     assert counter.frame_count == 5  # attention and the rest of a layer, of the last one at answers alone; scores
-    assert_same(found, PackedEngine(anatomy, PROMPTS).run_edits(0, edits, zero))
+    assert_same(found, PackedEngine(anatomy, PROMPTS).run(heads))
 
 
 def test_prompts_edited_apart_keep_nodes_of_their_own() -> None:
@@ -133,9 +133,9 @@ def test_prompts_edited_apart_keep_nodes_of_their_own() -> None:
             PackedEngine(anatomy, PROMPTS, private_from=private_from, tree_attention=tree) for tree in (True, False)
         ]
         values = torch.randn(len(PROMPTS), 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        edits = [Edit.heads_of(1, [head]) for head in range(anatomy.shape.n_heads)]
-        replacement = Replacement(values, np.arange(len(PROMPTS)), ends)
-        assert_same(*(engine.run_edits(1, edits, replacement) for engine in engines))
+        value = Value(values, Tokens(np.arange(len(PROMPTS)), ends))
+        heads = [intervention([Head(1, head)], value) for head in range(anatomy.shape.n_heads)]
+        assert_same(*(engine.run(heads) for engine in engines))
 
 
 def test_what_it_does_not_compute_is_refused() -> None:

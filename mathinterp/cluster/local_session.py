@@ -43,10 +43,10 @@ def own_token() -> Iterator[None]:
 
 def _read_again() -> None:
     """Ray reads these variables when it is imported, and the token once."""
-    from ray._private.authentication.authentication_token_setup import AuthenticationTokenLoader, Config
+    import ray._private.authentication.authentication_token_setup as setup
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    setup.Config.initialize("")
+    setup.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager

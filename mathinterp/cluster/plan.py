@@ -164,7 +164,8 @@ def _layer(shape: ModelShape) -> tuple[Callable[[], object], float]:
     mask = torch.zeros(TREES, 1, TREE_NODES, TREE_NODES)
 
     def split(values: torch.Tensor) -> torch.Tensor:
-        return values.unflatten(-1, (-1, d_head)).transpose(1, 2)
+        heads_first: torch.Tensor = values.unflatten(-1, (-1, d_head)).transpose(1, 2)
+        return heads_first
 
     def layer() -> torch.Tensor:
         normed = torch.nn.functional.rms_norm(x, (width,))

@@ -11,7 +11,7 @@ import torch
 
 from mathinterp.engine import ENGINES
 from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION, sampled
-from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.intervention import CLEAN, Intervention, Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Answers, Scores
@@ -23,7 +23,7 @@ COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from wh
 
 
 class Engine(Protocol):
-    """What scans need of an engine; see ``replay.PackedEngine`` and ``plain.PlainEngine``."""
+    """What experiments need of an engine: ``PlainEngine``, ``PackedEngine``, ``PackedReplay``, ``EndRows``."""
 
     name: str
     answers: Answers
@@ -31,11 +31,22 @@ class Engine(Protocol):
     def baseline(self) -> Scores:
         """Scores of the unedited model: 1 x A."""
 
-    def run_edits(self, layer: int, edits: Sequence[Edit], replacement: Replacement) -> Scores:
-        """Scores under each edit by itself: E x A."""
+    def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
+        """Scores under each intervention by itself: E x A; CLEAN gives the unedited model's.
 
-    def token_values(self, site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
-        """Clean activations of the n tokens at a site: n Z."""
+        Args:
+            base: changes that all interventions hold: run once, and then each only from its lowest layer beyond them.
+        Raises:
+            FloatingPointError: NaN or infinity; names the intervention and the prompt.
+        """
+
+    def activations(self, site: str, layer: int, tokens: Tokens) -> torch.Tensor:
+        """Clean activations of n tokens at a site: n Z."""
+
+
+def many_layers(engine: Engine) -> Engine:
+    """The engine for batches of interventions that each change several layers: on trees where ``engine`` is packed."""
+    return engine.replay if isinstance(engine, PackedEngine) else engine
 
 
 def choose(asked: str, tree_mask: bool) -> str:

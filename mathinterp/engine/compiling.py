@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 INDUCTOR = "inductor"  # torch's own compiler
+COMPILER: str | Callable[..., Any] = INDUCTOR  # the backend of the packed engine
 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool, backend: str | Callable[..., Any] = INDUCTOR) -> Any:

@@ -61,17 +61,24 @@ def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor
 
 
 def edited_site(anatomy: Anatomy, site: str, layer: int, edit: Edit) -> AbstractContextManager[None]:
-    """Within the block the activations at "head" (o_proj's input), "neuron" (down_proj's) or "mlp" are edited."""
-    if site == "mlp":
-        return edited_output(anatomy.mlp(layer), edit)
-    return edited_input(anatomy.output_projection(layer) if site == "head" else anatomy.down_projection(layer), edit)
+    """Within the block the activations at a site (intervention.py) are edited."""
+    module, is_input = _module(anatomy, site, layer)
+    return (edited_input if is_input else edited_output)(module, edit)
 
 
 def caught_site(anatomy: Anatomy, site: str, layer: int) -> AbstractContextManager[list[torch.Tensor]]:
-    """Collects the activations at a site, as of ``edited_site``, within the block."""
-    if site == "mlp":
-        return caught_output(anatomy.mlp(layer))
-    return caught_input(anatomy.output_projection(layer) if site == "head" else anatomy.down_projection(layer))
+    """Collects the activations at a site within the block."""
+    module, is_input = _module(anatomy, site, layer)
+    return (caught_input if is_input else caught_output)(module)
+
+
+def _module(anatomy: Anatomy, site: str, layer: int) -> tuple[nn.Module, bool]:
+    """Where a site is read, and whether it is that module's input (else its output)."""
+    if site in ("head", "attention"):
+        return anatomy.output_projection(layer), site == "head"
+    if site == "residual":
+        return anatomy.layers[layer], True
+    return (anatomy.mlp(layer), False) if site == "mlp" else (anatomy.down_projection(layer), True)
 
 
 @contextmanager

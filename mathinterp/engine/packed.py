@@ -2,41 +2,50 @@
 
 Ablating something in layer l changes nothing before layer l, so only layers l..L-1 run, from the cached
 input of layer l; in layer l itself attention is known up to the edited heads; in the last layer only answer
-positions go on. Equal to full forward passes with hooks (forward/plain.py) up to rounding; tested in float64.
+positions go on. Equal to full forward passes with hooks (plain.py) up to rounding; tested in float64.
 
 Shape legend: P pack, N tree node, R row (edit x pack), M answer slot, A answer token, E edit, D model width, Z o_proj
 input width.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import nn
 
+from mathinterp.engine import compiling
 from mathinterp.engine.batching import in_batches
 from mathinterp.engine.cells import Cells
-from mathinterp.engine.compiling import compiled as compiled_by_rule
-from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement
+from mathinterp.engine.clean_pass import clean_pass
 from mathinterp.engine.hooks import caught_input, caught_site
-from mathinterp.engine.layers import Call, RecordedCalls, call_attention, call_layer, joined, record
-from mathinterp.engine.parts import FillsRows, ReadsRows, Twin, gather_rows, known_twin
+from mathinterp.engine.intervention import (
+    CLEAN,
+    Change,
+    Intervention,
+    Tokens,
+    Value,
+    intervention,
+    label,
+    no_op,
+    site_of,
+)
+from mathinterp.engine.layer_runner import Layers
+from mathinterp.engine.layers import RecordedCalls
+from mathinterp.engine.parts import gather_rows
+from mathinterp.engine.placement import Placement
 from mathinterp.engine.plain import PlainEngine
+from mathinterp.engine.replay import PackedReplay
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
-from mathinterp.engine.tree.attention import serves, trees_of, with_tree_attention, with_trees
+from mathinterp.engine.tree.attention import serves
 from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.prompt import TokenizedPrompt
-
-CACHE_SHARE = 0.4  # of the free device memory that cached residuals may take
-MOST_GRAPHS = 256
-COMPILER: str | Callable[..., Any] = "inductor"  # the backend of torch.compile
 
 
 class PackedEngine:
-    """Scores answer tokens under edits of heads or MLPs, on tree-packed prompts.
+    """Scores answer tokens under interventions, on tree-packed prompts.
 
     Args:
         anatomy: the model; its weights decide device and dtype.
@@ -81,65 +90,14 @@ class PackedEngine:
             dense_masks=not self.tree_attention,
         )
         self.forest, self.groups, self.edits_per_batch = layout.forest, layout.groups, layout.edits_per_batch
-        self._call_layer: Callable[..., torch.Tensor] = call_layer
-        self._call_attention: Callable[..., torch.Tensor] = call_attention
+        self.layers = Layers(anatomy, tree_attention=self.tree_attention, compiled=compiled)
         self._score_logits = score_logits
-        if compiled:
-            # each shape of a batch makes two graphs of a function; past the limit torch goes on uncompiled
-            torch._dynamo.config.recompile_limit = max(MOST_GRAPHS, torch._dynamo.config.recompile_limit)
-            self._call_layer = compiled_by_rule(call_layer, dynamic=False, backend=COMPILER)
-            self._call_attention = compiled_by_rule(call_attention, dynamic=False, backend=COMPILER)
-            # groups differ in their answers
-            self._score_logits = compiled_by_rule(score_logits, dynamic=True, backend=COMPILER)
-        layers = range(anatomy.shape.n_layers)
-        self._after_attention = [known_twin(anatomy, layer) for layer in layers]
-        # what the recorded calls are for
-        self.layers = [
-            with_tree_attention(anatomy, layer) if self.tree_attention else anatomy.layers[layer] for layer in layers
-        ]
-        self._attention_at_answers = _attention_at_rows(anatomy, self._attention(len(layers) - 1))
+        if compiled:  # groups differ in their answers
+            self._score_logits = compiling.compiled(score_logits, dynamic=True, backend=compiling.COMPILER)
         self._baseline: Scores | None = None
-        self._run_clean_pass()
-
-    # ---- clean pass ----
-
-    @torch.inference_mode()
-    def _run_clean_pass(self) -> None:
-        """Record layer arguments and cache every layer's input.
-
-        In half precision a product's last bits depend on the shape of its batch, and clean and edited values are
-        compared: there the clean pass runs as many packs at once as edited passes have rows.
-        """
-        anatomy, forest = self.anatomy, self.forest
-        shape = (anatomy.shape.n_layers, forest.n_packs, forest.pack_size, anatomy.shape.d_model)
-        self.residual_LPND = torch.empty(shape, dtype=self.dtype, device=self._cache_device(math.prod(shape)))
-        if self._shape_matters:
-            self.calls = [self._recorded(group) for group in self.groups]
-            self._rerun_in_batches_of_edits()
-        else:
-            self.calls = [self._recorded(group, self._keeper(group)) for group in self.groups]
-
-    def _recorded(self, group: Group, observe: Callable[[int, torch.Tensor], None] | None = None) -> RecordedCalls:
-        calls = record(self.anatomy, self.forest, group.packs, observe)
-        return with_trees(calls, trees_of(self.forest, group.packs, self.device)) if self.tree_attention else calls
-
-    def _keeper(self, group: Group) -> Callable[[int, torch.Tensor], None]:
-        def keep(layer: int, hidden_PND: torch.Tensor) -> None:
-            self.residual_LPND[layer, group.span] = hidden_PND.to(self.residual_LPND.device)
-
-        return keep
-
-    def _rerun_in_batches_of_edits(self) -> None:
-        """The clean pass again, as many packs at once as edited passes have rows."""
-        for start in range(0, len(self.groups), self.edits_per_batch):
-            indices = [i % len(self.groups) for i in range(start, start + self.edits_per_batch)]
-            packs = torch.from_numpy(np.concatenate([self.groups[i].packs for i in indices]))
-            calls = joined([self.calls[i] for i in indices])
-            hidden = calls.embedded_PND
-            for layer in range(self.anatomy.shape.n_layers):
-                self.residual_LPND[layer, packs] = hidden.to(self.residual_LPND.device)
-                if layer < self.anatomy.shape.n_layers - 1:  # in every pass the last one runs at answer positions only
-                    hidden = self._layer(layer, hidden, calls)
+        together = self.edits_per_batch if self._shape_matters else None
+        clean = clean_pass(self.layers, self.forest, self.groups, together, tree_attention=self.tree_attention)
+        self.residual_LPND, self.calls = clean
 
     @property
     def _shape_matters(self) -> bool:
@@ -150,65 +108,35 @@ class PackedEngine:
         """Rows to fill a batch with: all of them where the batch shape matters, else those needed."""
         return self.edits_per_batch if self._shape_matters else needed
 
-    def _cache_device(self, elements: int) -> torch.device:
-        if self.device.type != "cuda":
-            return self.device
-        free, _ = torch.cuda.mem_get_info(self.device)
-        wanted = elements * torch.empty(0, dtype=self.dtype).element_size()
-        return self.device if wanted < CACHE_SHARE * free else torch.device("cpu")
-
     def _residual(self, layer: int, group: Group) -> torch.Tensor:
         """Input of ``layer`` (P N D) for the packs of ``group``, on the model's device."""
         return self.residual_LPND[layer, group.span].to(self.device)
 
-    def _attention(self, layer: int) -> nn.Module:
-        module = getattr(self.layers[layer], self.anatomy.family.attention)
-        assert isinstance(module, nn.Module)
-        return module
-
-    # ---- one layer, in two halves: the second also serves where attention is known ----
-
-    def _layer(self, layer: int, hidden: torch.Tensor, calls: RecordedCalls) -> torch.Tensor:
-        call = calls.attention[layer]
-        norm, module = self.anatomy.attention_norm(layer), self._attention(layer)
-        attention = self._call_attention(norm, module, hidden, call.args, dict(call.kwargs))
-        return self._rest_of_layer(layer, hidden, calls.layer[layer], attention)
-
-    def _rest_of_layer(
-        self, layer: int, hidden: torch.Tensor, call: Call, attention: torch.Tensor, mlp: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The layer's output, given that of its attention and perhaps of its MLP."""
-        family, twin = self.anatomy.family, self._after_attention[layer]
-        known = {family.attention: attention}
-        if mlp is not None:
-            twin = known_twin(self.anatomy, layer, family.mlp)
-            known[family.mlp] = mlp
-        output = self._call_layer(twin.load(**known), hidden, call.args, dict(call.kwargs))
-        twin.check_used()
-        return output
-
     # ---- what other passes want to know about the clean one ----
 
     @torch.inference_mode()
-    def token_values(self, site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
-        """Clean activations of the n tokens: n Z, see edits.site_width."""
+    def activations(self, site: str, layer: int, tokens: Tokens) -> torch.Tensor:
+        """Clean activations of the n tokens at a site: n Z."""
         values_PNZ = torch.cat(
             [self._clean_site(site, layer, g, calls) for g, calls in zip(self.groups, self.calls, strict=True)]
         )
-        return values_PNZ.flatten(0, 1)[torch.from_numpy(self._nodes(prompt_n, token_n)).to(self.device)]
+        return values_PNZ.flatten(0, 1)[torch.from_numpy(self._nodes(tokens)).to(self.device)]
 
-    def _nodes(self, prompt_n: np.ndarray, token_n: np.ndarray) -> np.ndarray:
-        """Flat node index of each named token."""
-        return np.array([self.forest.node_of[p][t] for p, t in zip(prompt_n, token_n, strict=True)], np.int64)
+    def _nodes(self, tokens: Tokens) -> np.ndarray:
+        """Flat node index of each token."""
+        places = zip(tokens.prompt_n, tokens.token_n, strict=True)
+        return np.array([self.forest.node_of[p][t] for p, t in places], np.int64)
 
     def _clean_site(self, site: str, layer: int, group: Group, calls: RecordedCalls) -> torch.Tensor:
         anatomy, hidden = self.anatomy, self._residual(layer, group)
+        if site == "residual":
+            return hidden
         if site == "head":
             with caught_input(anatomy.output_projection(layer)) as caught:
-                calls.attention[layer](self._attention(layer), anatomy.attention_norm(layer)(hidden))
+                calls.attention[layer](self.layers.attention(layer), anatomy.attention_norm(layer)(hidden))
         else:
             with caught_site(anatomy, site, layer) as caught:
-                calls.layer[layer](self.layers[layer], hidden)
+                calls.layer[layer](self.layers.modules[layer], hidden)
         assert len(caught) == 1, f"the {site} hook of layer {layer} fired {len(caught)} times, not once"
         return caught[0]
 
@@ -219,145 +147,129 @@ class PackedEngine:
         return self._baseline
 
     def _no_op(self, layer: int, groups: Sequence[Group]) -> Scores:
-        edits = [Edit.heads_of(layer, ())] * self._copies(1)
-        return self._run(layer, edits, Replacement.zero(self.anatomy, "head", layer), groups).first()
+        return self._run([*no_op(self.anatomy, layer)] * self._copies(1), groups).first()
 
-    # ---- edits ----
+    # ---- interventions ----
 
-    def run_edits(self, layer: int, edits: Sequence[Edit], replacement: Replacement) -> Scores:
-        """Scores under each edit of ``layer`` by itself: E x A.
-
-        Args:
-            edits: heads of this layer (one batch row each) or its MLP.
-            replacement: what the edited activations become, and at which tokens.
-        Raises:
-            FloatingPointError: an edit gave NaN or infinity (names layer, head and prompt).
-        """
-        result = self._run(layer, edits, replacement, self.groups)
+    def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
+        """See ``choose.Engine.run``: heads or the MLP of one layer take the fast way, others that of replay.py."""
+        changes = [changes[0] for changes in interventions if len(changes) == 1]
+        if base or len(changes) < len(interventions) or not _at_one_place(changes):
+            return self.replay.run(interventions, base)
+        result = self._run(changes, self.groups)
         try:
-            check_finite(result, [edit.label for edit in edits], self.answers, self.prompts)
+            check_finite(result, [label(changes) for changes in interventions], self.answers, self.prompts)
         except FloatingPointError:  # NaN spreads over a pack: full passes name the prompt it came from
-            PlainEngine(self.anatomy, self.prompts).run_edits(layer, edits, replacement)
+            PlainEngine(self.anatomy, self.prompts).run(interventions)
             raise
         return result
 
-    def compile_edits(self, edits: Sequence[Edit]) -> None:
-        """Run ``edits`` on the first group of packs: on a GPU that compiles all that ``run_edits`` would."""
-        layer = edits[0].layer
-        self._run(layer, edits, Replacement.zero(self.anatomy, edits[0].site, layer), self.groups[:1])
+    @cached_property
+    def replay(self) -> PackedReplay:
+        """The same prompts under interventions on any layers."""
+        return PackedReplay(self)
 
-    def place(self, replacement: Replacement) -> PlacedReplacement:
-        """``replacement`` laid out over packs x nodes."""
-        nodes = None
-        if replacement.prompt_n is not None and replacement.token_n is not None:
-            nodes = self._nodes(replacement.prompt_n, replacement.token_n)
-        return PlacedReplacement.place(replacement, self.forest.n_packs, self.forest.pack_size, nodes)
+    def compile_for(self, units: Sequence[Head | Mlp]) -> None:
+        """Run units of one layer on the first group of packs: on a GPU that compiles all that ``run`` would."""
+        (site,) = {site_of(unit) for unit in units}
+        zero = Value.zero(self.anatomy, site, units[0].layer)
+        self._run([intervention([unit], zero)[0] for unit in units], self.groups[:1])
 
-    def _run(self, layer: int, edits: Sequence[Edit], replacement: Replacement, groups: Sequence[Group]) -> Scores:
-        board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
-        values = self.place(replacement)
+    def placement(self) -> Placement:
+        """Packs x nodes."""
+        return Placement(self.anatomy, self.forest.n_packs, self.forest.pack_size, self._nodes)
+
+    def _run(self, changes: Sequence[Change], groups: Sequence[Group]) -> Scores:
+        """Scores under each change by itself, all at one place and with one value: E x A."""
+        board = ScoreBoard(len(changes), len(self.answers), self.anatomy)
+        placement = self.placement()
         for group, calls in zip(groups, self.calls, strict=False):
-            self._run_group(board, layer, edits, values, group, calls)
+            self._run_group(board, changes, placement, group, calls)
         return board.scores(self.answers.gold_A)
 
     def _run_group(
-        self,
-        board: ScoreBoard,
-        layer: int,
-        edits: Sequence[Edit],
-        values: PlacedReplacement,
-        group: Group,
-        calls: RecordedCalls,
+        self, board: ScoreBoard, changes: Sequence[Change], placement: Placement, group: Group, calls: RecordedCalls
     ) -> None:
         def run(start: int, stop: int) -> None:
-            hidden = self._replay(layer, edits[start:stop], values, group, calls)
+            hidden = self._replay(changes[start:stop], placement, group, calls)
             self._score_group(board, start, stop - start, group, hidden)
 
         rows = len(group.packs) * self.forest.pack_size
         at_once = max(1, min(self.edits_per_batch, self.max_tokens // rows))
-        if (fitting := in_batches(len(edits), at_once, run, self._share(group))) < at_once:
+        if (fitting := in_batches(len(changes), at_once, run, self.share(group))) < at_once:
             self.max_tokens = fitting * rows
 
-    def _share(self, group: Group) -> float:
+    def share(self, group: Group) -> float:
         """Prompts in a group, about: its part of all packs."""
         return len(self.prompts) * len(group.packs) / self.forest.n_packs
 
     @torch.inference_mode()
     def _replay(
-        self, layer: int, edits: Sequence[Edit], values: PlacedReplacement, group: Group, recorded: RecordedCalls
+        self, changes: Sequence[Change], placement: Placement, group: Group, recorded: RecordedCalls
     ) -> torch.Tensor:
-        """Layers ``layer``.. under ``edits``: (E * P) M D at the group's answer slots, edit by edit."""
-        last = self.anatomy.shape.n_layers - 1
-        calls = recorded.repeated(len(edits))
+        """The layers from the changed one on: (E * P) M D at the group's answer slots, change by change."""
+        layer, last = changes[0].layer, self.anatomy.shape.n_layers - 1
+        calls = recorded.repeated(len(changes))
         at_answers = group.slots_PM if layer == last else None
         hidden = self._residual(layer, group)
         if at_answers is not None:
             hidden = gather_rows(hidden, at_answers)
-        hidden = hidden.repeat(len(edits), 1, 1)
-        if edits[0].site == "mlp":
-            known = self._edited_mlp(layer, edits, values, group, recorded, at_answers)
+        hidden = hidden.repeat(len(changes), 1, 1)
+        if changes[0].site == "mlp":
+            known = self._edited_mlp(changes, placement, group, recorded, at_answers)
         else:
-            known = (self._edited_attention(layer, edits, values, group, recorded, at_answers),)
-        hidden = self._rest_of_layer(layer, hidden, calls.layer[layer], *known)
+            known = (self._edited_attention(changes, placement, group, recorded, at_answers),)
+        hidden = self.layers.rest(layer, hidden, calls.layer[layer], *known)
         for later in range(layer + 1, last):
-            hidden = self._layer(later, hidden, calls)
-        return hidden if layer == last else self._last_layer(hidden, calls, group.slots_PM.repeat(len(edits), 1))
+            hidden = self.layers.whole(later, hidden, calls)
+        return hidden if layer == last else self.layers.last(hidden, calls, group.slots_PM.repeat(len(changes), 1))
 
     def _edited_attention(
         self,
-        layer: int,
-        edits: Sequence[Edit],
-        values: PlacedReplacement,
+        changes: Sequence[Change],
+        placement: Placement,
         group: Group,
         calls: RecordedCalls,
         rows_PM: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention output (E * P) N D of the layer, at ``rows_PM`` alone where given.
 
-        o_proj is linear, so an edit changes its output by the share of the edited slices alone.
+        o_proj is linear, so a change of heads moves its output by the share of their slices alone.
         """
-        anatomy = self.anatomy
+        anatomy, layer, value = self.anatomy, changes[0].layer, changes[0].value
         clean_PNZ = self._clean_site("head", layer, group, calls)
         at_rows = clean_PNZ if rows_PM is None else gather_rows(clean_PNZ, rows_PM)
         output_PND = anatomy.output_projection(layer)(at_rows)
         weight = anatomy.output_weight(layer)
-        edited: torch.Tensor = output_PND.new_empty(len(edits), *output_PND.shape)
-        for row, edit in zip(edited, edits, strict=True):
+        edited: torch.Tensor = output_PND.new_empty(len(changes), *output_PND.shape)
+        for row, change in zip(edited, changes, strict=True):
             before = output_PND
-            for head in edit.heads:
+            for head in change.units or ():
                 columns = anatomy.head_slice(head)
                 clean = clean_PNZ[..., columns]
-                change = values.apply(clean, group.span, columns) - clean
+                moved = placement.apply(value, clean, group.span, columns) - clean
                 if rows_PM is not None:
-                    change = gather_rows(change, rows_PM)
-                torch.addmm(before.flatten(0, 1), change.flatten(0, 1), weight[columns], out=row.flatten(0, 1))
+                    moved = gather_rows(moved, rows_PM)
+                torch.addmm(before.flatten(0, 1), moved.flatten(0, 1), weight[columns], out=row.flatten(0, 1))
                 before = row
-            if not edit.heads:
+            if not change.units:
                 row.copy_(output_PND)
         return edited.flatten(0, 1)
 
     def _edited_mlp(
         self,
-        layer: int,
-        edits: Sequence[Edit],
-        values: PlacedReplacement,
+        changes: Sequence[Change],
+        placement: Placement,
         group: Group,
         calls: RecordedCalls,
         rows_PM: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         """Clean attention output and edited MLP output, (E * P) N D each, at ``rows_PM`` alone where given."""
+        layer = changes[0].layer
         attention = self.anatomy.output_projection(layer)(self._clean_site("head", layer, group, calls))
-        mlp = values.apply(self._clean_site("mlp", layer, group, calls), group.span)
+        mlp = placement.apply(changes[0].value, self._clean_site("mlp", layer, group, calls), group.span)
         known = (attention, mlp) if rows_PM is None else (gather_rows(v, rows_PM) for v in (attention, mlp))
-        return tuple(value.repeat(len(edits), 1, 1) for value in known)
-
-    def _last_layer(self, hidden: torch.Tensor, calls: RecordedCalls, rows_RM: torch.Tensor) -> torch.Tensor:
-        """The last layer at answer slots only: keys and values of all nodes, the rest at M of them."""
-        last, twin = self.anatomy.shape.n_layers - 1, self._attention_at_answers
-        norm, call = self.anatomy.attention_norm(last), calls.attention[last]
-        attention = self._call_attention(norm, twin.load_all(rows_RM), hidden, call.args, dict(call.kwargs))
-        twin.check_used()
-        return self._rest_of_layer(last, gather_rows(hidden, rows_RM), calls.layer[last], attention)
+        return tuple(value.repeat(len(changes), 1, 1) for value in known)
 
     def _score_group(self, board: ScoreBoard, start: int, edits: int, group: Group, hidden_RMD: torch.Tensor) -> None:
         picked = hidden_RMD.unflatten(0, (edits, -1))[:, group.answer_packs, group.answer_slots]  # E A' D
@@ -397,17 +309,15 @@ class PackedEngine:
         heads, group = self.anatomy.shape.n_heads, self.groups[0]
         found = [self.baseline()]
         for layer in (0, self.anatomy.shape.n_layers - 1):
-            edits = [Edit.heads_of(layer, [row % heads]) for row in range(self._copies(1))]
-            zero = Replacement.zero(self.anatomy, "head", layer)
-            found.append(self._run(layer, edits, zero, [group]).at(group.answers.cpu().numpy()))
+            zero = Value.zero(self.anatomy, "head", layer)
+            changes = [Change("head", layer, (row % heads,), zero) for row in range(self._copies(1))]
+            found.append(self._run(changes, [group]).at(group.answers.cpu().numpy()))
         return Cells.joined([Cells.of([s.logprob_EA, s.logit_EA], s.predicted_EA) for s in found])
 
 
-def _attention_at_rows(anatomy: Anatomy, attention: nn.Module) -> Twin:
-    """An attention module with queries (where the family has them apart) and output at chosen rows alone."""
-    family = anatomy.family
-    projection = getattr(attention, family.output_projection)
-    children: dict[str, nn.Module] = {family.output_projection: ReadsRows(projection)}
-    if family.query is not None:
-        children[family.query] = FillsRows(getattr(attention, family.query))
-    return Twin(attention, children)
+def _at_one_place(changes: Sequence[Change]) -> bool:
+    """Whether all are of heads, or all of the MLP, of one layer, with one value for all of its tokens."""
+    first = changes[0]
+    known = first.site == "mlp" or (first.site == "head" and all(isinstance(each.units, tuple) for each in changes))
+    place = (first.site, first.layer, first.value)
+    return known and all((each.site, each.layer, each.value) == place and each.tokens is None for each in changes)

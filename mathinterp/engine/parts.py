@@ -122,6 +122,16 @@ def known_twin(anatomy: Anatomy, layer: int, *also_known: str) -> Twin:
     return Twin(anatomy.layers[layer], children)
 
 
+def attention_at_rows(anatomy: Anatomy, attention: nn.Module) -> Twin:
+    """An attention module with queries (where the family has them apart) and output at chosen rows alone."""
+    family = anatomy.family
+    projection = getattr(attention, family.output_projection)
+    children: dict[str, nn.Module] = {family.output_projection: ReadsRows(projection)}
+    if family.query is not None:
+        children[family.query] = FillsRows(getattr(attention, family.query))
+    return Twin(attention, children)
+
+
 def gather_rows(values_RNX: torch.Tensor, rows_RM: torch.Tensor) -> torch.Tensor:
     """R M X: row r's entries ``rows_RM[r]``."""
     picked: torch.Tensor = values_RNX.flatten(0, 1).index_select(0, _flat(rows_RM, values_RNX.shape[1]))

@@ -1,25 +1,25 @@
 """The plain engine: padded batches, full forward passes, ordinary hooks.
 
-The slow, obvious twin of replay.PackedEngine, with the same methods, and the way for families that do not take
+The slow, obvious twin of packed.PackedEngine, with the same methods, and the way for families that do not take
 a tree mask. Pads on the right only, so position ids are the default ones. T is the padded length.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
 from mathinterp.engine.batching import like_lengths
-from mathinterp.engine.edits import Edit, PlacedReplacement, Replacement, site_width
-from mathinterp.engine.hooks import caught_input, caught_site, edited_input, edited_output
-from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score
+from mathinterp.engine.hooks import caught_input, caught_site
+from mathinterp.engine.intervention import CLEAN, Intervention, Tokens, label, site_width
+from mathinterp.engine.placement import Placement, hooked
+from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answer_logits, answers_of, check_finite, score
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 class PlainEngine:
-    """Scores answer tokens under edits of heads or MLPs, one edit a pass over all prompts.
+    """Scores answer tokens under interventions, one a pass over all prompts.
 
     Args:
         anatomy: the model; its weights decide device and dtype.
@@ -45,52 +45,25 @@ class PlainEngine:
         return board.scores(self.answers.gold_A)
 
     @torch.inference_mode()
-    def run_edits(self, layer: int, edits: Sequence[Edit], replacement: Replacement) -> Scores:
-        """Scores under each edit of ``layer`` by itself: E x A; see ``PackedEngine.run_edits``."""
-        board = ScoreBoard(len(edits), len(self.answers), self.anatomy)
-        placed = self.place(replacement)
-        for row, edit in enumerate(edits):
+    def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
+        """See ``choose.Engine.run``; ``base`` saves nothing here."""
+        board = ScoreBoard(len(interventions), len(self.answers), self.anatomy)
+        placement = Placement(self.anatomy, len(self.prompts), self.length, self._flat)
+        for row, changes in enumerate(interventions):
             for batch in self.batches:
-                with self._hooked(layer, edit, placed, batch):
+                with hooked(placement, [changes], batch):
                     hidden = self._forward(batch)
                 self._score_batch(board, row, batch, hidden)
         result = board.scores(self.answers.gold_A)
-        check_finite(result, [edit.label for edit in edits], self.answers, self.prompts)
+        check_finite(result, [label(changes) for changes in interventions], self.answers, self.prompts)
         return result
 
-    def place(self, replacement: Replacement) -> PlacedReplacement:
-        """``replacement`` laid out over prompts x tokens."""
-        flat = None
-        if replacement.prompt_n is not None and replacement.token_n is not None:
-            flat = replacement.prompt_n * self.length + replacement.token_n
-        return PlacedReplacement.place(replacement, len(self.prompts), self.length, flat)
-
-    def _hooked(
-        self, layer: int, edit: Edit, placed: PlacedReplacement, batch: np.ndarray
-    ) -> AbstractContextManager[None]:
-        anatomy = self.anatomy
-
-        def cut(clean_BTZ: torch.Tensor, columns: slice) -> torch.Tensor:
-            length = clean_BTZ.shape[1]
-            if placed.where_RT is None:
-                return placed.apply(clean_BTZ, columns=columns)
-            trimmed = PlacedReplacement(placed.values[batch, :length], placed.where_RT[batch, :length])
-            return trimmed.apply(clean_BTZ, columns=columns)
-
-        def edit_heads(inputs_BTZ: torch.Tensor) -> torch.Tensor:
-            edited = inputs_BTZ.clone()
-            for head in edit.heads:
-                columns = anatomy.head_slice(head)
-                edited[..., columns] = cut(inputs_BTZ[..., columns], columns)
-            return edited
-
-        if edit.site == "mlp":
-            # a copy: Falcon's layers add attention's output into the MLP's in place
-            return edited_output(anatomy.mlp(layer), lambda output: cut(output, slice(None)).clone())
-        return edited_input(anatomy.output_projection(layer), edit_heads)
+    def _flat(self, tokens: Tokens) -> np.ndarray:
+        flat: np.ndarray = tokens.prompt_n * self.length + tokens.token_n
+        return flat
 
     @torch.inference_mode()
-    def token_values(self, site: str, layer: int, prompt_n: np.ndarray, token_n: np.ndarray) -> torch.Tensor:
+    def activations(self, site: str, layer: int, tokens: Tokens) -> torch.Tensor:
         """Clean activations at ``site`` of the n tokens: n Z."""
         width = site_width(self.anatomy, site)
         everything = torch.zeros(len(self.prompts), self.length, width, dtype=self.dtype, device=self.device)
@@ -99,7 +72,7 @@ class PlainEngine:
                 self._forward(batch)
             assert len(caught) == 1, f"the {site} hook of layer {layer} fired {len(caught)} times, not once"
             everything[batch, : caught[0].shape[1]] = caught[0]
-        return everything[prompt_n, token_n]
+        return everything[tokens.prompt_n, tokens.token_n]
 
     @torch.inference_mode()
     def _forward(self, batch: np.ndarray) -> torch.Tensor:
@@ -120,3 +93,12 @@ class PlainEngine:
         picked = hidden_BTD[rows, self.answers.row_A[chosen]][None]
         gold = torch.from_numpy(self.answers.gold_A[chosen]).to(self.device)
         board.fill(row, torch.from_numpy(chosen).to(self.device), score(self.anatomy, picked, gold))
+
+
+@torch.inference_mode()
+def next_token_probabilities(anatomy: Anatomy, token_ids: Sequence[int], changes: Intervention) -> torch.Tensor:
+    """Probabilities (V) of the token after one sentence, which is the intervention's prompt 0."""
+    placement = Placement(anatomy, 1, len(token_ids), lambda tokens: tokens.token_n)
+    with hooked(placement, [changes]), caught_input(anatomy.final_norm) as caught:
+        anatomy.decoder(input_ids=torch.tensor([list(token_ids)], device=anatomy.device), use_cache=False)
+    return answer_logits(anatomy, caught[0][0, -1:])[0].softmax(-1)

@@ -42,7 +42,7 @@ def answers_of(prompts: Sequence[TokenizedPrompt]) -> Answers:
 
 @dataclass(frozen=True)
 class Scores:
-    """E edits x A answer tokens; log-probability (nats) and logit of the gold token in float32, float64 in float64."""
+    """E interventions x A answer tokens; log-probability (nats) and logit of the gold token, float32 or float64."""
 
     correct_EA: np.ndarray
     logprob_EA: np.ndarray
@@ -59,16 +59,19 @@ class Scores:
 
     def at(self, answers_A: np.ndarray) -> "Scores":
         """The scores of some answer tokens alone."""
-        return Scores(
-            self.correct_EA[:, answers_A],
-            self.logprob_EA[:, answers_A],
-            self.logit_EA[:, answers_A],
-            self.predicted_EA[:, answers_A],
-        )
+        return Scores(*(column[:, answers_A] for column in self._columns))
+
+    def of(self, interventions: Sequence[int] | np.ndarray) -> "Scores":
+        """The scores under some interventions alone."""
+        return Scores(*(column[interventions] for column in self._columns))
 
     def first(self) -> "Scores":
-        """The first edit's scores alone (1 x A)."""
-        return Scores(self.correct_EA[:1], self.logprob_EA[:1], self.logit_EA[:1], self.predicted_EA[:1])
+        """The first intervention's scores alone (1 x A)."""
+        return self.of([0])
+
+    @property
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.correct_EA, self.logprob_EA, self.logit_EA, self.predicted_EA
 
 
 class ScoreBoard:

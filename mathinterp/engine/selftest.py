@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
-from mathinterp.engine.edits import Edit, Replacement
 from mathinterp.engine.hooks import caught_input, caught_output, zeroed_columns
-from mathinterp.engine.neuron_sets import neuron_mask, zeroed_neurons
+from mathinterp.engine.intervention import Value, intervention, no_op, zeroed
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Scores
@@ -28,7 +27,7 @@ from mathinterp.engine.selftest_parts import (
     zeroed_value,
 )
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.units import Neuron
+from mathinterp.models.units import Head, Mlp, Neuron
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 # What rounding explains of a part recomputed by hand, relative to its size; norms and activations work in float32.
@@ -72,24 +71,17 @@ def selftest(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], heads_per_lay
         return
     packed = PackedEngine(anatomy, prompts)
     yield Check("packed = one prompt at a time", packed.baseline().difference(alone), limit)
-    no_op = max(
-        packed.run_edits(layer, [Edit.heads_of(layer, ())], Replacement.zero(anatomy, "head", layer)).difference(
-            packed.baseline()
-        )
-        for layer in layers
-    )
-    yield Check("no-op intervention = clean", no_op, limit)
-    replayed = 0.0
+    nothing = worst([packed.run([no_op(anatomy, layer)]).difference(packed.baseline()) for layer in layers])
+    yield Check("no-op intervention = clean", nothing, limit)
+    replayed = []
     for layer in layers:
-        for site, edits in (
-            ("head", [Edit.heads_of(layer, [head]) for head in heads]),
-            ("mlp", [Edit.mlp_of(layer)]),
+        value = Value.zero(anatomy, "head", layer)
+        for interventions in (
+            [intervention([Head(layer, head)], value) for head in heads],
+            [zeroed(anatomy, [Mlp(layer)])],
         ):
-            zero = Replacement.zero(anatomy, site, layer)
-            replayed = max(
-                replayed, packed.run_edits(layer, edits, zero).difference(plain.run_edits(layer, edits, zero))
-            )
-    yield Check("replay from layer l = full forward with hooks", replayed, limit)
+            replayed.append(packed.run(interventions).difference(plain.run(interventions)))
+    yield Check("replay from layer l = full forward with hooks", worst(replayed), limit)
 
 
 def _family_checks(plain: PlainEngine, layers: Sequence[int], closest: float, limit: float) -> Iterator[Check]:
@@ -116,8 +108,7 @@ def _zeroed_values(plain: PlainEngine, layers: Sequence[int], found: dict[int, t
     differences = []
     for layer in layers:
         neuron = int(found[layer][-1].abs().argmax())
-        with zeroed_neurons(plain.anatomy, neuron_mask(plain.anatomy, [Neuron(layer, neuron)])):
-            hooked = plain.baseline()
+        hooked = plain.run([zeroed(plain.anatomy, [Neuron(layer, neuron)])])
         with zeroed_value(plain.anatomy, layer, neuron):
             differences.append(hooked.difference(plain.baseline()))
     return worst(differences)
@@ -155,9 +146,8 @@ def _head_sum(anatomy: Anatomy, prompt: TokenizedPrompt, layers: Sequence[int]) 
 def _zeroed_columns(plain: PlainEngine, layers: Sequence[int], heads: Sequence[int]) -> float:
     worst = 0.0
     for layer in layers:
-        zero = Replacement.zero(plain.anatomy, "head", layer)
         for head in heads:
-            hooked = plain.run_edits(layer, [Edit.heads_of(layer, [head])], zero)
+            hooked = plain.run([zeroed(plain.anatomy, [Head(layer, head)])])
             with zeroed_columns(plain.anatomy, layer, head):
                 worst = max(worst, hooked.difference(plain.baseline()))
     return worst

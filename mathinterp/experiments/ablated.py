@@ -2,22 +2,21 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from mathinterp.engine.choose import Engine, build_engine, packing_deviation, pays_to_compile
-from mathinterp.engine.edits import Replacement
-from mathinterp.engine.head_sets import HeadSets
+from mathinterp.engine.intervention import Intervention, Tokens, Value, intervention
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.scores import Scores
 from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Unit
 from mathinterp.prompts.prompt import TokenizedPrompt, with_distractors
 
 
@@ -30,6 +29,7 @@ class AblationState:
     engine: Engine
     counterfactual: Engine | None  # the same prompts with X_c in place of X_r
     notes: dict[str, Any]
+    values: dict[tuple[str, int], Value] = field(default_factory=dict)  # by site and layer; see ``ablated``
 
 
 def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
@@ -95,41 +95,28 @@ def private_from(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[int
     return [0] * len(prompts) if scan.ablation == "resample" else None
 
 
-def replacement(scan: Ablation, state: AblationState, site: str, layer: int) -> Replacement:
-    """The new activations of ``site`` ("head", "mlp" or "neuron") in ``layer``."""
+def value_of(scan: Ablation, state: AblationState, site: str, layer: int) -> Value:
+    """What the activations of ``site`` in ``layer`` become."""
     everywhere = scan.edited_positions == "all"
-    prompt_n, token_n = _all_tokens(state.prompts) if everywhere else _end_tokens(state.prompts)
+    tokens = (Tokens.every if everywhere else Tokens.ends)(state.prompts)
     if scan.ablation == "zero":
-        zero = Replacement.zero(state.anatomy, site, layer)
-        if everywhere:
-            return zero
-        return Replacement(zero.values.expand(len(prompt_n), -1), prompt_n, token_n)
+        return Value.zero(state.anatomy, site, layer, None if everywhere else tokens)
     assert state.counterfactual is not None or scan.ablation == "dataset_mean"
-    values = (state.counterfactual or state.engine).token_values(site, layer, prompt_n, token_n)
+    rows_nZ = (state.counterfactual or state.engine).activations(site, layer, tokens)
     if scan.ablation == "resample":
-        return Replacement(values, prompt_n, token_n)
-    if everywhere:
-        return Replacement(values.mean(dim=0))
-    return Replacement(_group_means(values, _mean_groups(scan, state.prompts)), prompt_n, token_n)
+        return Value(rows_nZ, tokens)
+    return Value.mean(rows_nZ) if everywhere else Value.mean(rows_nZ, tokens, _mean_groups(scan, state.prompts))
 
 
-def _group_means(values_nZ: torch.Tensor, keys: Sequence[Hashable]) -> torch.Tensor:
-    """Row i becomes the mean over the rows of equal key."""
-    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    group = torch.tensor([number[key] for key in keys], device=values_nZ.device)
-    wide = values_nZ.to(torch.float64 if values_nZ.dtype == torch.float64 else torch.float32)
-    sums = wide.new_zeros(len(number), values_nZ.shape[1]).index_add_(0, group, wide)
-    counts = torch.bincount(group, minlength=len(number))
-    return (sums / counts[:, None])[group].to(values_nZ.dtype)
+def ablated(scan: Ablation, state: AblationState, units: Iterable[Unit]) -> Intervention:
+    """The units ablated together, as ``scan`` says; values are computed once per replica."""
 
+    def value(site: str, layer: int) -> Value:
+        if (site, layer) not in state.values:
+            state.values[site, layer] = value_of(scan, state, site, layer)
+        return state.values[site, layer]
 
-def _end_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
-    return np.arange(len(prompts)), np.array([prompt.end for prompt in prompts])
-
-
-def _all_tokens(prompts: Sequence[TokenizedPrompt]) -> tuple[np.ndarray, np.ndarray]:
-    prompt_n = np.concatenate([np.full(len(p.fed), i) for i, p in enumerate(prompts)])
-    return prompt_n, np.concatenate([np.arange(len(p.fed)) for p in prompts])
+    return intervention(units, value)
 
 
 def score_rows(state: AblationState, scores: Scores, schema: pa.Schema, ids: dict[str, list[int]]) -> pa.Table:
@@ -154,19 +141,3 @@ def score_rows(state: AblationState, scores: Scores, schema: pa.Schema, ids: dic
 def baseline_rows(state: AblationState, schema: pa.Schema) -> pa.Table:
     """Rows of the unedited model, computed in the same batch shapes as the edited ones."""
     return score_rows(state, state.engine.baseline(), schema, {})
-
-
-@dataclass
-class HeadSetState:
-    """What a replica keeps between shards of an experiment that takes out several heads together."""
-
-    ablation: AblationState
-    runner: HeadSets
-    replacements: dict[int, Replacement]  # layer -> what its heads become; filled as layers are asked for
-
-
-def replacements_of(scan: Ablation, state: HeadSetState, layers: set[int]) -> dict[int, Replacement]:
-    """Layer -> what its heads become under ``scan``; computed once per replica."""
-    for layer in layers - state.replacements.keys():
-        state.replacements[layer] = replacement(scan, state.ablation, "head", layer)
-    return {layer: state.replacements[layer] for layer in sorted(layers)}

@@ -7,7 +7,6 @@ themselves), for prompts that have no counterfactuals. How that is computed is n
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,10 @@ from mathinterp.engine import ENGINES
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.costs import Cost, replayed
 from mathinterp.experiments.options import check_options, option
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
     from mathinterp.engine.cells import Cells
-    from mathinterp.engine.edits import Edit
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -72,8 +71,8 @@ class Ablation(Experiment):
         """Mean and resample ablation take their values from X_c."""
         return self.ablation in ("mean", "resample")
 
-    def batches(self, shape: ModelShape) -> list[list[Edit]]:
-        """All edits of the scan, as the engine is asked for them at once; none for scans too small to compile."""
+    def batches(self, shape: ModelShape) -> list[list[Head]] | list[list[Mlp]]:
+        """All units ablated alone, as the engine is asked for them at once; none for scans too small to compile."""
         return []
 
     def edits_per_batch(self, shape: ModelShape) -> int:
@@ -96,9 +95,9 @@ class Ablation(Experiment):
         engine = build_scan_engine(self, stand_in, self.edits_per_batch(shape), compiled=True)
         assert isinstance(engine, PackedEngine)
         engine.noise_floor(engine.baseline())
-        for edits in {len(edits): edits for edits in self.batches(shape)}.values():
+        for units in {len(units): units for units in self.batches(shape)}.values():
             for layer in range(stand_in.anatomy.shape.n_layers):
-                engine.compile_edits([dataclasses.replace(edit, layer=layer) for edit in edits])
+                engine.compile_for([Mlp(layer) if isinstance(unit, Mlp) else Head(layer, unit.head) for unit in units])
 
     def cells(self, state: Any, subject: Subject) -> Cells:
         """The model's own, and the packed engine's."""

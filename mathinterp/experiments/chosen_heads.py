@@ -52,16 +52,16 @@ def most_at_once(n_heads: int) -> int:
     return -(-n_heads // -(-n_heads // MOST_HEADS))
 
 
-def cut_heads(heads: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def cut_heads(heads: Sequence[Head]) -> list[list[Head]]:
     """Cut a sorted list of heads into files: whole layers where they are narrow, parts of one where it is wide.
 
     Llama-2-7B (32 heads a layer) gives one file a layer, 13B (40) two, a model of 8 heads one file for two layers.
     """
-    files: list[list[tuple[int, int]]] = [[]]
+    files: list[list[Head]] = [[]]
     for layer in sorted({layer for layer, _ in heads}):
         members = [head for head in heads if head[0] == layer]
         for part in np.array_split(np.array(members), -(-len(members) // MOST_HEADS)):
             if len(files[-1]) >= FEWEST_HEADS:
                 files.append([])
-            files[-1] += [(int(a), int(b)) for a, b in part]
+            files[-1] += [Head(int(layer), int(head)) for layer, head in part]
     return files

@@ -9,26 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import torch
 
-from mathinterp.engine.edits import site_width
+from mathinterp.engine.intervention import site_of
 from mathinterp.engine.scores import Scores
-from mathinterp.engine.together import SiteEdit, score_together
 from mathinterp.errors import UserError
-from mathinterp.experiments.ablated import AblationState, engines_of, replacement
-from mathinterp.experiments.ablation import ABLATIONS, Ablation
+from mathinterp.experiments.ablated import AblationState, ablated, engines_of
+from mathinterp.experiments.ablation import ABLATIONS
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.options import read_heads, read_layers, read_neurons
-from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.handle import Model
 from mathinterp.models.reading import read_prompts
-from mathinterp.models.units import Head, Neuron
+from mathinterp.models.units import Head, Mlp, Neuron
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.store.frame import Frame
-
-Places = dict[tuple[int, str], list[int]]  # (layer, site) -> heads or neurons of it; empty for an MLP
 
 
 @dataclass(frozen=True)
@@ -105,56 +101,38 @@ def ablate(
         raise UserError(f"`value` '{value}' is not known; take one of {', '.join(ABLATIONS)}")
     scan = Heads(value, positions=positions, scoring=scoring)
     shape = model.described.shape
-    places = _places(shape, read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ())
+    units = _units(shape, read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ())
     given: Sequence[Any] = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)
     if scan.needs_counterfactuals:
         given = with_counterfactuals(given, model.tokenizer)
     tokenized = read_prompts(given, model.described)
-    what = f"{_named(places)} replaced ({value}, {scan.edited_positions})"
+    what = f"{_named(units)} replaced ({value}, {scan.edited_positions})"
     with model.lent() as loaded:
         state = engines_of(scan, Subject(loaded.anatomy, tokenized, tokenizer=loaded.tokenizer), 1, 1)
-        edits = [_edit(scan, state, layer, site, members) for (layer, site), members in places.items()]
-        edited = score_together(state.engine, edits, _named(places))
-        rows = _rows(state, state.engine.baseline(), edited)
+        rows = _rows(state, state.engine.baseline(), state.engine.run([ablated(scan, state, units)]))
     return Answered(what, Frame(rows), Frame(_effects(rows, scan.parameters()["scoring"])))
 
 
-def _places(shape: ModelShape, heads: Sequence[Head], mlps: Sequence[int], neurons: Sequence[Neuron]) -> Places:
-    """What is replaced; raises UserError for what does not exist."""
-    places: Places = {}
+def _units(
+    shape: ModelShape, heads: Sequence[Head], mlps: Sequence[int], neurons: Sequence[Neuron]
+) -> list[Head | Mlp | Neuron]:
+    """What is replaced, layer by layer within its kind; raises UserError for what does not exist."""
     for head in heads:
         shape.check_head(*head)
-        places.setdefault((head.layer, "head"), []).append(head.head)
-    for layer, neuron in neurons:
+    for layer in [*(neuron.layer for neuron in neurons), *mlps]:
         shape.check_layer(layer)
+    for layer, neuron in neurons:
         if not 0 <= neuron < shape.n_neurons:
             raise UserError(f"neuron {layer}.{neuron} does not exist: each layer has 0 to {shape.n_neurons - 1}")
-        places.setdefault((layer, "neuron"), []).append(neuron)
-    for layer in mlps:
-        shape.check_layer(layer)
-        places[layer, "mlp"] = []
-    if not places:
+    units: list[Head | Mlp | Neuron] = [*dict.fromkeys(heads), *dict.fromkeys(neurons), *map(Mlp, dict.fromkeys(mlps))]
+    if not units:
         raise UserError("nothing is named to replace; give `heads`, `mlps` or `neurons`")
-    return places
+    return units
 
 
-def _named(places: Places) -> str:
+def _named(units: Sequence[Head | Mlp | Neuron]) -> str:
     """ "head 0.6, mlp 3"."""
-    named = []
-    for (layer, site), members in places.items():
-        named += [f"{site} {layer}.{member}" for member in members] or [f"{site} {layer}"]
-    return ", ".join(named)
-
-
-def _edit(scan: Ablation, state: AblationState, layer: int, site: str, members: Sequence[int]) -> SiteEdit:
-    return SiteEdit(layer, site, _columns(state.anatomy, site, members), replacement(scan, state, site, layer))
-
-
-def _columns(anatomy: Anatomy, site: str, members: Sequence[int]) -> torch.Tensor:
-    columns_Z = torch.full((site_width(anatomy, site),), site == "mlp")
-    for member in members:
-        columns_Z[anatomy.head_slice(member) if site == "head" else member] = True
-    return columns_Z
+    return ", ".join(str(unit) if isinstance(unit, Mlp) else f"{site_of(unit)} {unit}" for unit in units)
 
 
 def _rows(state: AblationState, baseline: Scores, edited: Scores) -> pd.DataFrame:

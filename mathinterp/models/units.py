@@ -1,5 +1,6 @@
-"""A head and a neuron: where they are in a model, and how people write them. Needs no torch."""
+"""The parts of a model that can be changed: where they are, and how people write them. Needs no torch."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from mathinterp.gates import whole
@@ -33,6 +34,33 @@ class Neuron(NamedTuple):
     def read(cls, text: str) -> Self:
         """ "28.3696" or "28_3696" -> Neuron(28, 3696); raises ValueError for anything else."""
         return cls(*_pair(text.replace("_", ".")))
+
+
+@dataclass(frozen=True, order=True)
+class Mlp:
+    """The MLP of one layer."""
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"mlp {self.layer}"
+
+
+@dataclass(frozen=True, order=True)
+class AttentionOutput:
+    """What the attention of one layer gives, all heads together."""
+
+    layer: int
+
+
+@dataclass(frozen=True, order=True)
+class ResidualStream:
+    """The residual stream that one layer reads; that of layer 0 is the embedding."""
+
+    layer: int
+
+
+Unit = Head | Neuron | Mlp | AttentionOutput | ResidualStream
 
 
 def _pair(text: str) -> tuple[int, int]:

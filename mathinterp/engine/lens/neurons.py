@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from mathinterp.engine.hooks import Edit, edited_input, edited_output
+from mathinterp.engine.intervention import CLEAN, Intervention
 from mathinterp.engine.lens import TARGETS
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.lens import Lens, NormParts, norm_parts, written_values
 from mathinterp.engine.lens.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases
-from mathinterp.engine.neuron_sets import NeuronMask, zeroed_neurons
 from mathinterp.engine.pairs import Batch, batches_of
+from mathinterp.engine.placement import everywhere, hooked
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 
@@ -66,28 +66,23 @@ class _Catcher:
 
 @torch.inference_mode()
 def end_activations(
-    anatomy: Anatomy,
-    sequences: Sequence[Sequence[int]],
-    zeroed_heads: Sequence[Head] = (),
-    zeroed_mask: NeuronMask | None = None,
+    anatomy: Anatomy, sequences: Sequence[Sequence[int]], changes: Intervention = CLEAN
 ) -> EndActivations:
-    """Run the model on ``sequences``, whose last token is END, with heads and neurons zeroed at every position.
+    """Run the model on ``sequences``, whose last token is END, under ``changes`` at every token.
 
-    ``zeroed_mask`` is alike for all sequences, or has a row for each. A zeroed neuron's coefficient is caught as the
-    0 that it becomes. Plain padded forward passes with hooks; each must fire once in each pass.
+    A changed activation is caught as what it becomes. Plain padded forward passes with hooks; each must fire once in
+    each pass.
     """
     layers = range(anatomy.shape.n_layers)
     sites = [site for layer in layers for site in _sites(anatomy, layer)] + [(anatomy.final_norm, True)]
     catcher = _Catcher(len(sites))
     rows: list[torch.Tensor] = []
     for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy):
-        with ExitStack() as hooked:  # what is zeroed first, so that it is caught zeroed
-            for layer, head in zeroed_heads:
-                hooked.enter_context(edited_input(anatomy.output_projection(layer), _zero(anatomy.head_slice(head))))
-            hooked.enter_context(zeroed_neurons(anatomy, zeroed_mask or {}, batch.rows.cpu()))
+        with ExitStack() as hooks:  # what is changed first, so that it is caught changed
+            hooks.enter_context(hooked(everywhere(anatomy), [changes], batch.rows.cpu()))
             for number, (module, of_input) in enumerate(sites):
                 edited = edited_input if of_input else edited_output
-                hooked.enter_context(edited(module, catcher.keeper(number)))
+                hooks.enter_context(edited(module, catcher.keeper(number)))
             catcher.batch = batch
             batch.forward(anatomy)
             rows.append(batch.rows)
@@ -110,15 +105,6 @@ def _sites(anatomy: Anatomy, layer: int) -> list[tuple[nn.Module, bool]]:
         (anatomy.down_projection(layer), False),
     ]
     return sites if anatomy.shape.parallel else [*sites, (anatomy.stream_reader(layer), True)]
-
-
-def _zero(columns: slice) -> Edit:
-    def zero(inputs_BTZ: torch.Tensor) -> torch.Tensor:
-        edited = inputs_BTZ.clone()
-        edited[..., columns] = 0
-        return edited
-
-    return zero
 
 
 def _collect(anatomy: Anatomy, caught: list[torch.Tensor]) -> EndActivations:

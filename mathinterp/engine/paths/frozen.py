@@ -30,9 +30,10 @@ from mathinterp.engine.compiling import compiled as compiled_by_rule
 from mathinterp.engine.layers import call_layer
 from mathinterp.engine.pairs import Ends, Pairs
 from mathinterp.engine.parts import known_twin
-from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.nodes import Node
 from mathinterp.engine.scores import LOGITS_AT_ONCE, score_logits, unembedded
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head, Mlp
 
 CPU_ROWS, GPU_ROWS = 2048, 32768  # most rows in one batch
 COMPILE_FROM_ROWS = 200_000  # rows times layers from which compiling pays on a GPU
@@ -187,24 +188,24 @@ class PathEngine:
         last = self.anatomy.shape.n_layers - 1
         own = self.original
         return max(
-            self._patched(layer, [0, MLP], "heads", own)[node].difference(self.baseline)
+            self._patched([Head(layer, 0), Mlp(layer)], "heads", own)[node].difference(self.baseline)
             for layer in sorted({0, (last + 1) // 2, last})
             for node in (0, 1)
         )
 
     # ---- patched rows ----
 
-    def patched(self, layer: int, nodes: Sequence[int], freeze: str = "heads") -> Measures:
-        """Measures under each node of ``layer`` (heads, or MLP) patched by itself at END: N P.
+    def patched(self, nodes: Sequence[Node], freeze: str = "heads") -> Measures:
+        """Measures under each node patched by itself at END: N P.
 
         Args:
-            nodes: query heads, or the constant MLP.
+            nodes: query heads and the MLP of one layer.
             freeze: "heads" or "all".
         """
         assert freeze in self.freezes, f"{type(self).__name__} does not do freeze={freeze}"
         while True:
             try:
-                return self._patched(layer, nodes, freeze, self.counterfactual)
+                return self._patched(nodes, freeze, self.counterfactual)
             except torch.cuda.OutOfMemoryError:
                 if self.max_rows <= 1:
                     raise
@@ -212,24 +213,24 @@ class PathEngine:
             free_memory()
 
     @torch.no_grad()
-    def _patched(self, layer: int, nodes: Sequence[int], freeze: str, source: Ends) -> Measures:
+    def _patched(self, nodes: Sequence[Node], freeze: str, source: Ends) -> Measures:
         run = self._direct_rows if freeze == "all" else self._carried_rows
         parts = [
             self.scorer(final_RD, self.gold_P[pair_R])[:kept]
-            for final_RD, pair_R, kept in run(layer, nodes, source)
+            for final_RD, pair_R, kept in run(nodes, source)
         ]  # fmt: skip
         found = Measures.joined(parts)
         return Measures(*(column.unflatten(0, (len(nodes), -1)) for column in found.columns))
 
-    def _carried_rows(self, layer: int, nodes: Sequence[int], source: Ends) -> Iterator[FinalRows]:
+    def _carried_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
         """freeze="heads": through the layer's MLP, or past it where the MLP is the node, and all later layers."""
-        for hidden_RD, pair_R, kept in self.entering(layer, nodes, source):
-            yield self.carry(layer + 1, hidden_RD, pair_R), pair_R, kept
+        for hidden_RD, pair_R, kept in self.entering(nodes, source):
+            yield self.carry(nodes[0].layer + 1, hidden_RD, pair_R), pair_R, kept
 
-    def entering(self, layer: int, nodes: Sequence[int], source: Ends) -> Iterator[FinalRows]:
-        """Rows that leave ``layer`` with a node of it patched."""
-        change = self.attention_changes(layer, nodes, source).flatten(0, 1)
-        is_mlp_N = torch.tensor([node == MLP for node in nodes], device=change.device)
+    def entering(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
+        """Rows that leave the nodes' layer with one of them patched."""
+        layer, change = nodes[0].layer, self.attention_changes(nodes, source).flatten(0, 1)
+        is_mlp_N = torch.tensor([isinstance(node, Mlp) for node in nodes], device=change.device)
         residual_PD, attention_PD = self.residual_LPD[layer], self.original.attention_LPD[layer]
         past_mlp_PD = self.layer(layer, residual_PD, attention_PD, source.mlp_LPD[layer])
         for row_R, kept in self._batches(len(nodes)):
@@ -237,36 +238,37 @@ class PathEngine:
             through = self.layer(layer, residual_PD[pair_R], attention_PD[pair_R] + change[row_R])
             yield torch.where(is_mlp_N[node_R, None], past_mlp_PD[pair_R], through), pair_R, kept
 
-    def _direct_rows(self, layer: int, nodes: Sequence[int], source: Ends) -> Iterator[FinalRows]:
+    def _direct_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
         """freeze="all": x_L plus what the node adds to the residual stream on X_c less what it adds on X_r."""
-        change = self.direct_changes(layer, nodes, source).flatten(0, 1)
+        change = self.direct_changes(nodes, source).flatten(0, 1)
         for row_R, kept in self._batches(len(nodes)):
             pair_R = row_R % len(self.pairs)
             yield self.residual_LPD[-1, pair_R] + change[row_R], pair_R, kept
 
-    def attention_changes(self, layer: int, nodes: Sequence[int], source: Ends) -> torch.Tensor:
+    def attention_changes(self, nodes: Sequence[Node], source: Ends) -> torch.Tensor:
         """What each node changes in the attention output (o_proj's) at END: N P D, zero for the MLP."""
-        shape = self.anatomy.shape
+        shape, layer = self.anatomy.shape, nodes[0].layer
         weight_HdD = self.anatomy.output_weight(layer).unflatten(0, (shape.n_heads, shape.d_head))
         change_PHd = (source.heads_LPZ[layer] - self.original.heads_LPZ[layer]).unflatten(1, (shape.n_heads, -1))
         change: torch.Tensor = change_PHd.new_zeros(len(nodes), len(change_PHd), shape.d_model)
-        places = [place for place, node in enumerate(nodes) if node != MLP]
-        heads = [nodes[place] for place in places]
+        places = [place for place, node in enumerate(nodes) if isinstance(node, Head)]
+        heads = [node.head for node in nodes if isinstance(node, Head)]
         if places == list(range(len(heads))):  # as scans ask for them: nothing need be moved
             torch.bmm(change_PHd[:, heads].transpose(0, 1), weight_HdD[heads], out=change[: len(heads)])
         else:
             change[places] = torch.bmm(change_PHd[:, heads].transpose(0, 1), weight_HdD[heads])
         return change
 
-    def direct_changes(self, layer: int, nodes: Sequence[int], source: Ends) -> torch.Tensor:
+    def direct_changes(self, nodes: Sequence[Node], source: Ends) -> torch.Tensor:
         """What each node changes in the residual stream by itself, behind a norm of its own (Gemma-2): N P D."""
+        layer = nodes[0].layer
         attention_PD = self.original.attention_LPD[layer]
-        change = self.attention_changes(layer, nodes, source)
+        change = self.attention_changes(nodes, source)
         if (norm := self.anatomy.attention_post_norm(layer)) is not None:
             change = norm(attention_PD + change) - norm(attention_PD)
-        if MLP in nodes:
+        if Mlp(layer) in nodes:
             norm = self.anatomy.mlp_post_norm(layer) or nn.Identity()
-            change[list(nodes).index(MLP)] = norm(source.mlp_LPD[layer]) - norm(self.original.mlp_LPD[layer])
+            change[list(nodes).index(Mlp(layer))] = norm(source.mlp_LPD[layer]) - norm(self.original.mlp_LPD[layer])
         return change
 
     def carry(self, first: int, hidden_RD: torch.Tensor, pair_R: torch.Tensor, stop: int | None = None) -> torch.Tensor:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
 from mathinterp.gates import shortened
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
     from mathinterp.models.anatomy import ModelShape
 
 FREEZES = ("heads", "all", "none")
-MLP = -1  # the number of a layer's MLP among its nodes; heads are 0, 1, ...
+Node = Head | Mlp
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Receiver:
         if self.head is not None:
             shape.check_head(self.layer, self.head)
 
-    def hears(self, layer: int, node: int, parallel: bool) -> bool:
+    def hears(self, node: Node, parallel: bool) -> bool:
         """Whether a sender is before it: in an earlier layer, or a head of an MLP's own layer (no parallel block)."""
-        return layer < self.layer or (layer == self.layer and self.head is None and node != MLP and not parallel)
+        own = node.layer == self.layer and self.head is None and isinstance(node, Head) and not parallel
+        return node.layer < self.layer or own

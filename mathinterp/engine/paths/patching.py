@@ -18,13 +18,15 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from mathinterp.engine.hooks import caught_input, caught_output, edited_input, edited_output
+from mathinterp.engine.hooks import caught_input, caught_site, edited_site
+from mathinterp.engine.intervention import site_of
 from mathinterp.engine.layers import Call, recorded
 from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, chosen
 from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
-from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.nodes import Node
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.positions import read_as
+from mathinterp.models.units import Head
 
 
 class ByLength:
@@ -49,9 +51,9 @@ class ByLength:
         self._place_P = torch.from_numpy(np.argsort(np.concatenate(members))).to(anatomy.device)
         self.baseline = self._measures([engine.baseline for engine in self.engines])
 
-    def patched(self, layer: int, nodes: Sequence[int], freeze: str) -> Measures:
-        """Measures under each node of ``layer`` by itself: N P."""
-        return self._measures([engine.patched(layer, nodes, freeze) for engine in self.engines])
+    def patched(self, nodes: Sequence[Node], freeze: str) -> Measures:
+        """Measures under each node by itself, all of one layer: N P."""
+        return self._measures([engine.patched(nodes, freeze) for engine in self.engines])
 
     def deviation(self) -> float:
         """See PathEngine."""
@@ -178,8 +180,8 @@ class EverywherePatching:
             self.baseline = self.scorer(original.final_PD, self.gold_P)
 
     @torch.no_grad()
-    def patched(self, layer: int, nodes: Sequence[int], freeze: str = "none") -> Measures:
-        """Measures under each node of ``layer`` by itself: N P."""
+    def patched(self, nodes: Sequence[Node], freeze: str = "none") -> Measures:
+        """Measures under each node by itself, all of one layer: N P."""
         assert freeze == "none", "with frozen heads, END alone reaches the logits"
         finals_NPD = self.baseline.logit.new_empty(
             len(nodes), len(self.pairs), self.anatomy.shape.d_model, dtype=self.anatomy.dtype
@@ -191,25 +193,24 @@ class EverywherePatching:
         for original, other in zip(originals, others, strict=True):  # as long as each other: in the same batches
             assert torch.equal(original.rows, other.rows)
             for final_PD, node in zip(finals_NPD, nodes, strict=True):
-                with self._patch(layer, node, other), caught_input(self.anatomy.final_norm) as caught:
+                with self._patch(node, other), caught_input(self.anatomy.final_norm) as caught:
                     original.forward(self.anatomy)
                 final_PD[original.rows] = original.at_end(caught[0])
         return Measures.stacked([self.scorer(final_PD, self.gold_P) for final_PD in finals_NPD])
 
     @contextmanager
-    def _patch(self, layer: int, node: int, other: Batch) -> Iterator[None]:
+    def _patch(self, node: Node, other: Batch) -> Iterator[None]:
         """Within the block, the node gives what it gives on X_c, at every token."""
-        module = self.anatomy.mlp(layer) if node == MLP else self.anatomy.output_projection(layer)
-        with (caught_output if node == MLP else caught_input)(module) as caught:
+        with caught_site(self.anatomy, site_of(node), node.layer) as caught:
             other.forward(self.anatomy)
-        columns = slice(None) if node == MLP else self.anatomy.head_slice(node)
+        columns = self.anatomy.head_slice(node.head) if isinstance(node, Head) else slice(None)
 
         def put(clean_BTX: torch.Tensor) -> torch.Tensor:
             clean_BTX = clean_BTX.clone()
             clean_BTX[..., columns] = caught[0][..., columns]
             return clean_BTX
 
-        with (edited_output if node == MLP else edited_input)(module, put):
+        with edited_site(self.anatomy, site_of(node), node.layer, put):
             yield
 
     def deviation(self) -> float:

@@ -15,9 +15,10 @@ from torch import nn
 from mathinterp.engine.hooks import caught_input, caught_output, edited_output
 from mathinterp.engine.pairs import Ends, Pairs
 from mathinterp.engine.paths.frozen import FinalRows, PathEngine
-from mathinterp.engine.paths.nodes import Receiver
+from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import ByLength, Prefix, RowCache
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 
 
 class ReceiverEngine(ByLength):
@@ -61,11 +62,11 @@ class OneReceiver(PathEngine):
     @torch.no_grad()
     def noise_floor(self) -> float:
         """Largest difference that patching X_r's own head 0 of layer 0 makes."""
-        return self._patched(0, [0], "heads", self.original)[0].difference(self.baseline)
+        return self._patched([Head(0, 0)], "heads", self.original)[0].difference(self.baseline)
 
-    def _carried_rows(self, layer: int, nodes: Sequence[int], source: Ends) -> Iterator[FinalRows]:
+    def _carried_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
         at = self.receiver.layer
-        for input_RD, attention_RD, pair_R, kept in self._heard(layer, nodes, source, mlps_run=True):
+        for input_RD, attention_RD, pair_R, kept in self._heard(nodes, source, mlps_run=True):
             residual_RD = self.residual_LPD[at, pair_R]
             output = self._output(input_RD, attention_RD, pair_R)
             if self.receiver.head is None:
@@ -74,30 +75,30 @@ class OneReceiver(PathEngine):
                 after = self.layer(at, residual_RD, output)
             yield self.carry(at + 1, after, pair_R), pair_R, kept
 
-    def _direct_rows(self, layer: int, nodes: Sequence[int], source: Ends) -> Iterator[FinalRows]:
+    def _direct_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
         anatomy, at = self.anatomy, self.receiver.layer
         is_mlp = self.receiver.head is None
         norm = (anatomy.mlp_post_norm(at) if is_mlp else anatomy.attention_post_norm(at)) or nn.Identity()
         clean_PD = (self.original.mlp_LPD if is_mlp else self.original.attention_LPD)[at]
-        for input_RD, attention_RD, pair_R, kept in self._heard(layer, nodes, source, mlps_run=False):
+        for input_RD, attention_RD, pair_R, kept in self._heard(nodes, source, mlps_run=False):
             output = self._output(input_RD, attention_RD, pair_R)
             change = norm(output) - norm(clean_PD[pair_R])
             yield self.residual_LPD[-1, pair_R] + change, pair_R, kept
 
     def _heard(
-        self, layer: int, nodes: Sequence[int], source: Ends, mlps_run: bool
+        self, nodes: Sequence[Node], source: Ends, mlps_run: bool
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]]:
         """First pass: input of the receiver's layer, its attention output, pairs, and how many rows count."""
-        at = self.receiver.layer
+        at, layer = self.receiver.layer, nodes[0].layer
         for node in nodes:
-            assert self.receiver.hears(layer, node, self.anatomy.shape.parallel), f"{layer}.{node} is no sender"
+            assert self.receiver.hears(node, self.anatomy.shape.parallel), f"{node} is no sender"
         if layer < at and mlps_run:
-            for hidden, pair_R, kept in self.entering(layer, nodes, source):
+            for hidden, pair_R, kept in self.entering(nodes, source):
                 between = self.carry(layer + 1, hidden, pair_R, stop=at)
                 yield between, self.original.attention_LPD[at, pair_R], pair_R, kept
             return
         changes = self.direct_changes if layer < at else self.attention_changes
-        change = changes(layer, nodes, source).flatten(0, 1)
+        change = changes(nodes, source).flatten(0, 1)
         for row_R, kept in self._batches(len(nodes)):
             pair_R = row_R % len(self.pairs)
             residual, attention = self.residual_LPD[at, pair_R], self.original.attention_LPD[at, pair_R]

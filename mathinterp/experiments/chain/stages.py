@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from mathinterp.engine.choose import build_engine
-from mathinterp.engine.edits import Edit, Replacement
+from mathinterp.engine.intervention import Value, intervention, zeroed
 from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.head_reads import GOALS, HeadReader, HeadReads
 from mathinterp.engine.lens.neurons import EndActivations, NeuronLens, end_activations
@@ -75,9 +75,9 @@ def head_falls(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], target_P: t
     parts = []
     for layer in range(shape.n_layers):
         for start in range(0, shape.n_heads, at_once):
-            numbers = range(start, min(start + at_once, shape.n_heads))
-            edits = [Edit.heads_of(layer, [head]) for head in numbers]
-            parts.append(engine.run_edits(layer, edits, Replacement.zero(anatomy, "head", layer)).logprob_EA)
+            heads = [Head(layer, head) for head in range(start, min(start + at_once, shape.n_heads))]
+            value = Value.zero(anatomy, "head", layer)
+            parts.append(engine.run([intervention([head], value) for head in heads]).logprob_EA)
     heads = [Head(layer, head) for layer in range(shape.n_layers) for head in range(shape.n_heads)]
     return HeadFalls(heads, engine.baseline().logprob_EA[0][order], np.concatenate(parts)[:, order].T)
 
@@ -109,16 +109,16 @@ class Comparison:
         """The passes; prompts with the same head share them, original and zeroed in the same batches."""
         anatomy = lens.anatomy
         places: list[int] = []
-        originals, zeroed = [], []
+        originals, without = [], []
         for head in sorted(set(heads)):
             own = [place for place, other in enumerate(heads) if other == head]
             sentences = [prompts[place].input_ids[: prompts[place].end + 1] for place in own]
             originals.append(end_activations(anatomy, sentences))
-            zeroed.append(end_activations(anatomy, sentences, [head]))
+            without.append(end_activations(anatomy, sentences, zeroed(anatomy, [head])))
             places += own
         order = torch.tensor(places).argsort()
         return Comparison(
-            lens, GraphReader(anatomy), tokens, prompts, heads, _joined(originals, order), _joined(zeroed, order),
+            lens, GraphReader(anatomy), tokens, prompts, heads, _joined(originals, order), _joined(without, order),
             target_P,
         )  # fmt: skip
 

@@ -99,26 +99,25 @@ class ConceptZeroing(Experiment):
 
     def prepare(self, subject: Subject) -> AblationState:
         """The batches that all sets share."""
-        from mathinterp.engine.neuron_sets import NeuronSets
+        from mathinterp.engine.plain import PlainEngine
         from mathinterp.experiments.ablated import AblationState
 
         prompts = with_distractors(subject.prompts)
-        engine = NeuronSets(subject.anatomy, prompts)
+        engine = PlainEngine(subject.anatomy, prompts)
         return AblationState(subject.anatomy, prompts, engine, None, {"engine": engine.name})
 
     def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the unedited model, or of one set and its random draws."""
-        from mathinterp.engine.neuron_sets import NeuronSets, neuron_mask
+        from mathinterp.engine.intervention import zeroed
         from mathinterp.experiments.ablated import score_rows
 
         engine, shape = state.engine, state.anatomy.shape
-        assert isinstance(engine, NeuronSets)
         if shard.table == "baseline":
-            return score_rows(state, engine.run_masks([{}]), BASELINE, {})
+            return score_rows(state, engine.baseline(), BASELINE, {})
         group = self.sets[shard.index]
         seeds = range(shard.work["passes"] - 1)
         members = [group.neurons, *(layer_matched_neurons(shape, group.neurons, seed) for seed in seeds)]
-        scores = engine.run_masks([neuron_mask(state.anatomy, neurons) for neurons in members])
+        scores = engine.run([zeroed(state.anatomy, neurons) for neurons in members])
         ids: dict[str, Any] = {
             "neurons": [KEPT] + [RANDOM] * len(seeds),
             "level": [group.level] * len(members),

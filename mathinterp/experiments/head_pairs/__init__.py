@@ -31,7 +31,7 @@ from mathinterp.models.units import Head
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mathinterp.experiments.head_pairs.rows import PairState
+    from mathinterp.experiments.ablated import AblationState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -40,7 +40,7 @@ MOST_PAIRS = 10_000  # more is a mistake: 142 heads
 
 
 @dataclass(frozen=True)
-class HeadSet:
+class HeadsOut:
     """What one row's answers are computed with: heads that are out, and whether the given ones are too."""
 
     first: Head | None
@@ -98,24 +98,24 @@ class HeadPairs(Ablation):
         given = None if self.given is None else [str(head) for head in sorted(set(self.given))]
         return {**super().parameters(), **choice_parameters(self.heads, self.layers), "given": given}
 
-    def sets(self, shape: ModelShape) -> list[HeadSet]:
+    def sets(self, shape: ModelShape) -> list[HeadsOut]:
         """Every set of heads whose answers are stored, the unchanged model left out.
 
         Raises UserError for a head that does not exist, fewer than two heads to pair, or far too many pairs.
         """
         given = chosen_heads(shape, self.given, None) if self.given is not None else []
         heads = [head for head in chosen_heads(shape, self.heads, self.layers) if head not in given]
-        alone = [HeadSet(head, None, False) for head in heads]
+        alone = [HeadsOut(head, None, False) for head in heads]
         if given:
             if not heads:
                 raise UserError("no heads are left to ablate beside the given ones; name others in `heads`")
-            return [HeadSet(None, None, True), *alone, *(HeadSet(head, None, True) for head in heads)]
+            return [HeadsOut(None, None, True), *alone, *(HeadsOut(head, None, True) for head in heads)]
         count = len(heads) * (len(heads) - 1) // 2
         if not count or count > MOST_PAIRS:
             raise UserError(
                 f"{len(heads)} heads make {count:,} pairs; name 2 heads or more, and at most 142, in `heads`"
             )
-        return [*alone, *(HeadSet(first, second, False) for first, second in itertools.combinations(heads, 2))]
+        return [*alone, *(HeadsOut(first, second, False) for first, second in itertools.combinations(heads, 2))]
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """The baseline, then files of 64 sets, those of the lowest layers first."""
@@ -139,23 +139,23 @@ class HeadPairs(Ablation):
         rows = {shard.key: self.evaluations(shard, prompts) // len(prompts) * answers for shard in shards}
         return on_trees(self, shape, prompts, layers, len(self.sets(shape)), rows)
 
-    def prepare(self, subject: Subject) -> PairState:
+    def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
         from mathinterp.experiments.head_pairs.rows import prepare_pairs
 
         return prepare_pairs(self, subject)
 
-    def run(self, state: PairState, shard: Shard) -> pa.Table:
+    def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of the shard's sets."""
         from mathinterp.experiments.head_pairs.rows import baseline_of, rows_of
 
         if shard.table == "baseline":
             return baseline_of(state)
-        return rows_of(self, state, self.sets(state.ablation.anatomy.shape)[slice(*shard.work["sets"])])
+        return rows_of(self, state, self.sets(state.anatomy.shape)[slice(*shard.work["sets"])])
 
-    def notes(self, state: PairState) -> dict[str, Any]:
+    def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""
-        return state.ablation.notes
+        return state.notes
 
     @classmethod
     def summarize(cls, results: Results, shown: ShownPairs) -> Summary:

@@ -27,7 +27,6 @@ from mathinterp.models.units import Head
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mathinterp.engine.edits import Edit
     from mathinterp.experiments.ablated import AblationState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -82,14 +81,12 @@ class Heads(Ablation):
         """One for each (head, prompt)."""
         return len(shard.work.get("heads", [None])) * len(prompts)
 
-    def batches(self, shape: ModelShape) -> list[list[Edit]]:
+    def batches(self, shape: ModelShape) -> list[list[Head]]:
         """The heads of one layer in one file at once."""
-        from mathinterp.engine.edits import Edit
-
         return [
-            [Edit.heads_of(layer, [head]) for _, head in heads]
+            list(heads)
             for file in cut_heads(self.chosen(shape))
-            for layer, heads in itertools.groupby(file, key=lambda head: head[0])
+            for _, heads in itertools.groupby(file, key=lambda head: head.layer)
         ]
 
     def edits_per_batch(self, shape: ModelShape) -> int:
@@ -115,11 +112,11 @@ class Heads(Ablation):
         return pa.concat_tables([self._ablate(state, layer, heads) for layer, heads in by_layer.items()])
 
     def _ablate(self, state: AblationState, layer: int, heads: list[int]) -> pa.Table:
-        from mathinterp.engine.edits import Edit
-        from mathinterp.experiments.ablated import replacement, score_rows
+        from mathinterp.engine.intervention import intervention
+        from mathinterp.experiments.ablated import score_rows, value_of
 
-        edits = [Edit.heads_of(layer, [head]) for head in heads]
-        scores = state.engine.run_edits(layer, edits, replacement(self, state, "head", layer))
+        value = value_of(self, state, "head", layer)
+        scores = state.engine.run([intervention([Head(layer, head)], value) for head in heads])
         return score_rows(state, scores, HEAD_SCAN, {"layer": [layer] * len(heads), "head": heads})
 
     def notes(self, state: AblationState) -> dict[str, Any]:

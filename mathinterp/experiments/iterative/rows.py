@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mathinterp.engine.end_rows import EndHeadSets
-from mathinterp.engine.head_sets import NO_HEADS, head_sets
+from mathinterp.engine.choose import Engine, many_layers
+from mathinterp.engine.end_rows import EndRows
+from mathinterp.engine.intervention import CLEAN
 from mathinterp.engine.scores import Answers, Scores
-from mathinterp.experiments.ablated import AblationState, HeadSetState, prepare, replacements_of
+from mathinterp.experiments.ablated import AblationState, ablated, prepare
 from mathinterp.experiments.chosen_heads import most_at_once
 from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN
 from mathinterp.models.units import Head
@@ -30,29 +31,28 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class IterativeState(HeadSetState):
-    """A replica's state, and the heads masked so far: those of steps 0, 1, ..."""
+class IterativeState:
+    """What a replica keeps between shards."""
 
-    masked: list[Head]
-    answers: Answers  # that the runner scores
+    ablation: AblationState
+    engine: Engine  # that runs the steps
+    masked: list[Head]  # so far: the heads of steps 0, 1, ...
 
 
 def prepare_steps(scan: Iterative, subject: Subject) -> IterativeState:
     """Clean pass (and counterfactual pass) over all prompts."""
     at_once = most_at_once(subject.anatomy.shape.n_heads)
     ablation = prepare(scan, subject, edits_per_batch=at_once, edits_in_all=0)
-    if not scan.only_end:
-        answers = ablation.engine.answers
-        return IterativeState(ablation, head_sets(ablation.engine), {}, list(scan.known), answers)
-    runner = EndHeadSets(subject.anatomy, subject.prompts, subject.max_tokens)
-    return IterativeState(ablation, runner, {}, list(scan.known), runner.answers)
+    if scan.only_end:
+        return IterativeState(ablation, EndRows(subject.anatomy, subject.prompts, subject.max_tokens), list(scan.known))
+    return IterativeState(ablation, many_layers(ablation.engine), list(scan.known))
 
 
 def notes(scan: Iterative, state: IterativeState) -> dict[str, Any]:
     """Engine, packing and noise floor of the run; how far passes without a head out stray from the baseline."""
     engine = state.ablation.engine
     counted = np.flatnonzero(engine.answers.position_A == 0) if scan.only_end else np.arange(len(engine.answers))
-    deviation = state.runner.run_sets([NO_HEADS], {}).difference(engine.baseline().at(counted))
+    deviation = state.engine.run([CLEAN]).difference(engine.baseline().at(counted))
     return {**state.ablation.notes, "no_head_deviation": deviation}
 
 
@@ -68,12 +68,10 @@ def step_rows(scan: Iterative, state: IterativeState, step: int) -> pa.Table:
 
 def _sweep(scan: Iterative, state: IterativeState, masked: Sequence[Head]) -> pa.Table:
     """Every head left, masked together with ``masked``: one row each."""
-    shape, base = state.ablation.anatomy.shape, frozenset(masked)
-    left = [head for head in scan.candidates(shape) if head not in base]
-    layers = {layer for layer, _ in [*left, *masked]}
-    sets = [base, *(base | {head} for head in left)]
-    scores = state.runner.run_sets(sets, replacements_of(scan, state, layers), base)
-    accuracy_E, logprob_E = operation_means(state.ablation, scores, scan.parameters()["scoring"], state.answers)
+    left = [head for head in scan.candidates(state.ablation.anatomy.shape) if head not in masked]
+    base, *others = (ablated(scan, state.ablation, [*masked, *more]) for more in ([], *([head] for head in left)))
+    scores = state.engine.run([base, *others], base)
+    accuracy_E, logprob_E = operation_means(state.ablation, scores, scan.parameters()["scoring"], state.engine.answers)
     chosen = _choice(scan.rank_by, accuracy_E[1:], logprob_E[1:])
     columns = {
         "step": np.full(len(left), len(masked)),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
-    from mathinterp.experiments.ablated import HeadSetState
+    from mathinterp.experiments.ablated import AblationState
     from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.models.catalog import ResolvedModel
@@ -222,26 +222,26 @@ class Knockout(Ablation):
 
         return cost_of(self, shape, prompts, shards)
 
-    def prepare(self, subject: Subject) -> HeadSetState:
+    def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
         from mathinterp.experiments.knockout.rows import prepare_sets
 
         return prepare_sets(self, subject)
 
-    def notes(self, state: HeadSetState) -> dict[str, Any]:
+    def notes(self, state: AblationState) -> dict[str, Any]:
         """Engine, packing and noise floor; how far passes without a head out stray from the engine's baseline."""
         from mathinterp.experiments.knockout.rows import notes
 
         return notes(state)
 
-    def run(self, state: HeadSetState, shard: Shard) -> pa.Table:
+    def run(self, state: AblationState, shard: Shard) -> pa.Table:
         """Rows of one curve, or of one of the small tables."""
         from mathinterp.experiments.knockout.rows import curve_rows, example_rows, head_rows, unedited_rows
 
         if shard.table == "baseline":
             return unedited_rows(self, state)
         if shard.table == "knockout_heads":
-            return head_rows(self, state.ablation.anatomy.shape)
+            return head_rows(self, state.anatomy.shape)
         if shard.table == "knockout_examples":
             return example_rows(self, state)
         return curve_rows(self, state, shard)

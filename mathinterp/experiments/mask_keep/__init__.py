@@ -173,7 +173,11 @@ class MaskKeep(Experiment):
         """The deep layers, and how far a pass whose masks zero nothing strays from the baseline."""
         from mathinterp.experiments.mask_keep.rows import noise_floor
 
-        return {"engine": state.runner.name, "deep_layers": list(state.deep), "noise_floor": noise_floor(state)}
+        return {
+            "engine": state.ablation.engine.name,
+            "deep_layers": list(state.deep),
+            "noise_floor": noise_floor(state),
+        }
 
     def run(self, state: MaskKeepState, shard: Shard) -> pa.Table:
         """Rows of one mode, ranking and seed, or of one of the small tables."""

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from mathinterp.engine.neuron_sets import NeuronMask, NeuronSets
+from mathinterp.engine.intervention import Change, Intervention, Value
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.experiments.ablated import AblationState, score_rows
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.columns import BASELINE
@@ -27,7 +28,6 @@ class MaskKeepState:
     """What a replica keeps between shards."""
 
     ablation: AblationState
-    runner: NeuronSets
     deep: Sequence[int]  # layers whose other neurons "keep" zeroes
     layer_PR: np.ndarray
     rankings: dict[tuple[str, int], np.ndarray]  # (ranking, seed) -> neuron_PR; filled as seeds are asked for
@@ -44,21 +44,22 @@ def prepare(subject: Subject, deep: Sequence[int], layer_PR: np.ndarray, neuron_
     """The runner of padded passes."""
     anatomy, prompts = subject.anatomy, with_distractors(subject.prompts)
     tokens = subject.max_tokens or TOKENS_AT_ONCE["cuda" if anatomy.device.type == "cuda" else "cpu"]
-    runner = NeuronSets(anatomy, prompts, batch_size=max(1, tokens // max(len(prompt.fed) for prompt in prompts)))
-    return MaskKeepState(
-        AblationState(anatomy, prompts, runner, None, {}), runner, deep, layer_PR, {("top", 0): neuron_PR}
-    )
+    engine = PlainEngine(anatomy, prompts, batch_size=max(1, tokens // max(len(prompt.fed) for prompt in prompts)))
+    ablation = AblationState(anatomy, prompts, engine, None, {})
+    return MaskKeepState(ablation, deep, layer_PR, {("top", 0): neuron_PR})
 
 
 def noise_floor(state: MaskKeepState) -> float:
     """How far a pass whose masks zero nothing strays from the baseline."""
-    nothing = torch.zeros(len(state.layer_PR), state.ablation.anatomy.shape.n_neurons, dtype=torch.bool)
-    return state.runner.run_masks([{0: nothing}]).difference(state.runner.run_masks([{}]))
+    anatomy, engine = state.ablation.anatomy, state.ablation.engine
+    nothing_PK = torch.zeros(len(state.layer_PR), anatomy.shape.n_neurons, dtype=torch.bool)
+    masked = engine.run([(Change("neuron", 0, nothing_PK, Value.zero(anatomy, "neuron", 0)),)])
+    return masked.difference(engine.baseline())
 
 
 def baseline_rows(state: MaskKeepState) -> pa.Table:
     """Rows of the unchanged model."""
-    return score_rows(state.ablation, state.runner.run_masks([{}]), BASELINE, {})
+    return score_rows(state.ablation, state.ablation.engine.baseline(), BASELINE, {})
 
 
 def scan_rows(state: MaskKeepState, mode: str, ranking: str, seed: int, ks: Sequence[int]) -> pa.Table:
@@ -67,19 +68,20 @@ def scan_rows(state: MaskKeepState, mode: str, ranking: str, seed: int, ks: Sequ
     for k in ks:
         mask = _mask(state, mode, state.layer_PR[:, :k], neuron_PR[:, :k])
         ids: dict[str, Any] = {"mode": [mode], "ranking": [ranking], "seed": [seed], "k": [k]}
-        parts.append(score_rows(state.ablation, state.runner.run_masks([mask]), MASKKEEP_SCAN, ids))
+        parts.append(score_rows(state.ablation, state.ablation.engine.run([mask]), MASKKEEP_SCAN, ids))
     return pa.concat_tables(parts)
 
 
-def _mask(state: MaskKeepState, mode: str, layer_Pk: np.ndarray, neuron_Pk: np.ndarray) -> NeuronMask:
-    """What is zeroed: layer -> P K. mask: the neurons given; keep: all others of the deep layers."""
-    mask = {}
+def _mask(state: MaskKeepState, mode: str, layer_Pk: np.ndarray, neuron_Pk: np.ndarray) -> Intervention:
+    """What is zeroed in each prompt. mask: the neurons given; keep: all others of the deep layers."""
+    anatomy, changes = state.ablation.anatomy, []
     for layer in state.deep if mode == "keep" else np.unique(layer_Pk).tolist():
         prompt_n, place_n = np.nonzero(layer_Pk == layer)
-        given_PK = torch.zeros(len(layer_Pk), state.ablation.anatomy.shape.n_neurons, dtype=torch.bool)
+        given_PK = torch.zeros(len(layer_Pk), anatomy.shape.n_neurons, dtype=torch.bool)
         given_PK[prompt_n, neuron_Pk[prompt_n, place_n]] = True
-        mask[layer] = given_PK if mode == "mask" else ~given_PK
-    return mask
+        zeroed_PK = given_PK if mode == "mask" else ~given_PK
+        changes.append(Change("neuron", layer, zeroed_PK, Value.zero(anatomy, "neuron", layer)))
+    return tuple(changes)
 
 
 def neuron_rows(state: MaskKeepState, ranking: str, seed: int) -> pa.Table:

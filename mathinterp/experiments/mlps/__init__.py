@@ -16,9 +16,9 @@ from mathinterp.experiments.mlps.tables import MLP_SCAN, TABLES
 from mathinterp.experiments.options import normalized, option, read_layers
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.models.units import Mlp
 
 if TYPE_CHECKING:
-    from mathinterp.engine.edits import Edit
     from mathinterp.experiments.ablated import AblationState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -67,11 +67,9 @@ class Mlps(Ablation):
         """One for each (layer, prompt)."""
         return len(shard.work.get("layers", [None])) * len(prompts)
 
-    def batches(self, shape: ModelShape) -> list[list[Edit]]:
+    def batches(self, shape: ModelShape) -> list[list[Mlp]]:
         """One MLP at a time."""
-        from mathinterp.engine.edits import Edit
-
-        return [[Edit.mlp_of(layer)] for layer in self.chosen(shape)]
+        return [[Mlp(layer)] for layer in self.chosen(shape)]
 
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
@@ -89,11 +87,10 @@ class Mlps(Ablation):
         return pa.concat_tables([self._ablate(state, layer) for layer in shard.work["layers"]])
 
     def _ablate(self, state: AblationState, layer: int) -> pa.Table:
-        from mathinterp.engine.edits import Edit
-        from mathinterp.experiments.ablated import replacement, score_rows
+        from mathinterp.engine.intervention import intervention
+        from mathinterp.experiments.ablated import score_rows, value_of
 
-        edits = [Edit.mlp_of(layer)]
-        scores = state.engine.run_edits(layer, edits, replacement(self, state, "mlp", layer))
+        scores = state.engine.run([intervention([Mlp(layer)], value_of(self, state, "mlp", layer))])
         return score_rows(state, scores, MLP_SCAN, {"layer": [layer]})
 
     def notes(self, state: AblationState) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from mathinterp.engine.neuron_sets import NeuronMask, NeuronSets, neuron_mask, zeroed_neurons
+from mathinterp.engine.intervention import zeroed
+from mathinterp.engine.placement import everywhere, hooked
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Answers, Scores, answers_of
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.neuron_edit.tables import EDIT_SCAN, EDIT_TEXT, Condition
@@ -25,20 +27,20 @@ class EditState:
     anatomy: Anatomy
     prompts: Sequence[TokenizedPrompt]
     answers: Answers
-    text: NeuronSets | None  # passages share nothing: padded batches
+    text: PlainEngine | None  # passages share nothing: padded batches
 
 
 def prepare(subject: Subject, passages: Sequence[tuple[int, ...]]) -> EditState:
     """Batches; nothing is computed yet."""
     anatomy, pieces = subject.anatomy, [_passage(number, ids) for number, ids in enumerate(passages)]
     at_once = max(1, TOKENS_IN_A_PASS // max((len(ids) for ids in passages), default=1))
-    text = NeuronSets(anatomy, pieces, batch_size=at_once) if pieces else None
+    text = PlainEngine(anatomy, pieces, batch_size=at_once) if pieces else None
     return EditState(anatomy, subject.prompts, answers_of(with_distractors(subject.prompts)), text)
 
 
 def answer_rows(state: EditState, condition: Condition, neurons: Sequence[Neuron]) -> pa.Table:
     """The prompts' scored tokens with the neurons at zero."""
-    with zeroed_neurons(state.anatomy, neuron_mask(state.anatomy, neurons)):
+    with hooked(everywhere(state.anatomy), [zeroed(state.anatomy, neurons)]):
         scores = scores_of(state.anatomy, state.prompts)
     same = {"edit": condition[0], "seed": condition[1]}
     return score_table(EDIT_SCAN, state.prompts, state.answers, scores, same)
@@ -47,8 +49,7 @@ def answer_rows(state: EditState, condition: Condition, neurons: Sequence[Neuron
 def text_rows(state: EditState, condition: Condition, neurons: Sequence[Neuron]) -> pa.Table:
     """Passages' tokens and summed log-probabilities with the neurons at zero."""
     assert state.text is not None
-    mask: NeuronMask = neuron_mask(state.anatomy, neurons)
-    return _text_rows(state.text, condition, state.text.run_masks([mask]))
+    return _text_rows(state.text, condition, state.text.run([zeroed(state.anatomy, neurons)]))
 
 
 def _passage(number: int, ids: Sequence[int]) -> TokenizedPrompt:
@@ -57,7 +58,7 @@ def _passage(number: int, ids: Sequence[int]) -> TokenizedPrompt:
     return TokenizedPrompt(Prompt(str(number), "", ""), tuple(ids), scored)
 
 
-def _text_rows(text: NeuronSets, condition: Condition, scores: Scores) -> pa.Table:
+def _text_rows(text: PlainEngine, condition: Condition, scores: Scores) -> pa.Table:
     """Passages' tokens and summed log-probabilities."""
     passages = text.answers.prompt_A
     tokens = np.bincount(passages)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mathinterp.engine.intervention import Change, Value
 from mathinterp.engine.lens import MEASURES
 from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.neurons import EndActivations, end_activations
@@ -182,11 +183,15 @@ def _activations(
     anatomy: Anatomy, occasions: Sequence[Occasion], zeroed: Sequence[Neuron] | None = None
 ) -> EndActivations:
     """Activations at END; with ``zeroed``, a neuron of its own is zeroed at every position of each prompt."""
-    mask: dict[int, torch.Tensor] = {}
+    of_layer: dict[int, torch.Tensor] = {}
     for row, (layer, neuron) in enumerate(zeroed or ()):
-        of_layer_PK = mask.setdefault(layer, torch.zeros(len(occasions), anatomy.shape.n_neurons, dtype=torch.bool))
-        of_layer_PK[row, neuron] = True
-    return end_activations(anatomy, [prompt.input_ids[: prompt.end + 1] for _, prompt in occasions], zeroed_mask=mask)
+        chosen_PK = of_layer.setdefault(layer, torch.zeros(len(occasions), anatomy.shape.n_neurons, dtype=torch.bool))
+        chosen_PK[row, neuron] = True
+    changes = tuple(
+        Change("neuron", layer, chosen_PK, Value.zero(anatomy, "neuron", layer))
+        for layer, chosen_PK in of_layer.items()
+    )
+    return end_activations(anatomy, [prompt.input_ids[: prompt.end + 1] for _, prompt in occasions], changes)
 
 
 def _seen(anatomy: Anatomy, occasions: Sequence[Occasion]) -> Iterator[tuple[Occasion, EndActivations, int]]:

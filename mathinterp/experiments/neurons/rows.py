@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from mathinterp.engine.intervention import zeroed
 from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, LayerImportance, NeuronLens, end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
@@ -18,6 +19,7 @@ from mathinterp.experiments.neurons.against import Against, OtherModel
 from mathinterp.experiments.neurons.tables import NEURON_SCAN, NEURON_TARGETS
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import DTYPES, load
+from mathinterp.models.units import Head
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 
@@ -63,7 +65,7 @@ def prepare(subject: Subject, target: str, against: Against | None, other: Other
         other_lens = NeuronLens(_loaded(other, anatomy))
         intervened = end_activations(other_lens.anatomy, sequences)
     elif against is not None and against.heads:
-        intervened = end_activations(anatomy, sequences, against.heads)
+        intervened = end_activations(anatomy, sequences, zeroed(anatomy, [Head(*head) for head in against.heads]))
     elif against is not None:
         intervened = end_activations(anatomy, [_counterfactual(prompt) for prompt in prompts])
     return NeuronState(prompts, lens, original, lens.frozen_scales(original), target_P, intervened, other_lens)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.engine.paths.nodes import FREEZES, MLP, Receiver
+from mathinterp.engine.paths.nodes import FREEZES, Node, Receiver
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.finished_run import HeadRanking
@@ -20,6 +20,7 @@ from mathinterp.experiments.options import check_options, normalized, option, re
 from mathinterp.experiments.paths.tables import TABLES
 from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,7 +144,7 @@ class Paths(Experiment):
             "attribution": self.attributes,
         }
 
-    def nodes(self, shape: ModelShape) -> dict[int, list[int]]:
+    def nodes(self, shape: ModelShape) -> dict[int, list[Node]]:
         """Layer -> its nodes: heads, then the MLP.
 
         Raises UserError for a layer that does not exist, and for one asked for of which no node is before the receiver.
@@ -154,9 +155,9 @@ class Paths(Experiment):
         found = {}
         for layer in range(shape.n_layers) if self.layers is None else sorted(set(self.layers)):
             shape.check_layer(layer)
-            nodes = [*range(shape.n_heads), MLP]
+            nodes: list[Node] = [*(Head(layer, head) for head in range(shape.n_heads)), Mlp(layer)]
             if receiver is not None:
-                nodes = [node for node in nodes if receiver.hears(layer, node, shape.parallel)]
+                nodes = [node for node in nodes if receiver.hears(node, shape.parallel)]
             if nodes:
                 found[layer] = nodes
             elif self.layers is not None:
@@ -178,7 +179,7 @@ class Paths(Experiment):
         pieces = [Shard("path_pairs", 0, cost=0.1)]
         if self.attributes:
             pieces.append(Shard("attribution_scan", 0, cost=float(3 * shape.n_layers)))
-        files: list[dict[int, list[int]]] = [{}]
+        files: list[dict[int, list[Node]]] = [{}]
         for layer, nodes in self.nodes(shape).items():
             if sum(map(len, files[-1].values())) >= FEWEST_NODES:
                 files.append({})
@@ -228,10 +229,10 @@ class Paths(Experiment):
         parts = []
         for layer in shard.work["layers"]:
             if shard.table == "path_distractors":
-                parts.append(distractor_rows(self, state, layer, nodes[layer]))
+                parts.append(distractor_rows(self, state, nodes[layer]))
                 continue
-            patched = state.engine.patched(layer, nodes[layer], self.freeze)
-            parts.append(layer_rows(self, state, layer, nodes[layer], patched))
+            patched = state.engine.patched(nodes[layer], self.freeze)
+            parts.append(layer_rows(self, state, nodes[layer], patched))
         return pa.concat_tables(parts)
 
     def notes(self, state: PathState) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mathinterp.engine.paths.frozen import GPU_ROWS
-from mathinterp.engine.paths.nodes import MLP
+from mathinterp.engine.paths.nodes import Node
 from mathinterp.experiments.costs import (
     Cost,
     end_lengths,
@@ -17,6 +17,7 @@ from mathinterp.experiments.costs import (
     pass_flops,
     scoring_flops,
 )
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
     from mathinterp.experiments.base import Shard
@@ -32,22 +33,22 @@ def cost_of(scan: Paths, shape: ModelShape, prompts: Sequence[TokenizedPrompt], 
     end_layer = sum(layer_flops(shape, length) for length in lengths) / pairs
     whole = pass_flops(shape, lengths) / pairs + scoring
 
-    def row(layer: int, node: int) -> float:
+    def row(node: Node) -> float:
         """FLOPs of one (node, pair)."""
-        later, head = shape.n_layers - layer, 0.0 if node == MLP else 2.0 * shape.d_head * shape.d_model
+        later, head = shape.n_layers - node.layer, 2.0 * shape.d_head * shape.d_model if isinstance(node, Head) else 0.0
         if scan.positions == "all":
             return 2 * whole - scoring  # the counterfactual pass and the patched one
         through = {"heads": mlp * later, "all": mlp if scan.receiver else 0.0, "none": end_layer * later}
         return through[scan.freeze] + head + scoring
 
-    nodes = [(layer, node) for layer, members in scan.nodes(shape).items() for node in members]
+    nodes = [node for members in scan.nodes(shape).values() for node in members]
     checked = [
-        (layer, node) for layer in {0, shape.n_layers // 2, shape.n_layers - 1} for node in (0, MLP)
+        node for layer in {0, shape.n_layers // 2, shape.n_layers - 1} for node in (Head(layer, 0), Mlp(layer))
     ]  # noise floor
     checked = [] if scan.positions == "all" else checked
     clean = 2 * (whole + scoring) + shape.n_layers * mlp + (whole if scan.freeze == "none" else 0.0)
     attribution = 3 * (shape.n_layers * (end_layer if scan.freeze == "none" else mlp) + scoring)
-    flops = pairs * (clean + sum(row(*node) for node in [*nodes, *checked]) + (attribution if scan.attributes else 0.0))
+    flops = pairs * (clean + sum(row(node) for node in [*nodes, *checked]) + (attribution if scan.attributes else 0.0))
     if any(item.distractor is not None for item in prompts):  # scored by passes of their own
         flops *= 2
     rows = {shard.key: pairs * int(shard.work.get("nodes", 1)) for shard in shards}

@@ -16,12 +16,13 @@ import torch
 from mathinterp.engine.pairs import Ends, Pairs, chosen, ends_of, pairs_of
 from mathinterp.engine.paths.attribution import direct_shares, first_order
 from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
-from mathinterp.engine.paths.nodes import MLP, Receiver
+from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
     from mathinterp.experiments.base import Subject
@@ -87,18 +88,18 @@ def _distracted(
     return PathState(state.anatomy, names, own, engine, state.pairs_table, {})
 
 
-def distractor_rows(scan: Paths, state: PathState, layer: int, nodes: Sequence[int]) -> pa.Table:
+def distractor_rows(scan: Paths, state: PathState, nodes: Sequence[Node]) -> pa.Table:
     """Each of ``nodes`` patched, on every kept pair with a distractor, whose token is scored."""
     if state.distracted is None:
         return PATH_DISTRACTORS.empty_table()
     engine = state.distracted.engine
-    before, after = (m.numpy() for m in (engine.baseline, engine.patched(layer, nodes, scan.freeze)))
+    before, after = (m.numpy() for m in (engine.baseline, engine.patched(nodes, scan.freeze)))
     columns = {
         "logit_original": np.broadcast_to(before[0], after[0].shape),
         "logit_patched": after[0],
         "logprob_change": after[1] - before[1],
     }
-    return _node_table(PATH_DISTRACTORS, state.distracted.names, [(layer, node) for node in nodes], columns)
+    return _node_table(PATH_DISTRACTORS, state.distracted.names, nodes, columns)
 
 
 def _engine(
@@ -113,7 +114,7 @@ def _engine(
     return engine(anatomy, pairs, original, counterfactual, max_rows=max_tokens)
 
 
-def layer_rows(scan: Paths, state: PathState, layer: int, nodes: Sequence[int], patched: Measures) -> pa.Table:
+def layer_rows(scan: Paths, state: PathState, nodes: Sequence[Node], patched: Measures) -> pa.Table:
     """Each of ``nodes`` patched, on every kept pair."""
     before, after = (m.numpy() for m in (state.engine.baseline, patched))
     logit, logprob, centred = (a - b for a, b in zip(after, before, strict=True))
@@ -131,21 +132,21 @@ def layer_rows(scan: Paths, state: PathState, layer: int, nodes: Sequence[int], 
         "probability_change": probability,
         "centred_change": centred,
     }
-    return _node_table(PATH_SCAN, state.names, [(layer, node) for node in nodes], columns)
+    return _node_table(PATH_SCAN, state.names, nodes, columns)
 
 
-def attribution_rows(scan: Paths, state: PathState, nodes: dict[int, list[int]]) -> pa.Table:
+def attribution_rows(scan: Paths, state: PathState, nodes: dict[int, list[Node]]) -> pa.Table:
     """First-order and direct shares of the nodes, on every kept pair."""
     engine = state.engine
     assert isinstance(engine, PathEngine | EndPatching)
     estimated = first_order(engine, scan.freeze)
     direct, _ = direct_shares(state.anatomy, state.original, engine.gold_P)
-    places = [(layer, node) for layer, members in nodes.items() for node in members]
+    places = [node for members in nodes.values() for node in members]
     columns = {
         name: np.stack(
             [
-                (shares.mlps_LP[layer] if node == MLP else shares.heads_LHP[layer, node]).cpu().numpy()
-                for layer, node in places
+                (shares.heads_LHP[node] if isinstance(node, Head) else shares.mlps_LP[node.layer]).cpu().numpy()
+                for node in places
             ]
         )
         for name, shares in (("first_order", estimated), ("direct", direct))
@@ -153,17 +154,15 @@ def attribution_rows(scan: Paths, state: PathState, nodes: dict[int, list[int]])
     return _node_table(ATTRIBUTION_SCAN, state.names, places, columns)
 
 
-def _node_table(
-    schema: pa.Schema, names: pa.Array, places: Sequence[tuple[int, int]], columns: dict[str, np.ndarray]
-) -> pa.Table:
+def _node_table(schema: pa.Schema, names: pa.Array, nodes: Sequence[Node], columns: dict[str, np.ndarray]) -> pa.Table:
     """Rows of ``schema``, node by node: N * P of them, from columns of N P."""
     pairs = len(names)
-    layers, nodes = (np.repeat(values, pairs) for values in zip(*places, strict=True))
+    heads = [node.head if isinstance(node, Head) else None for node in nodes]
     filled: dict[str, Any] = {name: values.ravel().astype(np.float32) for name, values in columns.items()}
-    filled["node"] = np.where(nodes == MLP, "mlp", "head")
-    filled["layer"] = layers
-    filled["head"] = pa.array(nodes, mask=nodes == MLP)
-    filled["prompt_id"] = names.take(pa.array(np.tile(np.arange(pairs), len(places))))
+    filled["node"] = np.repeat(["mlp" if head is None else "head" for head in heads], pairs)
+    filled["layer"] = np.repeat([node.layer for node in nodes], pairs)
+    filled["head"] = [head for head in heads for _ in range(pairs)]
+    filled["prompt_id"] = names.take(pa.array(np.tile(np.arange(pairs), len(nodes))))
     return pa.Table.from_arrays([pa.array(filled[f.name]).cast(f.type) for f in schema], schema=schema)
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from mathinterp.engine.neuron_sets import NeuronMask, zeroed_neurons
+from mathinterp.engine.intervention import CLEAN, Change, Intervention, Value
+from mathinterp.engine.placement import everywhere, hooked
 from mathinterp.engine.scores import Answers
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.columns import BASELINE
 from mathinterp.experiments.scored import score_table, scores_of
-from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.prune import Condition
 from mathinterp.tuning.prune.tables import PRUNE_NEURONS, PRUNE_SCAN
@@ -35,7 +36,7 @@ def baseline_rows(state: PruneState) -> pa.Table:
 def condition_rows(state: PruneState, condition: Condition, deep: Sequence[int]) -> pa.Table:
     """Scores under one condition; ``deep``: the layers that are pruned."""
     anatomy, prompts = state.subject.anatomy, state.subject.prompts
-    with zeroed_neurons(anatomy, _mask(anatomy.shape, condition, deep)):
+    with hooked(everywhere(anatomy), [_pruned(anatomy, condition, deep)]):
         if condition.adapter is None:
             scores = scores_of(anatomy, prompts)
         else:
@@ -56,10 +57,13 @@ def neuron_rows(conditions: Sequence[Condition]) -> pa.Table:
     return pa.Table.from_pylist(rows, PRUNE_NEURONS)
 
 
-def _mask(shape: ModelShape, condition: Condition, deep: Sequence[int]) -> NeuronMask:
+def _pruned(anatomy: Anatomy, condition: Condition, deep: Sequence[int]) -> Intervention:
+    """All neurons of the deep layers at zero but those that the condition keeps."""
     if condition.kept is None:
-        return {}
-    mask = {layer: torch.ones(shape.n_neurons, dtype=torch.bool) for layer in deep}
+        return CLEAN
+    pruned = {layer: torch.ones(anatomy.shape.n_neurons, dtype=torch.bool) for layer in deep}
     for layer, neuron in condition.kept:
-        mask[layer][neuron] = False
-    return mask
+        pruned[layer][neuron] = False
+    return tuple(
+        Change("neuron", layer, cut_K, Value.zero(anatomy, "neuron", layer)) for layer, cut_K in pruned.items()
+    )
