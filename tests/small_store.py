@@ -59,7 +59,7 @@ def fill(
     """A finished run with these rows; returns its id."""
     tables = {"baseline": baseline, "head_scan": heads, "mlp_scan": mlps}
     shards = [f"{table}/00000" for table, rows in tables.items() if rows]
-    run = open_run(store, shards, parameters={"scoring": scoring}, **changes)
+    run = open_run(store, shards, **{"parameters": {"scoring": scoring}, **changes})
     store.write_prompts(changes.get("prompts_fingerprint", FINGERPRINT), prompts)
     for table, rows in tables.items():
         if rows:

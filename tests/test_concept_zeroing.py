@@ -298,7 +298,7 @@ def test_mistakes_in_the_command_are_one_line(tmp_path: Path) -> None:
     other.write_text('{"a": ["unfindable"]}')
     for words, part in (
         (["--concepts", broken], "neither a spelling"),
-        (["--concepts", tmp_path / "none.json"], "cannot be read"),
+        (["--concepts", tmp_path / "none.json"], "cannot read concepts"),
         (["--concepts", other], "none of the 1 concepts"),
         (["--levels", "a"], "--levels 'a' cannot be read"),
         (["--top", "500"], "hold every concept"),

@@ -106,8 +106,8 @@ def test_the_least_q_is_what_the_statistics_give_when_one_head_moves_every_promp
 def test_too_few_prompts_for_a_small_q_are_told(tmp_path: Path) -> None:
     _, few = summary_of(tmp_path / "few", 1.0, 3, prompts=4)
     (line,) = [line for line in few.warnings if "too few prompts" in line]
-    assert f"'add' (4 prompts: q {smallest_q(4, 3):.2g} at best)" in line
-    assert f"it takes {prompts_needed(3)} prompts of an operation" in line
+    assert f"'add' (4 prompts: q {smallest_q(4, 2):.2g} at best)" in line
+    assert f"it takes {prompts_needed(2)} prompts of an operation" in line
     assert any("rough figures: under 12 prompts for operation 'add' (4)" in line for line in few.warnings)
     _, enough = summary_of(tmp_path / "enough", 1.0, 3)
     assert not [line for line in enough.warnings if "too few prompts" in line]
@@ -123,6 +123,7 @@ def test_prompts_without_operation_are_shown_once_and_their_queries_have_rows(tm
         assert results.store.rows(query), query
 
 
+@pytest.mark.bundled
 def test_a_knockout_says_that_the_head_scan_measured_otherwise(tmp_path: Path) -> None:
     prompts = mi.prompts("two_digit", limit=16)
     scan = mi.run(mi.experiments.Heads(heads=["0.6"]), MODEL, prompts, store=str(tmp_path), progress=False)
@@ -138,6 +139,7 @@ def test_a_knockout_says_that_the_head_scan_measured_otherwise(tmp_path: Path) -
     assert "Not to be compared" not in str(alike.summary)
 
 
+@pytest.mark.bundled
 def test_every_experiments_json_is_in_fractions(tmp_path: Path) -> None:
     prompts = mi.prompts("pairs", limit=8)
     knockout = mi.run(

@@ -17,6 +17,8 @@ from mathinterp.prompts.prompt import with_distractors
 from tests.statistics_twin import student_interval
 from tests.word_prompts import HEAD, MODEL, NAMED, TWO_DIGITS, WORDS, difference, head_output, logits_of
 
+pytestmark = pytest.mark.bundled
+
 
 @pytest.fixture(scope="module")
 def loaded():

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = ["ablate", "experiments", "load", "open_store", "plan", "prompts", "run", "wrap"]
 DOCUMENTED = (
     "mathinterp", "mathinterp.face", "mathinterp.experiments.question", "mathinterp.prompts.given",
-    "mathinterp.store.store",
+    "mathinterp.store.reader",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "ray", "pandas", "pyarrow", "duckdb", "matplotlib")
 
@@ -90,7 +90,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 @pytest.mark.bundled
 def test_the_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    open_run(Store("results"), [])  # a run of earlier, for the examples that open a store
+    open_run(Store("results"))  # a run of earlier, for the examples that open a store
     results = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
     assert results.attempted > 0
     assert results.failed == 0

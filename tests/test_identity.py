@@ -15,6 +15,7 @@ import mathinterp.experiments
 import mathinterp.tuning
 from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluation
 from mathinterp.evaluation.task_files import task_file
+from mathinterp.experiments.activation_patching import ActivationPatching
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
@@ -59,6 +60,10 @@ PRUNED = Condition("pruned", kept=((1, 2),))
 
 # A scan, and for each of its fields another value.
 CASES: list[tuple[Experiment, dict[str, Any]]] = [
+    (
+        ActivationPatching(),
+        {"sites": ("mlp",), "directions": ("noising",), "layers": (0,), "keep_all": True, "engine": "plain"},
+    ),
     (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,)}),
     (Mlps(), {**ABLATION, "layers": (0,)}),
     (HeadPairs(), {**ABLATION, "heads": ((0, 1), (1, 1)), "layers": (0,), "given": ((0, 1),)}),

@@ -84,7 +84,7 @@ def check(anatomy: Anatomy, made: list[Intervention], expected: list[np.ndarray]
 def unit_of(site: str, layer: int) -> tuple[Unit, list[int] | None]:
     """One unit, and which neurons or head it is."""
     units: dict[str, tuple[Unit, list[int] | None]] = {
-        "head": (Head(layer, 2), [2]), "neuron": (Neuron(layer, 17), [17]), "mlp": (Mlp(layer), None),
+        "head": (Head(layer, 2), [2]), "neuron": (Neuron(layer, 1), [1]), "mlp": (Mlp(layer), None),
         "attention": (AttentionOutput(layer), None), "residual": (ResidualStream(layer), None),
     }  # fmt: skip
     return units[site]
@@ -93,7 +93,7 @@ def unit_of(site: str, layer: int) -> tuple[Unit, list[int] | None]:
 def columns_of(anatomy: Anatomy, site: str) -> slice | list[int]:
     if site == "head":
         return slice(2 * anatomy.shape.d_head, 3 * anatomy.shape.d_head)
-    return [17] if site == "neuron" else slice(None)
+    return [1] if site == "neuron" else slice(None)
 
 
 FAMILIES_SITES = [(name, site) for name in TINY_FAMILIES for site in SITES if site != "neuron" or name not in MIXTURES]

@@ -157,7 +157,7 @@ def test_the_run_depends_on_the_neurons_and_only_on_those_used() -> None:
 def test_mistakes_of_the_scan() -> None:
     with pytest.raises(UserError, match="ranks 9 neurons of each prompt, k = 10 asked"):
         MaskKeep("source", neurons=ranked(MADE, 9), ks=(10,)).shards(SHAPE, MADE)
-    with pytest.raises(UserError, match="must be 1 or more"):
+    with pytest.raises(UserError, match="write numbers from 1 on"):
         MaskKeep("source", neurons=ranked(MADE, 9), ks=(0,))
     with pytest.raises(UserError, match="ranked no neurons for prompt 'p1'"):
         MaskKeep("source", neurons=ranked(MADE[:1], 9), ks=(9,)).shards(SHAPE, MADE)

@@ -19,6 +19,8 @@ from mathinterp.prompts import read_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from tests.word_prompts import HEAD, MODEL, NAMED, WORDS, head_output, logits_of
 
+pytestmark = pytest.mark.bundled
+
 
 @pytest.fixture(scope="module")
 def loaded():

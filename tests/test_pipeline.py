@@ -36,16 +36,8 @@ def ablation_run(
         {"layer": layer, "head": head, "prompt_id": "a", "logprob": -0.5 - nats, "correct": (layer, head) not in wrong}
         for (layer, head), nats in lost.items()
     ]
-    run = fill(store, [prompt("a")], [{"prompt_id": "a"}], rows, scoring=f"token{ablation}", **changes)
-    return relabelled(store, run, {"ablation": ablation})
-
-
-def relabelled(store: Store, run: str, parameters: dict[str, Any]) -> str:
-    """The run with other parameters in its record (small_store knows the scoring alone)."""
-    path = Path(store.url) / "runs" / f"{run}.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "parameters": {"scoring": "token", **parameters}}))
-    return run
+    own = {"scoring": "token", "ablation": ablation}
+    return fill(store, [prompt("a")], [{"prompt_id": "a"}], rows, parameters=own, **changes)
 
 
 def table_run(store: Store, scan: str, tables: dict[str, list[dict[str, Any]]], **changes: Any) -> str:
@@ -222,7 +214,8 @@ def test_the_pipeline_runs_every_stage_once_and_answers_from_the_store(tmp_path:
     drops = {(f"{r['layer']}.{r['head']}", r["operation"]): r["drop"] for r in heads}
     assert len(which) >= 3
     for row in which:
-        keys = [op for op in ("all", "add", "div", "mul", "sub") if effects[row["head"], op]["mean"] < -0.05]
+        keys = [op for op in ("all", "add", "div", "mul", "sub") if effects[row["head"], op]["key"]]
+        assert all(effects[row["head"], op]["mean"] < -0.05 for op in keys)
         assert row["key for"] == (", ".join(keys) or "-")
         for op in ("all", "add", "mul"):
             assert row[f"effect {op}"] == pytest.approx(effects[row["head"], op]["mean"])

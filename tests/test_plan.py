@@ -154,7 +154,7 @@ def test_neurons_are_counted_in_terms_of_their_sums(seven_billion):
     plan = plan_scan(Neurons(), shape, prompts, "bfloat16", cpu=CpuSpeed(0.1, 0.001))
     assert plan.terms == 352_256 * 1600 * 32_000
     assert 3 < plan.seconds["H100"] < 10
-    assert plan.seconds["this CPU"] == pytest.approx(plan.terms / 1e9 + plan.flops / 0.05e12)
+    assert plan.seconds["this CPU"] == pytest.approx(plan.terms / 1e9 + plan.flops / 0.1e12)
 
 
 def test_a_compared_model_is_held_beside_the_original(seven_billion):
@@ -262,6 +262,7 @@ def test_a_cpu_is_measured_in_half_a_second(small):
     assert PACK_SIZE % 8 == 0
 
 
+@pytest.mark.bundled
 def test_the_time_on_this_cpu_is_within_a_factor_of_two_of_what_a_thread_takes():
     loaded, scan = load(ModelSpec("bundled", dtype="float32"), "cpu"), Heads(layers="2,5")
     prompts = tokenize_prompts(load_prompts("two_digit", limit=60), loaded.tokenizer)

@@ -73,6 +73,7 @@ def shown(line: str, variables: dict[str, str]) -> str:
     return done.stdout
 
 
+@pytest.mark.bundled
 def test_every_command_runs_in_the_readmes_order(without_ray: Path) -> None:
     variables: dict[str, str] = {}
     ran = 0

@@ -216,14 +216,11 @@ def test_an_operator_that_is_not_there_is_refused_by_name(tmp_path, build):
 
 
 @pytest.mark.parametrize("build", KINDS)
-def test_an_answer_without_a_digit_is_refused_by_name(tmp_path, build):
+def test_an_answer_without_a_digit_is_scored_on_its_first_token(tmp_path, build):
     prompts = written(tmp_path, answer="eight")
     (item,) = tokenize_prompts(prompts, tokenizer_for(build, prompts))
-    with pytest.raises(UserError) as error:
-        first_digit(item)
-    assert str(error.value) == (
-        "prompt 'mine': the answer 'eight' has no digit, on which pairs are scored; write the answer in digits"
-    )
+    assert first_digit(item) == item.scored[0]
+    assert item.scored[0].kind == "text"
 
 
 def test_the_first_digit_comes_after_the_sign(tmp_path):

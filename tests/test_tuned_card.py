@@ -14,6 +14,8 @@ from mathinterp.tuning.about import card
 from mathinterp.tuning.precise import save_adapter
 from mathinterp.tuning.sft_workers import about_run
 
+pytestmark = pytest.mark.bundled
+
 
 def about(model: nn.Module, name: str = "bundled", samples: int = 18000) -> dict:
     """tuning.json of 20 steps of 32 samples."""

@@ -64,6 +64,7 @@ def test_commands_run_from_the_wheel(wheel):
     assert "bundled" in python(wheel, program, "models")
 
 
+@pytest.mark.bundled
 def test_a_scan_from_the_wheel_has_the_rows_of_the_checkout_and_a_report(wheel, tmp_path):
     where, run_id = python(wheel, "-c", SCAN, tmp_path / "wheel").split()
     assert Path(where).is_relative_to(wheel)

@@ -62,7 +62,7 @@ def disturbed(name: str) -> PreTrainedModel:
 def dynamic() -> PreTrainedModel:
     """One whose rotary modules remember what they have read."""
     config = tiny_config("llama")
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     fields = {**config.to_dict(), "max_position_embeddings": 6, "rope_parameters": rope}
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**fields)).train()

@@ -272,6 +272,8 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise UserError(f"model '{spec.name}' is quantised ({method}): give the unquantised weights or a .gguf file")
     check_sizes(spec.name, fields)
+    if (generation := source.location / "generation_config.json").is_file():
+        json_file(generation)  # an object
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)

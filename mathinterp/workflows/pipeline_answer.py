@@ -73,12 +73,13 @@ class PipelineAnswer:
 
 
 def described_heads(store: Store, run_id: str, top: int) -> tuple[Head, ...]:
-    """The heads of a path scan that are worth a description: key heads of any operation first, then by effect.
+    """The heads of a path scan that are worth a description: those that pass the threshold first, then by effect.
 
-    At least ``top`` of them where there are as many heads; a key head of one operation is never left out.
+    At least ``top`` of them where there are as many heads; one that passes it in one operation is never left out,
+    however sure its effect is.
     """
     rows = store.rows(
-        """SELECT layer, head, bool_or(key) AS key, min(rank) FILTER (operation = 'all') AS rank FROM path_effects
+        """SELECT layer, head, bool_or(below) AS key, min(rank) FILTER (operation = 'all') AS rank FROM path_effects
            WHERE run_id = $run AND node = 'head' GROUP BY layer, head ORDER BY key DESC, rank""",
         {"run": run_id},
     )

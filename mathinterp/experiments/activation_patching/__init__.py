@@ -21,6 +21,7 @@ from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
+from mathinterp.gates import shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,9 @@ def _read_names(given: str | Iterable[str] | None, field: str, known: Sequence[s
         return None
     asked = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
     if not asked or any(name not in known for name in asked):
-        raise UserError(f"`{field}` '{','.join(map(str, asked))}' is not known; take some of {','.join(known)}")
+        raise UserError(
+            f"`{field}` '{shortened(','.join(map(str, asked)))}' is not known; take some of {','.join(known)}"
+        )
     return tuple(name for name in known if name in asked)
 
 
