@@ -382,7 +382,7 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
         ({"top": 1}, "`top` 1 is too small; give 2 or more"),
         ({"ks": (1,)}, "fewer than 2 first neurons"),
         ({"edges": "top:0"}, "cannot be read; write top:60"),
-        ({"edges": "above:-1"}, "those above 0 or more"),
+        ({"edges": "above:-1"}, "cannot be read; write top:60"),
     ):
         with pytest.raises(UserError, match=message):
             NeuronGraph(run, **fields)

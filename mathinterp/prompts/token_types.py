@@ -187,8 +187,9 @@ def _overlap(one: Span, others: Sequence[Span]) -> bool:
 def _first_digit(name: str, types: Sequence[str], encoding: Encoding, prompt: Prompt) -> int:
     own = [index for index, kind in enumerate(types) if kind == name]
     if not own:
+        text = dict(prompt.token_types).get(name) or getattr(prompt, name)
         raise UserError(
-            f"prompt '{prompt.prompt_id}': {name} {dict(prompt.token_types).get(name) or getattr(prompt, name)!r} shares its tokens"
-            " with another operand or named type, so that they cannot be told apart; put spaces between them"
+            f"prompt '{prompt.prompt_id}': {name} {text!r} shares its tokens with another operand or named type, so"
+            " that they cannot be told apart; put spaces between them"
         )
     return next((i for i in own if any(c.isdecimal() for c in encoding.token_text(i))), own[0])
