@@ -160,7 +160,7 @@ def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
                "--store", str(store), "--limit", "16", "--replicas", "1"]  # fmt: skip
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr
-    assert "of 12 heads cost more than 10 points" in first.stdout
+    assert "Accuracy cannot rank heads here" in first.stdout, "a random model is never right"
     assert "paper_a_table1" in first.stdout
 
     count = ["sql", "--json", "--store", store, ROWS_AND_HEADS]

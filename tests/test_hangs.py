@@ -128,6 +128,7 @@ def test_receipts_of_found_files_are_those_of_the_files(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 @pytest.mark.timeout(240)
 def test_sigstop_of_a_replica_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(dispatch, "SILENCE", 12.0)

@@ -244,4 +244,4 @@ def test_the_command_plans_runs_draws_and_resumes(tmp_path) -> None:
     assert best["denoising", 0]["token_type"] == "operator", "the only token in which the sentences differ"
     assert best["denoising", 0]["fraction"] == pytest.approx(1, abs=1e-3)
     assert made["end_decides_from"] == {"denoising": 7, "noising": 7}
-    assert (tmp_path / "f" / "activation_patching.png").is_file()
+    assert {file.suffix for file in (tmp_path / "f").iterdir()} == {".png", ".svg"}
