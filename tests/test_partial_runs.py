@@ -45,7 +45,8 @@ def test_effects_carry_their_runs_model_and_status(mixed: tuple[Path, str, str])
         {"run_id": partial, "model": "m2", "status": "unfinished"},
     ]
     with_status = {
-        "head_effects", "mlp_effects", "path_effects", "head_pairs", "knockout_curve", "knockout_summary",
+        "head_effects", "mlp_effects", "path_effects", "patching_effects", "head_pairs", "knockout_curve",
+        "knockout_summary",
         "maskkeep_effects", "concept_zeroing_effects", "attention_by_type", "mlp_probe_curve", "accuracies",
         "paper_a_table1", "paper_a_table2", "paper_a_table3", "head_operations", "paper_b_figure5",
         "paper_b_mlp_probe", "logit_difference_effects", "path_logit_differences",

@@ -52,12 +52,12 @@ class Agreement:
 
         The warning is one line, and not repeated for a replica that strays no farther than those before it.
         """
-        told = event.notes.get(PROBE)
-        if told is None:
-            return None
-        first = self._run.record["notes"].get(PROBE)
-        if first is None:
-            self._run.note({PROBE: told})
+        told, kept = event.notes.get(PROBE), self._run.record["notes"]
+        first = kept.get(PROBE)
+        new = {name: fact for name, fact in event.notes.items() if name not in kept}
+        if new:  # before the first row, so that no killed driver leaves rows without their noise
+            self._run.note(new)
+        if told is None or first is None:
             return None
         difference = Cells.from_json(first).difference(Cells.from_json(told))
         return None if difference is None else self._differs(first, told, difference)

@@ -5,7 +5,7 @@ Knows the views of head and MLP scans; knows nothing about models or how rows we
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import reach_warnings, rough_warnings, unrankable
+from mathinterp.experiments.reach import prompts_of, reach_warnings, rough_warnings, unrankable
 from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.thin_means import thin_mean_warnings
 
@@ -39,6 +39,7 @@ def summarize_ablation(
     verdict = "" if "all" in why else _verdict(results, effects, word)
     doubts = [_doubt(word, why)] if why else []
     differences = _differences(results, node, top)
+    prompts, tests = prompts_of(results), results.rows(f"SELECT count(DISTINCT node) AS n FROM {effects}")[0]["n"]
     return Summary(
         parts=[
             *doubts,
@@ -64,8 +65,8 @@ def summarize_ablation(
         ],
         warnings=[
             *thin_mean_warnings(results.store, results.run_id),
-            *rough_warnings(_tests(results, effects)[0]),
-            *([] if "all" in why else reach_warnings(*_tests(results, effects), word)),
+            *rough_warnings(prompts),
+            *([] if "all" in why else reach_warnings(prompts, tests, word)),
         ],
     )
 
@@ -130,16 +131,6 @@ def _doubt(word: str, why: Mapping[str, str]) -> str:
     single = {operation: reason for operation, reason in why.items() if operation != "all"}
     reasons = "; ".join(f"{operation}: {reason}" for operation, reason in single.items())
     return f"Accuracy cannot rank {word}s here, so changes of log-probability are shown instead ({reasons})."
-
-
-def _tests(results: Results, effects: str) -> tuple[list[Row], int]:
-    """Prompts per operation, and how many nodes are tested together."""
-    prompts = results.rows(
-        """SELECT operation, prompts FROM accuracies WHERE run_id = $run
-           ORDER BY operation = 'all' DESC, operation"""
-    )
-    (tests,) = results.rows(f"SELECT count(DISTINCT node) AS n FROM {effects}")
-    return per_operation(prompts), tests["n"]
 
 
 def _verdict(results: Results, effects: str, word: str) -> str:

@@ -13,10 +13,23 @@ ROUGH = 12  # prompts of an operation, under which intervals hold but are wide (
 LEAST_RANKED = 0.02  # the largest drop under which accuracy ranks nothing: paper A counts those under 2 points as none
 
 
-def smallest_q(prompts: int, tests: int) -> float:
-    """The least q-value of a drop that one node alone can have: every prompt falls (score_p in functions.sql)."""
-    units = prompts / (1 + 0.3 / (prompts + 1))
-    return min(1.0, tests * math.erfc(math.sqrt(units / 2)))
+def prompts_of(results: Results) -> list[Row]:
+    """Operation and prompts, of each operation of a run with a baseline."""
+    return results.rows(
+        "SELECT operation, prompts FROM accuracies WHERE run_id = $run AND operation <> 'all' ORDER BY operation"
+    )
+
+
+def smallest_q(prompts: int | Sequence[int], tests: int) -> float:
+    """The least q-value of a drop that one node alone can have: every prompt falls (score_p in functions.sql).
+
+    Args:
+        prompts: of one operation, or of each of several whose mean is tested.
+        tests: nodes that are tested together.
+    """
+    each = [prompts] if isinstance(prompts, int) else list(prompts)
+    variance = sum((1 + 0.3 / (n + 1)) / n for n in each) / len(each) ** 2
+    return min(1.0, tests * math.erfc(math.sqrt(1 / (2 * variance))))
 
 
 def prompts_needed(tests: int) -> int:
@@ -41,17 +54,19 @@ def reach_warnings(prompts: Sequence[Row], tests: int, word: str) -> list[str]:
         prompts: rows of operation and prompts.
         tests: nodes that are tested together.
     """
-    needed = prompts_needed(tests)
-    short = [row for row in prompts if row["prompts"] < needed]
+    short = [
+        f"'{row['operation']}' ({row['prompts']} prompts: q {q:.2g} at best)"
+        for row in prompts
+        if (q := smallest_q(row["prompts"], tests)) >= SIGNIFICANT
+    ]
+    whole = smallest_q([row["prompts"] for row in prompts], tests) if prompts else 0.0
+    if len(prompts) > 1 and whole >= SIGNIFICANT:
+        short.append(f"'all' (q {whole:.2g} at best)")
     if not short:
         return []
-    named = ", ".join(
-        f"'{row['operation']}' ({row['prompts']} prompts: q {smallest_q(row['prompts'], tests):.2g} at best)"
-        for row in short
-    )
     return [
-        f"too few prompts for q < {SIGNIFICANT}: one {word} of {tests} alone cannot reach it for operation {named};"
-        f" it takes {needed} prompts of an operation, so give a larger `limit`"
+        f"too few prompts for q < {SIGNIFICANT}: one {word} of {tests} alone cannot reach it for operation"
+        f" {', '.join(short)}; it takes {prompts_needed(tests)} prompts of an operation, so give a larger `limit`"
     ]
 
 

@@ -18,7 +18,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
 from mathinterp.store.integrity import deeper_faults
 from mathinterp.store.partial import warn_of_partial_runs
-from mathinterp.store.survey import Survey, Surveyor
+from mathinterp.store.survey import ELSEWHERE, Survey, Surveyor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,9 +112,11 @@ class StoreReader:
 
     def _trusting(self, sql: str, ask: Callable[[], Answer]) -> Answer:
         """The answer of a query; once more if it failed by the fault of a file, which is then left out."""
+        told = set(self.runs_looked_at)
         try:
             return ask()
         except UserError as error:
+            self.runs_looked_at = told
             if not isinstance(error.__cause__, duckdb.IOException | duckdb.InvalidInputException):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), self._held or Held())
@@ -149,7 +151,11 @@ class StoreReader:
 
     def _survey(self, tables: Iterable[str], held: Held) -> Survey:
         """What was found in tables, looking only for what is not held already."""
-        missing = [table for table in tables if table not in held.found.good]
+        wanted, good = set(tables), held.found.good
+        every = {name for name, stored in catalog().tables.items() if stored.partition == "run_id"}
+        if ELSEWHERE in good or not every <= wanted:  # else all at once: then files of other experiments count too
+            wanted -= good.keys()
+        missing = [table for table in catalog().tables if table in wanted]
         if missing or "runs" not in held.found.good:
             new, old = self._surveyor.survey(missing), held.found
             bad = list(dict.fromkeys([*old.bad, *new.bad]))

@@ -253,7 +253,7 @@ def _told(curve: dict[tuple[str, int], Row], halved: dict[str, int | None]) -> s
 def _mlps(query: Query, probed: str) -> Section:
     """From which layer on the MLPs carry the answer: by probing, beside their path effects."""
     table = query(
-        """SELECT p.layer, e.mean AS "path effect", e.key AS key, p.out_a, p.out_b, p.out_c,
+        """SELECT p.layer, e.mean AS "path effect", e.below AS key, p.out_a, p.out_b, p.out_c,
                p.difference_c, p.leader
             FROM paper_b_mlp_probe AS p
             LEFT JOIN path_effects AS e ON e.run_id = $paths AND e.node = 'mlp' AND e.layer = p.layer

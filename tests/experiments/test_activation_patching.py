@@ -194,7 +194,7 @@ def test_effects_are_ratios_of_means_with_intervals_over_pairs(tmp_path) -> None
     assert (add["n"], add["tokens"]) == (9, 2)
     assert add["change"] == pytest.approx(change[own].mean(), rel=1e-5)
     low, high = stats.t.interval(0.95, 8, change[own].mean(), stats.sem(change[own]))
-    assert (add["change_low"], add["change_high"]) == pytest.approx((low, high), rel=2e-3)
+    assert (add["change_low"], add["change_high"]) == pytest.approx((low, high), rel=1e-5)
     assert add["fraction"] == pytest.approx(change[own].mean() / gap[own].mean(), rel=1e-5)
     for bound in (add["fraction_low"], add["fraction_high"]):  # at its ends the t statistic is at the quantile
         rest = change[own] - bound * gap[own]
@@ -202,6 +202,9 @@ def test_effects_are_ratios_of_means_with_intervals_over_pairs(tmp_path) -> None
     assert add["fraction_low"] < add["fraction"] < add["fraction_high"]
     means = [change[own].mean(), change[~own].mean()]
     assert found["all"]["change"] == pytest.approx(np.mean(means), rel=1e-5)
+    spread = np.sqrt(stats.sem(change[own]) ** 2 + stats.sem(change[~own]) ** 2) / 2
+    high = np.mean(means) + stats.t.ppf(0.975, 4) * spread  # of the smallest operation, which has 5 pairs
+    assert (found["all"]["change_high"], found["all"]["pairs"]) == (pytest.approx(high, rel=1e-5), 5)
     logit = store.rows("SELECT fraction, change FROM patching_effects WHERE measure = 'logit' AND operation = 'add'")
     assert logit == [{"fraction": 0.0, "change": 0.0}]
 

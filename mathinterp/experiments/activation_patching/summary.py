@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby, takewhile
 
+from mathinterp.experiments.reach import rough_warnings
 from mathinterp.experiments.results import Results, Row, Shown, Summary
 
 EFFECTS = "patching_effects WHERE run_id = $run AND operation = 'all' AND measure = $measure"
@@ -34,6 +35,10 @@ def summarize(results: Results, measure: str, top: int) -> Summary:
     if arrives:
         verdict = f"Of the residual streams that enter a layer, END's decides most ({verdict})."
     unsure = [row for row in places if row["low"] is None]
+    kept = results.rows(
+        """SELECT coalesce(operation, 'none') AS operation, count(DISTINCT prompt_id) AS prompts
+           FROM patching_prompts WHERE run_id = $run GROUP BY ALL ORDER BY ALL"""
+    )
     return Summary(
         parts=[
             Shown("Pairs", pairs),
@@ -49,11 +54,16 @@ def summarize(results: Results, measure: str, top: int) -> Summary:
             results.query("SELECT * FROM patching_pairs WHERE run_id = $run AND NOT kept LIMIT 10"),
         ],
         warnings=[
-            "Some fractions have no interval: the pairs' two sentences do not surely differ in the score, or there are"
-            " too few pairs; give more prompts (`limit`)"
-        ]
-        if unsure
-        else [],
+            *rough_warnings(kept),
+            *(
+                [
+                    "Some fractions have no interval: the pairs' two sentences do not surely differ in the score, or"
+                    " there are too few pairs; give more prompts (`limit`)"
+                ]
+                if unsure
+                else []
+            ),
+        ],
     )
 
 

@@ -1,5 +1,6 @@
 """What a run of head pairs says: which heads stand in for each other, and which work through each other."""
 
+from mathinterp.experiments.reach import prompts_of, rough_warnings
 from mathinterp.experiments.results import Results, Shown, Summary
 
 SURE = 0.05  # Benjamini-Hochberg q
@@ -29,4 +30,5 @@ def summarize(results: Results, top: int) -> Summary:
         ],
         data={"top": rows, "verdict": verdict, **counts},
         queries=[results.query(f"{query} ORDER BY abs(interaction) DESC LIMIT 20")],
+        warnings=rough_warnings(prompts_of(results)),
     )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mathinterp.experiments.knockout.compared import other_settings, settings
+from mathinterp.experiments.reach import rough_warnings
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.thin_means import thin_mean_warnings
 
@@ -25,7 +26,15 @@ def summarize(results: Results) -> Summary:
            FROM knockout_summary WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, control"""
     )
     examples, verdict = _examples(results), _verdict(curve, summary)
-    warnings = [*thin_mean_warnings(results.store, results.run_id), *_not_matched(_borrowed(results))]
+    prompts = results.rows(
+        """SELECT operation, count(DISTINCT prompt_id) AS prompts FROM knockout_prompts WHERE run_id = $run
+           GROUP BY operation ORDER BY operation"""
+    )
+    warnings = [
+        *thin_mean_warnings(results.store, results.run_id),
+        *_not_matched(_borrowed(results)),
+        *rough_warnings(prompts),
+    ]
     return Summary(
         parts=[
             Shown(_title(asked), curve, dict.fromkeys(set(curve[0]) - {"k", "heads", "from other layers"}, "")),

@@ -37,7 +37,7 @@ def summarize(results: Results, top: int = 10) -> Summary:
            WHERE run_id = $run ORDER BY operation = 'all' DESC, operation"""
     )
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
-    kept = [{"operation": row["operation"] if pairs[1:] else "all", "prompts": row["kept"]} for row in pairs]
+    kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
     warnings = [*_warnings(agreement), *rough_warnings(kept)]
     return Summary(
         parts=[

@@ -26,7 +26,7 @@ FROM (
         ) AS s
         JOIN baseline_logit_differences AS b USING (run_id, prompt_id, position)
         JOIN run_records AS r USING (run_id)
-        LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
+        JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
         GROUP BY s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none')
     )
     GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))

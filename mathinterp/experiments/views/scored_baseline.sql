@@ -8,5 +8,5 @@ SELECT b.run_id, b.prompt_id, b.position, b.correct, b.logprob, r.scoring,
        CASE WHEN regexp_full_match(p.operand_b, '-?[0-9]+') THEN len(ltrim(p.operand_b, '-')) END AS digits
 FROM baseline AS b
 JOIN run_records AS r USING (run_id)
-LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = b.prompt_id
+JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = b.prompt_id
 WHERE r.scoring <> 'first_token' OR b.position = 0;

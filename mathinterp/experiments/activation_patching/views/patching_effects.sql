@@ -1,6 +1,7 @@
 -- patching_effects: what patching one token of a kind does, per site, layer, direction, token_type, measure and operation, and
 -- over 'all' (unweighted mean of the operations). n: pairs with such a token. change, gap: means of those of patching_prompts;
--- change_low, change_high: 95 % t interval over pairs (degrees of freedom after Satterthwaite). fraction = change / gap: 0 where
+-- change_low, change_high: 95 % interval over pairs (Student's t, with the degrees of freedom of the
+-- smallest operation: docs/statistics.md). pairs: those of the smallest operation. fraction = change / gap: 0 where
 -- the patch does nothing, 1 where the answer's score becomes that of the sentence patched in. With 'denoising' it is the usual
 -- recovered fraction (patched - counterfactual) / (original - counterfactual), with 'noising' 1 minus that. fraction_low,
 -- fraction_high: 95 % interval after Fieller; null where the gap itself is not surely different from 0.
@@ -19,23 +20,20 @@ WITH operations AS (
            CASE WHEN min(n) > 1 THEN sum(change_variance) / count(*) ** 2 END AS change_variance,
            CASE WHEN min(n) > 1 THEN sum(gap_variance) / count(*) ** 2 END AS gap_variance,
            CASE WHEN min(n) > 1 THEN sum(covariance) / count(*) ** 2 END AS covariance,
-           CASE WHEN min(n) > 1 THEN coalesce(
-               sum(change_variance) ** 2 / nullif(sum(change_variance ** 2 / (n - 1)), 0), sum(n) - count(*)) END AS freedom
+           student_factor(min(n)) AS t, min(n) AS pairs
     FROM operations
     GROUP BY GROUPING SETS ((run_id, site, layer, direction, token_type, measure, operation),
                             (run_id, site, layer, direction, token_type, measure))
-), quantiles AS (  -- of Student's t at .975: exact for 1 and 2 degrees, else Cornish-Fisher, off by less than .01
-    SELECT *, CASE WHEN freedom < 1.5 THEN 12.706 WHEN freedom < 2.5 THEN 4.303
-                   ELSE 1.959964 + 2.372272 / freedom + 2.822502 / freedom ** 2 + 2.555855 / freedom ** 3 END AS t
-    FROM effects
 ), fieller AS (
     SELECT *, gap ** 2 - t ** 2 * gap_variance AS a, change * gap - t ** 2 * covariance AS b,
            change ** 2 - t ** 2 * change_variance AS c
-    FROM quantiles
+    FROM effects
 )
 SELECT run_id, site, layer, direction, token_type, measure, operation, n, tokens, change,
        change - t * sqrt(change_variance) AS change_low, change + t * sqrt(change_variance) AS change_high, gap,
        change / nullif(gap, 0) AS fraction,
        CASE WHEN a > 0 THEN (b - sqrt(greatest(0, b ** 2 - a * c))) / a END AS fraction_low,
-       CASE WHEN a > 0 THEN (b + sqrt(greatest(0, b ** 2 - a * c))) / a END AS fraction_high
-FROM fieller;
+       CASE WHEN a > 0 THEN (b + sqrt(greatest(0, b ** 2 - a * c))) / a END AS fraction_high,
+       pairs, model, status
+FROM fieller
+JOIN run_states USING (run_id);

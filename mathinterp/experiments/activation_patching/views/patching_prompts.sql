@@ -18,5 +18,5 @@ SELECT s.run_id, s.site, s.layer, s.direction, CASE WHEN s.at_end THEN 'end' ELS
 FROM patching_scan AS s
 JOIN pairs USING (run_id, prompt_id)
 JOIN run_records AS r USING (run_id)
-LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
+JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
 GROUP BY ALL;

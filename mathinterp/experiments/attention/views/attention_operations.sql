@@ -11,5 +11,5 @@ SELECT s.run_id, s.layer, s.head, coalesce(p.operation, 'none') AS operation, s.
        avg(s.tokens) AS tokens
 FROM attention_scan AS s
 JOIN run_records AS r USING (run_id)
-LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
+JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
 GROUP BY s.run_id, s.layer, s.head, coalesce(p.operation, 'none'), s.token_type;

@@ -3,7 +3,7 @@
 -- prompts alone: that over random heads is the spread over seeds (knockout_bands). logprob: mean per unit, natural log.
 CREATE OR REPLACE VIEW knockout_curve AS
 SELECT run_id, ranking, seed, k, operation, n, accuracy,
-       greatest(score_bound(accuracy, parts, -1), 0) AS low, score_bound(accuracy, parts, 1) AS high, logprob, model, status
+       greatest(score_bound(accuracy, parts, -1), 0) AS low, least(score_bound(accuracy, parts, 1), 1) AS high, logprob, model, status
 FROM (
     SELECT run_id, ranking, seed, k,
            CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,

@@ -11,5 +11,5 @@ SELECT s.run_id, s.layer, coalesce(p.operation, 'none') AS operation, s.target,
        CASE WHEN count(*) > 1 THEN var_samp(s.difference::DOUBLE) / count(*) END AS difference_variance
 FROM mlp_probe AS s
 JOIN run_records AS r USING (run_id)
-LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
+JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
 GROUP BY s.run_id, s.layer, coalesce(p.operation, 'none'), s.target;

@@ -8,7 +8,7 @@ FROM (
            avg(a.first_order::DOUBLE) AS first_order, avg(a.direct::DOUBLE) AS direct
     FROM attribution_scan AS a
     JOIN run_records AS r USING (run_id)
-    LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = a.prompt_id
+    JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = a.prompt_id
     GROUP BY a.run_id, a.node, a.layer, a.head, coalesce(p.operation, 'none')
 )
 GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head));

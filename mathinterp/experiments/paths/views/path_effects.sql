@@ -36,7 +36,7 @@ FROM (
             FROM path_operations
             GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))
         )
-        LEFT JOIN (SELECT run_id, coalesce((notes ->> 'noise_floor')::DOUBLE, 0) AS noise FROM run_records) USING (run_id)
+        LEFT JOIN (SELECT run_id, coalesce(try_cast(notes ->> 'noise_floor' AS DOUBLE), 0) AS noise FROM run_records) USING (run_id)
     )
 )
 JOIN run_states USING (run_id);

@@ -13,5 +13,5 @@ SELECT s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none') AS opera
        avg(s.centred_change::DOUBLE) AS centred_change
 FROM path_scan AS s
 JOIN run_records AS r USING (run_id)
-LEFT JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
+JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
 GROUP BY s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none');

@@ -3,7 +3,7 @@
 -- the p_value of the same statistic (docs/statistics.md).
 CREATE OR REPLACE VIEW tuned_accuracy AS
 SELECT run_id, condition, seed, layer, learning_rate, operation, n, baseline_accuracy, accuracy,
-       greatest(score_bound(accuracy, right_parts, -1), 0) AS low, score_bound(accuracy, right_parts, 1) AS high,
+       greatest(score_bound(accuracy, right_parts, -1), 0) AS low, least(score_bound(accuracy, right_parts, 1), 1) AS high,
        gain, score_bound(gain, parts, -1) AS gain_low, score_bound(gain, parts, 1) AS gain_high,
        score_p(gain, parts) AS p_value
 FROM (
