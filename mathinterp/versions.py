@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import os
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -59,6 +60,18 @@ def source_digest(package: Path = PACKAGE) -> str:
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{file.relative_to(package).as_posix()} {content}\n".encode())
     return digest.hexdigest()[:12]
+
+
+def own_source(kind: type) -> dict[str, str]:
+    """Of a class from outside this package, a digest of the package it is in, or of its one file; else nothing."""
+    top = kind.__module__.partition(".")[0]
+    module = sys.modules.get(top)
+    if top == PACKAGE.name or module is None or getattr(module, "__file__", None) is None:
+        return {}
+    file = Path(str(module.__file__))
+    if hasattr(module, "__path__"):
+        return {f"source of {top}": source_digest(file.parent)}
+    return {f"source of {top}": hashlib.sha256(file.read_bytes()).hexdigest()[:12]}
 
 
 @cache

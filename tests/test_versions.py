@@ -1,5 +1,6 @@
 """What made a row beside its inputs is recorded with it, and told when a run is resumed by something else."""
 
+import importlib
 import importlib.metadata
 import json
 import shutil
@@ -16,6 +17,7 @@ from mathinterp import versions
 from mathinterp.cli.main import main
 from mathinterp.cluster.dispatch import Outcome, Receipt
 from mathinterp.cluster.run import close_run
+from mathinterp.experiments.heads import Heads
 from mathinterp.store import Store
 from tests.small_store import open_run, write_head
 
@@ -77,6 +79,24 @@ def test_the_digest_is_of_the_source_files_wherever_they_lie(tmp_path):
         changed = shutil.copytree(package, tmp_path / name / "mathinterp")
         (changed / name).write_text(content)
         assert versions.source_digest(changed) != versions.source_digest(package)
+
+
+def test_an_experiment_from_outside_has_its_own_source_among_the_versions(tmp_path, monkeypatch):
+    """Else an edit of it would give back the rows of before, in silence."""
+    assert versions.own_source(Heads) == {}
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lone_measure.py").write_text("class Lone: ...\n")
+    package = tmp_path / "their_measure"
+    package.mkdir()
+    (package / "__init__.py").write_text("from their_measure.rows import FACTOR\nclass Theirs: ...\n")
+    (package / "rows.py").write_text("FACTOR = 1\n")
+    lone, theirs = importlib.import_module("lone_measure").Lone, importlib.import_module("their_measure").Theirs
+    before = versions.own_source(lone), versions.own_source(theirs)
+    assert [list(found) for found in before] == [["source of lone_measure"], ["source of their_measure"]]
+    (tmp_path / "lone_measure.py").write_text("class Lone: ...\nFACTOR = 2\n")
+    (package / "rows.py").write_text("FACTOR = 2\n")
+    versions.source_digest.cache_clear()  # as in another process
+    assert all(old != new for old, new in zip(before, map(versions.own_source, (lone, theirs)), strict=True))
 
 
 def test_the_code_version_says_commit_or_files(monkeypatch):

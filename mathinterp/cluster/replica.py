@@ -34,7 +34,7 @@ from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.models.handle import ModelSource
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
-from mathinterp.versions import versions
+from mathinterp.versions import own_source, versions
 
 Result = TypeVar("Result")
 
@@ -197,7 +197,7 @@ def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, 
     """Versions of what computes rows in this process, of those packages that this scan and model use."""
     peft = [] if model.adapter is None else ["peft"]
     gguf = ["gguf"] if model.source.kind == "gguf" else []
-    found = versions([*scan.packages, *peft, *gguf], device)
+    found = {**versions([*scan.packages, *peft, *gguf], device), **own_source(type(scan))}
     on_gpu = device == "cuda" and torch.cuda.is_initialized()
     return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
 

@@ -154,7 +154,8 @@ def bound_work(
     scan = scan.bind(context)
     tokenized = context.read(scan)
     shards = tuple(scan.shards(model.shape, tokenized))
-    assert len({shard.key for shard in shards}) == len(shards) > 0, f"scan {scan.name}: shard keys must be unique"
+    assert shards, f"scan {scan.name}: its work was cut into no shards"
+    assert len({shard.key for shard in shards}) == len(shards), f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns)
 
 
