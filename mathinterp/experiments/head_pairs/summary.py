@@ -1,9 +1,8 @@
 """What a run of head pairs says: which heads stand in for each other, and which work through each other."""
 
 from mathinterp.experiments.reach import prompts_of, rough_warnings
-from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.experiments.results import SIGNIFICANT, Results, Shown, Summary
 
-SURE = 0.05  # Benjamini-Hochberg q
 POINTS = dict.fromkeys(("both", "first", "second", "interaction", "low", "high"), "points")
 
 
@@ -16,12 +15,12 @@ def summarize(results: Results, top: int) -> Summary:
                FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
     )
     (counts,) = results.rows(
-        f"""SELECT count(*) AS pairs, count_if(q_value < {SURE} AND interaction > 0) AS backup,
-               count_if(q_value < {SURE} AND interaction < 0) AS chained FROM ({query})"""
+        f"""SELECT count(*) AS pairs, count_if(q_value < {SIGNIFICANT} AND interaction > 0) AS backup,
+               count_if(q_value < {SIGNIFICANT} AND interaction < 0) AS chained FROM ({query})"""
     )
     verdict = (
-        f"Of {counts['pairs']} pairs, {counts['backup']} cost more together than apart (q < {SURE}): one head stands in"
-        f" for the other. {counts['chained']} cost less together than the sum of both: one works through the other."
+        f"Of {counts['pairs']} pairs, {counts['backup']} cost more together than apart (q < {SIGNIFICANT}): one head stands"
+        f" in for the other. {counts['chained']} cost less together than the sum of both: one works through the other."
     )
     return Summary(
         parts=[
