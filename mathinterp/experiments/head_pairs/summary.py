@@ -19,8 +19,9 @@ def summarize(results: Results, top: int) -> Summary:
                count_if(q_value < {SIGNIFICANT} AND interaction < 0) AS chained FROM ({query})"""
     )
     verdict = (
-        f"Of {counts['pairs']} pairs, {counts['backup']} cost more together than apart (q < {SIGNIFICANT}): one head stands"
-        f" in for the other. {counts['chained']} cost less together than the sum of both: one works through the other."
+        f"Of {counts['pairs']} pairs, {counts['backup']} cost more together than apart (q < {SIGNIFICANT}): one head"
+        f" stands in for the other. {counts['chained']} cost less together than the sum of both: one works through the"
+        " other."
     )
     return Summary(
         parts=[
