@@ -48,10 +48,11 @@ class Draws:
 
 @dataclass(frozen=True)
 class Block:
-    """Draws ``start`` to ``stop`` of some nodes: x, and the weighed sum before each draw (N, P of the block)."""
+    """Some draws of some nodes: x and the weighed sum before each draw (N, P of the block), the sum after the last (N)."""
 
     x_NP: FloatArray
     before_NP: FloatArray
+    sum_N: FloatArray
     to_come_P: FloatArray
     total: float
 
@@ -60,8 +61,8 @@ class Block:
         """before_N: the weighed sum of the draws before the block."""
         span = slice(start, start + x_NP.shape[1])
         weighed_NP = x_NP * draws.weight_P[span]
-        before_NP = np.cumsum(weighed_NP, axis=1) - weighed_NP + np.reshape(before_N, (-1, 1))
-        return cls(x_NP, before_NP, draws.to_come_P[span], draws.total)
+        after_NP = np.cumsum(weighed_NP, axis=1) + np.reshape(before_N, (-1, 1))
+        return cls(x_NP, after_NP - weighed_NP, after_NP[:, -1], draws.to_come_P[span], draws.total)
 
     def log_capital(self, m_N: FloatArray, against_less: bool) -> FloatArray:
         """(N, B): log of what each bet multiplies its capital by, against "the mean is at most m", or at least m."""
@@ -89,10 +90,10 @@ def interval(x_NP: FloatArray, draws: Draws, level: float) -> tuple[FloatArray, 
     Ends are rounded outwards, by up to 2^-16 of the way to what is possible at all; the mean so far is always inside.
     """
     block = Block.of(x_NP, 0.0, draws, 0)
-    sum_N, left = x_NP @ draws.weight_P[: x_NP.shape[1]], draws.left(x_NP.shape[1])
-    mean_N = sum_N / (draws.total - left)
+    left = draws.left(x_NP.shape[1])
+    mean_N = block.sum_N / (draws.total - left)
     ends = []
-    for impossible_N, against_less in ((sum_N / draws.total, True), ((sum_N + left) / draws.total, False)):
+    for impossible_N, against_less in ((block.sum_N / draws.total, True), ((block.sum_N + left) / draws.total, False)):
         refused_N, kept_N = impossible_N, mean_N
         for _ in range(_HALVINGS):
             middle_N = (refused_N + kept_N) / 2

@@ -131,7 +131,7 @@ class _Replay:
         self._above_NB[open_N] += block.log_capital(m_n, against_less=True)
         self._below_NB[open_N] += block.log_capital(m_n, against_less=False)
         self.above_N[open_N], self.below_N[open_N] = log_e(self._above_NB[open_N]), log_e(self._below_NB[open_N])
-        self.sum_N[open_N] += x_np @ self.draws.weight_P[start : start + x_np.shape[1]]
+        self.sum_N[open_N] = block.sum_N
         self.used_N[open_N] = start + x_np.shape[1]
 
     def decide(self, open_N: npt.NDArray[np.int_], stop: int) -> None:
