@@ -48,7 +48,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Block:
-    """Some draws of some nodes: x and the weighed sum before each draw (N, P of the block), the sum after the last (N)."""
+    """Some draws of some nodes: x and the weighed sums before each draw (N, P of the block) and after the last (N)."""
 
     x_NP: FloatArray
     before_NP: FloatArray
