@@ -16,7 +16,7 @@ PROMPTS = 120
 
 
 def scanned(store: Store) -> None:
-    """Three heads that cost nothing, about 8 and 60 points, over operations of unlike numbers of tokens; a path scan."""
+    """Heads that cost nothing, about 8 and 60 points, over operations of unlike numbers of tokens; a path scan."""
     random = np.random.default_rng(0)
     prompts = [
         prompt(f"{number:03d}", ("add", "mul")[number % 2], ("memorize",) * (1 + number % 2 * (1 + number % 3)))
