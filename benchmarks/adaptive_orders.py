@@ -67,7 +67,8 @@ def read_grid(connection: duckdb.DuckDBPyConnection, run: str, scan: str, model:
     values_NP = np.asarray(columns["value"], float).reshape(-1, prompts)
     ids_NP = columns["prompt_id"].reshape(-1, prompts)
     assert (ids_NP == ids_NP[0]).all()
-    weights_P = accuracy_weights(columns["n"][:prompts].tolist(), columns["operation"][:prompts].tolist())
+    units, operations = map(int, columns["n"][:prompts]), map(str, columns["operation"][:prompts])
+    weights_P = accuracy_weights(list(units), list(operations))
     truth_N = values_NP @ weights_P / weights_P.sum()
     view_N = np.array(connection.execute(TRUTHS[scan], {"run": run}).fetchall(), float)[:, 0]
     if scan != "paths":
