@@ -83,8 +83,8 @@ def _numbered(rows: pa.Table, names: Sequence[str]) -> tuple[Array, pa.Table]:
             place = np.argsort(np.argsort(np.array(values.dictionary.to_pylist(), str)))
             own_n, own_size = place[values.indices.to_numpy()], len(place)
         else:
-            column = column.fill_null(-1)
-            own_n = column.to_numpy().astype(np.int64) + 1
+            column = column.cast(pa.int64()).fill_null(-1)
+            own_n = column.to_numpy() + 1
             own_size = int(own_n.max(initial=0)) + 1
         code_n, size = code_n * own_size + own_n, size * own_size
         kept.append(column)
