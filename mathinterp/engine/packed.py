@@ -25,6 +25,7 @@ from mathinterp.engine.intervention import (
     Intervention,
     Tokens,
     Value,
+    first_middle_last,
     intervention,
     label,
     no_op,
@@ -280,24 +281,13 @@ class PackedEngine:
     def noise_floor(self, baseline: Scores) -> dict[str, float]:
         """How far a no-op edit of the first, middle and last layer strays from the baseline: nats and flips.
 
-        Measured on the answers of the first group of packs.
+        Measured on the answers of the first, middle and last group of packs.
         """
-        last = self.anatomy.shape.n_layers - 1
-        group = self.groups[0]
-        answers = group.answers.cpu().numpy()
-        expected = baseline.at(answers)
-        logprob, logit, flips = 0.0, 0.0, 0
-        for layer in sorted({0, (last + 1) // 2, last}):
-            found = self._no_op(layer, [group]).at(answers)
-            logprob = max(logprob, float(np.abs(found.logprob_EA - expected.logprob_EA).max()))
-            logit = max(logit, float(np.abs(found.logit_EA - expected.logit_EA).max()))
-            flips = max(flips, int((found.predicted_EA != expected.predicted_EA).sum()))
-        return {
-            "max_logprob_deviation": logprob,
-            "max_logit_deviation": logit,
-            "flipped_predictions": flips,
-            "answers": len(answers),
-        }
+        groups = [self.groups[index] for index in sorted({0, len(self.groups) // 2, len(self.groups) - 1})]
+        answers = np.concatenate([group.answers.cpu().numpy() for group in groups])
+        layers = first_middle_last(self.anatomy.shape.n_layers)
+        found = Scores.together([self._no_op(layer, groups).at(answers) for layer in layers])
+        return found.noise(baseline.at(answers))
 
     # ---- what replicas compare ----
 

@@ -5,7 +5,7 @@ Knows the views of head and MLP scans; knows nothing about models or how rows we
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import prompts_of, reach_warnings, rough_warnings, unrankable
+from mathinterp.experiments.reach import noise_warnings, prompts_of, reach_warnings, rough_warnings, unrankable
 from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.stability import stability_lines
 from mathinterp.experiments.thin_means import thin_mean_warnings
@@ -69,6 +69,7 @@ def summarize_ablation(
         ],
         warnings=[
             *thin_mean_warnings(results.store, results.run_id),
+            *noise_warnings(results),
             *rough_warnings(prompts),
             *([] if "all" in why else reach_warnings(prompts, tests, word)),
         ],

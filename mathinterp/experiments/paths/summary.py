@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import rough_warnings
+from mathinterp.experiments.reach import noise_warnings, rough_warnings
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.stability import stability_lines
 
@@ -39,7 +39,7 @@ def summarize(results: Results, top: int = 10) -> Summary:
     )
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
     kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
-    warnings = [*_warnings(agreement), *rough_warnings(kept)]
+    warnings = [*_warnings(agreement), *noise_warnings(results), *rough_warnings(kept)]
     stable = stability_lines(results)
     return Summary(
         parts=[
