@@ -15,8 +15,8 @@ def summarize(results: Results, top: int) -> Summary:
                FROM ({query}) ORDER BY abs(interaction) DESC, pair LIMIT {top}"""
     )
     (counts,) = results.rows(
-        f"""SELECT count(*) AS pairs, count_if(sure AND interaction > 0) AS backup,
-               count_if(sure AND interaction < 0) AS chained FROM ({query})"""
+        f"""SELECT count(*) AS pairs, count(*) FILTER (sure AND interaction > 0) AS backup,
+               count(*) FILTER (sure AND interaction < 0) AS chained FROM ({query})"""
     )
     verdict = (
         f"Of {counts['pairs']} pairs, {counts['backup']} surely cost more together than apart (q < {SIGNIFICANT}, and"
