@@ -24,6 +24,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "concept_scan": (),
     "sft": (),
     "sql": ("--json",),
+    "stability": ("--json",),
     "dispatch": ("--json",),
     "coverage": ("--json",),
     "adaptive_orders": ("--json",),

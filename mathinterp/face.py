@@ -16,6 +16,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.registry import add
 from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.stability import DRAWS, stability_of
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.models.handle import Model, WrappedModel
 from mathinterp.prompts.given import Prompts, prompts_of
@@ -26,6 +27,8 @@ from mathinterp.store.frame import Frame
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from mathinterp.experiments.stability.result import Stability
 
 
 def load(
@@ -107,6 +110,30 @@ def plan(experiment: Experiment, model: Model, prompts: Any = None, *, store: st
     return plan_scan(work.scan, work.model.shape, work.prompts, work.model.dtype, cpu=cpu)
 
 
+def stability(run: str = "latest", *, store: str = "results", draws: int = DRAWS, seed: int = 0) -> "Stability":
+    """How far the ranking of a finished run hangs on its prompts: it is worked out again from prompts drawn anew.
+
+    From stored rows, without a model; stored too, for the views stability and stability_overlap.
+
+    Args:
+        run: its id; "latest": the run finished last of those that rank heads, MLPs or neurons.
+        store: where it is.
+        draws: of prompts, and of templates; the views show a run's computation with the most draws.
+        seed: of the draws.
+    Returns:
+        frames ``nodes`` and ``overlap``, sentences ``lines()``, and ``summary()``.
+    Raises:
+        UserError: no such run, one that is not finished or ranks nothing, or a number that cannot be.
+
+    >>> import mathinterp as mi
+    >>> run = mi.run(mi.experiments.Heads(layers="0"), mi.load("bundled"), mi.prompts("two_digit", limit=16))
+    >>> found = mi.stability(run.id, draws=50)
+    >>> bool(found.nodes.query("operation == 'all' and over == 'prompts' and rank == 1").in_first_5.item() > 0.5)
+    True
+    """
+    return stability_of(open_store(store), run, draws=draws, seed=seed)
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that was made: its rows, what they say, and the runs that followed from it.
@@ -173,6 +200,10 @@ class Run:
     def sql(self, query: str, **values: Any) -> Frame:
         """The result of a query; ``$run`` in it is this run's id, other ``$name`` take their values from here."""
         return self.store.sql(query, run=self.id, **values)
+
+    def stability(self, *, draws: int = DRAWS, seed: int = 0) -> "Stability":
+        """How stable its ranking is; see ``mathinterp.stability``."""
+        return stability_of(self.store, self.id, draws=draws, seed=seed)
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"

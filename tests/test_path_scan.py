@@ -185,6 +185,7 @@ def stored(llama: Anatomy, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
     store.write_prompts(FINGERPRINT, tokenized_pairs(llama))
     for name, table in tables.items():
         store.write_shard(run.run_id, name, 0, table, {"scan": "paths"})
+    run.note({"noise_floor": 0.0})
     assert run.finish() == []
     return store, tables
 

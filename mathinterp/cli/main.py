@@ -29,6 +29,7 @@ from mathinterp.cli.report import report
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
 from mathinterp.cli.sql import sql
+from mathinterp.cli.stability import stability
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
 from mathinterp.errors import Unfinished, UserError
@@ -51,7 +52,7 @@ class Commands(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Look before you run": ("models", "prompts", "plan", "selftest"),
         "Scan a model": ("scan", "pipeline"),
-        "Explain what was found": ("knockout", "maskkeep", "neuron", "chain"),
+        "Explain what was found": ("stability", "knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
         "Serve results, and run on a cluster": ("sql", "report", "check", "submit"),
@@ -131,7 +132,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, neuron,
-    report, sql, check, selftest, submit, tune, edit, evaluate, chain,
+    report, sql, check, selftest, submit, tune, edit, evaluate, chain, stability,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

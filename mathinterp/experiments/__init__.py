@@ -8,6 +8,7 @@ from typing import Any
 
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.options import option
+from mathinterp.experiments.ranking import Ranking
 from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head, Neuron
@@ -17,6 +18,7 @@ __all__ = [
     "Experiment",
     "Head",
     "Neuron",
+    "Ranking",
     "Results",
     "Shard",
     "Shown",

@@ -12,6 +12,7 @@ import pyarrow as pa
 from mathinterp.engine.choose import Engine, build_engine, packing_deviation, pays_to_compile
 from mathinterp.engine.intervention import Intervention, Tokens, Value, intervention
 from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Scores
 from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Subject
@@ -48,8 +49,8 @@ def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, co
 def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
     """``engines_of`` with the run's noise and what its means are over: done once per replica."""
     state = engines_of(scan, subject, edits_per_batch, edits_in_all)
-    if isinstance(state.engine, PackedEngine):
-        state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
+    assert isinstance(state.engine, PackedEngine | PlainEngine), f"the {state.engine.name} engine tells no noise"
+    state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
     if scan.ablation in ("mean", "dataset_mean"):
         groups = Counter(_mean_groups(scan, subject.prompts))
         state.notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}

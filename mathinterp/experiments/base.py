@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mathinterp.engine.cells import Cells
     from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.finished_run import HeadRanking
+    from mathinterp.experiments.ranking import Ranking
     from mathinterp.models.anatomy import Anatomy, ModelShape
     from mathinterp.models.catalog import ResolvedModel
     from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
@@ -109,6 +110,7 @@ class Experiment(ABC):
     retired: ClassVar[Mapping[str, str]] = {}  # former flags -> the command that is there instead
     one_replica: ClassVar[bool] = False  # True: a shard needs those before it, so that one replica does all, in order
     head_ranking: ClassVar[HeadRanking | None] = None  # how a finished run ranks heads; None: it ranks none
+    node_ranking: ClassVar[Ranking | None] = None  # of its nodes, for `mathinterp stability`; None: it ranks none
 
     @property
     def needs_counterfactuals(self) -> bool:

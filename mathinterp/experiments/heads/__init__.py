@@ -20,6 +20,7 @@ from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.heads.tables import HEAD_SCAN, TABLES
 from mathinterp.experiments.options import normalized, option, read_heads, read_layers
+from mathinterp.experiments.ranking import BY_DROP, Ranking
 from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
@@ -55,6 +56,7 @@ class Heads(Ablation):
         key=f"""SELECT layer, head FROM head_effects
                 WHERE run_id = $run AND drop > 0.05 AND (operation = $operation OR q_value < {SIGNIFICANT})""",
     )  # ties of accuracy: by log-probability
+    node_ranking: ClassVar[Ranking] = BY_DROP
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ from mathinterp.experiments.base import NothingToShow, Shard, Subject
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.mlps.tables import MLP_SCAN, TABLES
 from mathinterp.experiments.options import normalized, option, read_layers
+from mathinterp.experiments.ranking import BY_DROP, Ranking
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Mlp
@@ -35,6 +36,7 @@ class Mlps(Ablation):
     name: ClassVar[str] = "mlps"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     command_examples: ClassVar[Sequence[str]] = ("scan mlps --limit 200",)
+    node_ranking: ClassVar[Ranking] = BY_DROP
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,8 +17,10 @@ import pyarrow as pa
 from mathinterp.engine.lens import TARGETS
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.neurons.against import MODELS, Against, Keep, OtherModel, other_model, require_room
+from mathinterp.experiments.neurons.ranking import BY_MEAN
 from mathinterp.experiments.neurons.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
+from mathinterp.experiments.ranking import Ranking
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
@@ -68,6 +70,7 @@ class Neurons(Experiment):
     reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     show_options: ClassVar[type] = NeuronsShown
+    node_ranking: ClassVar[Ranking] = BY_MEAN
     command_examples: ClassVar[Sequence[str]] = (
         "scan neurons --against head:0.6 --tokens",
         "scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 8",

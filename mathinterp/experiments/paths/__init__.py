@@ -18,6 +18,7 @@ from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
 from mathinterp.experiments.paths.tables import TABLES
+from mathinterp.experiments.ranking import Ranking
 from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head, Mlp
@@ -105,6 +106,11 @@ class Paths(Experiment):
         key=f"""SELECT layer, head FROM path_effects WHERE run_id = $run AND node = 'head' AND below
                   AND (operation = $operation OR q_value < {SIGNIFICANT})""",
     )  # most negative mean effect first
+    node_ranking: ClassVar[Ranking] = Ranking(
+        "SELECT node, layer, head AS unit, prompt_id, 1 AS n, effect, true AS known FROM path_scan WHERE run_id = $run",
+        ("effect",),
+        lambda means, parameters: [means["effect"]],
+    )
 
     def __post_init__(self) -> None:
         normalized(self, layers=read_layers(self.layers))

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import rough_warnings
+from mathinterp.experiments.reach import noise_warnings, rough_warnings
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
+from mathinterp.experiments.stability import stability_lines
 
 TRUSTED_AGREEMENT = 0.5  # rank correlation of raw logit effects and log-probability changes under which to warn
 MEASURES = {
@@ -38,18 +39,20 @@ def summarize(results: Results, top: int = 10) -> Summary:
     )
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
     kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
-    warnings = [*_warnings(agreement), *rough_warnings(kept)]
+    warnings = [*_warnings(agreement), *noise_warnings(results), *rough_warnings(kept)]
+    stable = stability_lines(results)
     return Summary(
         parts=[
             Shown("Pairs", pairs, dict.fromkeys(SHARES, "%")),
             Shown(f"Most negative effects of one node ({_measure(results)})", per_operation(ranked), unit),
             *([Shown(DIFFERENCES, per_operation(differences))] if differences else []),
             verdict,
+            *stable,
             Shown("Do measures rank the nodes alike? (rank correlations)", per_operation(agreement)),
         ],
         data={
             "pairs": pairs, "top": ranked, "key_heads": key_heads, "agreement": agreement, "verdict": verdict,
-            "warnings": warnings, **({"logit_differences": differences} if differences else {}),
+            "stability": stable, "warnings": warnings, **({"logit_differences": differences} if differences else {}),
         },
         queries=[
             results.query(
