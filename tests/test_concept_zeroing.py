@@ -242,6 +242,22 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     )
 
 
+def test_where_nothing_was_right_originally_there_is_no_relative_drop_and_no_interval(tmp_path: Path) -> None:
+    store, names = Store(tmp_path), [f"p{number}" for number in range(12)]
+    rows = [
+        {"prompt_id": n, "position": 0, "logit": 0.0, "predicted_id": 1, "correct": False, "logprob": -1.0}
+        for n in names
+    ]
+    run = open_run(store, ["baseline/00000", "concept_zeroing/00000"], scan="concept_zeroing")
+    store.write_prompts(FINGERPRINT, [prompt(name) for name in names])
+    zeroed = [{**row, "level": 2, "zeroed": 5, "neurons": "concepts", "seed": 0} for row in rows]
+    for table, part in (("baseline", rows), ("concept_zeroing", zeroed)):
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(part, catalog().tables[table].schema), {})
+    run.finish()
+    found = store.rows("SELECT relative_drop, low, high FROM concept_zeroing_effects")
+    assert found == [{"relative_drop": None, "low": None, "high": None}] * 2
+
+
 @pytest.mark.parametrize("seeds", [2, 0])
 def test_levels_without_random_sets_say_which_layer_is_full(concept_store: tuple[Store, str], seeds: int) -> None:
     """Level 0 keeps neurons 0 and 2 of the three of layer 0, and the only one of layer 1; level 2 has random sets."""
