@@ -50,7 +50,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared: list[Callable[[Any], Any]] = [model_options()]
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options()]
-    shared += [_out_option()] if _draws(experiment) else []
+    shared += [_out_option()] if experiment.draws() else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
     own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
     return ExperimentCommand(
@@ -149,10 +149,6 @@ def _outdented(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-def _draws(experiment: type[Experiment]) -> bool:
-    return experiment.figure.__func__ is not Experiment.figure.__func__  # type: ignore[attr-defined]
-
-
 def _out_option() -> Callable[[click.Command], click.Command]:
     return click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
 
@@ -203,7 +199,7 @@ def _told(said: Sequence[Said]) -> dict[str, Any]:
     first, *others = said
     key = first.experiment.follow_up_key
     told = {**run_json(first.run), **(dict(first.summary.data) if first.summary else {})}
-    told |= {"figures": [str(path) for path in first.drawn]} if _draws(type(first.experiment)) else {}
+    told |= {"figures": [str(path) for path in first.drawn]} if type(first.experiment).draws() else {}
     if others:
         return {**told, key or others[0].experiment.name: _told(others)}
     return told if key is None else {**told, key: None}
@@ -233,7 +229,7 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
 
 
 def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) -> list[Path]:
-    if out is None or not _draws(type(chosen)):
+    if out is None or not type(chosen).draws():
         return []
     from mathinterp.experiments.figures import save
     from mathinterp.text import file_name

@@ -20,7 +20,6 @@ from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.neuron_controls import layer_matched_neurons
 from mathinterp.experiments.neuron_edit.tables import EDIT_NEURONS, TABLES, Condition
 from mathinterp.experiments.options import check_options, normalized, option, read_neurons
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Neuron
@@ -117,13 +116,6 @@ class NeuronEdit(Experiment):
             for rank, (layer, neuron) in enumerate(self.neurons_of(shape, condition), start=1)
         ]
         return pa.Table.from_pylist(rows, EDIT_NEURONS)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: Any) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.neuron_edit.summary import summarize
-
-        return summarize(results)
 
 
 def check_neurons(shape: ModelShape, neurons: Sequence[Neuron]) -> None:

@@ -19,11 +19,9 @@ from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.neurons.against import MODELS, Against, Keep, OtherModel, other_model, require_room
 from mathinterp.experiments.neurons.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.neurons.rows import NeuronState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -149,12 +147,6 @@ class Neurons(Experiment):
         first, stop = shard.work.get("prompts", (0, 0))
         return len(shard.work.get("layers", [])) * int(stop - first) * self.conditions
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.neurons.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> NeuronState:
         """The passes whose activations at END everything else is made of."""
         from mathinterp.experiments.neurons.rows import prepare
@@ -173,10 +165,3 @@ class Neurons(Experiment):
             return target_rows(state)
         top = None if self.keep.everything else self.keep.top
         return layer_rows(state.of_prompts(*shard.work["prompts"]), shard.work["layers"][0], self.rank, top)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: NeuronsShown) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.neurons.summary import summarize
-
-        return summarize(results, shown.tokens)

@@ -25,8 +25,6 @@ from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.lora_sweep.tables import TABLES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
     from mathinterp.tuning.controls import LoraJob
@@ -145,13 +143,6 @@ class LoraSweep(Experiment):
             data={"accuracy": rows},
             queries=[results.query(query), "SELECT * FROM lora_sweep_trials ORDER BY layer, learning_rate"],
         )
-
-    @classmethod
-    def figure(cls, results: Results, shown: NothingToShow) -> Figure | None:
-        """See figure.py."""
-        from mathinterp.tuning.lora_sweep.figure import draw
-
-        return draw(results)
 
 
 def adapter_folder(folder: str, layer: int, rate: float) -> Path:
