@@ -100,12 +100,8 @@ def _caught(
 @contextmanager
 def zeroed_columns(anatomy: Anatomy, layer: int, head: int) -> Iterator[None]:
     """Within the block, the head's columns of o_proj's weight are zero: paper A's own way of ablating a head."""
-    projection = anatomy.output_projection(layer)
-    rows = anatomy.head_slice(head)
-    conv1d = type(projection).__name__ == "Conv1D"
     with torch.no_grad():
-        weight = projection.get_parameter("weight")
-        part = weight[rows] if conv1d else weight[:, rows]
+        part = anatomy.output_weight(layer)[anatomy.head_slice(head)]
         saved = part.clone()
         part.zero_()
     try:

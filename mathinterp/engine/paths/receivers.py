@@ -147,7 +147,5 @@ def receiving_features(anatomy: Anatomy, receiver: Receiver) -> tuple[nn.Module,
     shape = anatomy.shape
     projection = {"q": anatomy.query, "k": anatomy.key, "v": anatomy.value}[receiver.part](receiver.layer)
     group = receiver.head if receiver.part == "q" else receiver.head // (shape.n_heads // shape.n_groups)
-    weight = projection.module.get_parameter("weight")
-    width = weight.shape[1] if type(projection.module).__name__ == "Conv1D" else weight.shape[0]
-    features = torch.arange(width, device=anatomy.device)[projection.features]
+    features = projection.places.to(anatomy.device)
     return projection.module, features[group * shape.d_head : (group + 1) * shape.d_head]

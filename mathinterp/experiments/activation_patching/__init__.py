@@ -115,9 +115,7 @@ class ActivationPatching(Experiment):
         """
         from mathinterp.prompts.pairs import first_digit
 
-        layers = list(range(shape.n_layers)) if self.layers is None else list(self.layers)
-        for layer in layers:
-            shape.check_layer(layer)
+        layers = shape.chosen_layers(self.layers)
         tokens = sum(first_digit(prompt).index for prompt in prompts)
         pieces = [Shard("patching_pairs", 0, {"tokens": len(prompts)}, cost=0.5)]
         for site in self.sites or SITES:

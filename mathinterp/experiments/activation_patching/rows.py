@@ -4,11 +4,9 @@ All tokens of a layer are one batch, which runs from that layer on. Shape legend
 token), A = P answer token (the first digit), E = T intervention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +15,13 @@ from mathinterp.engine.choose import Engine, build_engine, many_layers, packing_
 from mathinterp.engine.intervention import CLEAN, Change, Tokens, Value
 from mathinterp.engine.scores import Scores
 from mathinterp.errors import UserError
+from mathinterp.experiments.activation_patching import ActivationPatching
 from mathinterp.experiments.activation_patching.tables import DIRECTIONS, PATCHING_PAIRS, PATCHING_SCAN
+from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.pairs import first_digit
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import typed_tokens
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.activation_patching import ActivationPatching
-    from mathinterp.experiments.base import Subject
 
 
 @dataclass

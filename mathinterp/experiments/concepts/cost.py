@@ -1,17 +1,12 @@
 """What a concept scan costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.concepts import SIGNS, Concepts
 from mathinterp.experiments.costs import Cost, scoring_flops
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: Concepts, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

@@ -7,11 +7,9 @@ token is what counts, END's row is all that runs (engine/end_rows.py).
 Shape legend: E edit, A answer token, P prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +19,11 @@ from mathinterp.engine.end_rows import EndRows
 from mathinterp.engine.intervention import CLEAN
 from mathinterp.engine.scores import Answers, Scores
 from mathinterp.experiments.ablated import AblationState, ablated, prepare
+from mathinterp.experiments.base import Subject
 from mathinterp.experiments.chosen_heads import most_at_once
+from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN
 from mathinterp.models.units import Head
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Subject
-    from mathinterp.experiments.iterative import Iterative
 
 
 @dataclass

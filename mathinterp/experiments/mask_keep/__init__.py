@@ -113,10 +113,7 @@ class MaskKeep(Experiment):
         """The layers whose other neurons "keep" zeroes; raises UserError for one that does not exist."""
         from mathinterp.models.depth import deep_layers
 
-        layers = deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers
-        for layer in layers:
-            shape.check_layer(layer)
-        return list(layers)
+        return shape.chosen_layers(deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; of the neurons their fingerprint."""

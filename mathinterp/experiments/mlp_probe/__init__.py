@@ -83,10 +83,7 @@ class MlpProbe(Experiment):
 
     def chosen(self, shape: ModelShape) -> list[int]:
         """The layers to probe; raises UserError for one that does not exist."""
-        layers = list(range(shape.n_layers)) if self.layers is None else sorted(set(self.layers))
-        for layer in layers:
-            shape.check_layer(layer)
-        return layers
+        return shape.chosen_layers(self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""

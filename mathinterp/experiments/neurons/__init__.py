@@ -114,10 +114,7 @@ class Neurons(Experiment):
         """The layers looked at; raises UserError for a layer or head that does not exist."""
         for head in self.against.heads if self.against else ():
             shape.check_head(*head)
-        layers = list(range(shape.n_layers)) if self.layers is None else list(self.layers)
-        for layer in layers:
-            shape.check_layer(layer)
-        return layers
+        return shape.chosen_layers(self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row or how it is read; another model is its fingerprint."""

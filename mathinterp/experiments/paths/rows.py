@@ -3,11 +3,9 @@
 Shape legend: P pair, N node, L layer, H head, D model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +18,11 @@ from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
 from mathinterp.errors import UserError
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.paths import Paths
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Head
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Subject
-    from mathinterp.experiments.paths import Paths
 
 
 @dataclass
@@ -39,7 +35,7 @@ class PathState:
     engine: PathEngine | EndPatching | EverywherePatching | ReceiverEngine
     pairs_table: pa.Table
     notes: dict[str, Any]
-    distracted: PathState | None = None  # the kept pairs that have a distractor, with that scored for the answer
+    distracted: "PathState | None" = None  # the kept pairs that have a distractor, with that scored for the answer
 
 
 def prepare(scan: Paths, subject: Subject) -> PathState:
