@@ -12,6 +12,7 @@ Shape legend: P pair, N node of one layer, R row (node, pair), B pair of one bat
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,10 +78,7 @@ class EndPatching(ByLength):
     def __init__(
         self, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, *, max_rows: int | None = None
     ):
-        def make(pairs: Pairs, original: Ends, counterfactual: Ends) -> PathEngine:
-            return OneLength(anatomy, pairs, original, counterfactual, max_rows=max_rows)
-
-        super().__init__(anatomy, pairs, original, counterfactual, make)
+        super().__init__(anatomy, pairs, original, counterfactual, partial(OneLength, anatomy, max_rows=max_rows))
 
 
 class OneLength(PathEngine):

@@ -8,6 +8,7 @@ or value differs where END attends to itself alone.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -35,11 +36,8 @@ class ReceiverEngine(ByLength):
         max_rows: int | None = None,
     ):
         receiver.check(anatomy.shape)
-
-        def make(pairs: Pairs, original: Ends, counterfactual: Ends) -> PathEngine:
-            return OneReceiver(anatomy, pairs, original, counterfactual, receiver, max_rows=max_rows)
-
-        super().__init__(anatomy, pairs, original, counterfactual, make)
+        one = partial(OneReceiver, anatomy, receiver=receiver, max_rows=max_rows)
+        super().__init__(anatomy, pairs, original, counterfactual, one)
 
 
 class OneReceiver(PathEngine):

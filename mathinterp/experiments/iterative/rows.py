@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mathinterp.engine.choose import Engine, many_layers
+from mathinterp.engine.choose import Runner, many_layers
 from mathinterp.engine.end_rows import EndRows
 from mathinterp.engine.intervention import CLEAN
 from mathinterp.engine.scores import Answers, Scores
@@ -31,7 +31,7 @@ class IterativeState:
     """What a replica keeps between shards."""
 
     ablation: AblationState
-    engine: Engine  # that runs the steps
+    engine: Runner  # that runs the steps
     masked: list[Head]  # so far: the heads of steps 0, 1, ...
 
 
