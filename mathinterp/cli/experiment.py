@@ -24,6 +24,7 @@ from mathinterp.cli.options import (
     out_folder,
     parameters_of,
     prompt_options,
+    spec_of,
     store_option,
     verbosity_options,
     with_flags,
@@ -36,8 +37,7 @@ from mathinterp.experiments.options import Option, options_of
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-
-MODEL = ("model", "adapter", "dtype", "trust_remote_code")  # options that make a ModelSpec
+    from mathinterp.models.catalog import LoadedModel, ModelSpec
 
 
 def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
@@ -169,11 +169,11 @@ class Said:
 def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     """Run, or resume, an experiment and what follows from it; say what it found. Exit code 1 if it is incomplete."""
     chosen, shown, as_json, out = parse(experiment, options)
-    said: list[Said] = []
+    spec, said = spec_of(options), list[Said]()
     following: Experiment | None = chosen
     while following is not None:
-        run = run_chosen(following, shown=shown, **options)
-        results = Results(_store(run.store), run.run_id, partial(_load, options))
+        run = run_chosen(following, spec=spec, shown=shown, **options)
+        results = Results(_store(run.store), run.run_id, partial(_load, spec))
         with results.store.held():
             summary = type(following).summarize(results, shown) if run.rows or run.reused else None
             drawn = _draw(following, results, shown, out) if run.complete else []
@@ -248,11 +248,10 @@ def _store(url: str) -> Any:
     return Store(url)
 
 
-def _load(options: Mapping[str, Any]) -> Any:
-    """The model that the options name, on this machine."""
-    from mathinterp.models.catalog import ModelSpec, load
+def _load(spec: "ModelSpec") -> "LoadedModel":
+    from mathinterp.models.catalog import load
 
-    return load(ModelSpec(*(options[name] for name in MODEL)))
+    return load(spec)
 
 
 class ExperimentGroup(Group):
