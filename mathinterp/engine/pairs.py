@@ -111,12 +111,26 @@ class Ends:
     mlp_LPD: torch.Tensor  # output of the MLP module
     final_PD: torch.Tensor  # input of the final norm
 
+    def chosen(self, at: np.ndarray) -> "Ends":
+        """The activations of some sentences alone."""
+        return Ends(
+            self.embedded_PD[at], self.heads_LPZ[:, at], self.attention_LPD[:, at], self.mlp_LPD[:, at],
+            self.final_PD[at],
+        )  # fmt: skip
 
-def chosen(ends: Ends, at: np.ndarray) -> Ends:
-    """The activations of some sentences alone."""
-    return Ends(
-        ends.embedded_PD[at], ends.heads_LPZ[:, at], ends.attention_LPD[:, at], ends.mlp_LPD[:, at], ends.final_PD[at]
-    )
+
+@dataclass(frozen=True)
+class CleanPairs:
+    """Pairs, and what each side has at END in a clean pass."""
+
+    pairs: Pairs
+    original: Ends
+    counterfactual: Ends
+
+    def chosen(self, keep_P: np.ndarray) -> "CleanPairs":
+        """The pairs at the indices ``keep_P`` alone."""
+        ends = (side.chosen(keep_P) for side in (self.original, self.counterfactual))
+        return CleanPairs(self.pairs.chosen(keep_P), *ends)
 
 
 @torch.no_grad()

@@ -40,8 +40,8 @@ class EndActivations:
     mlp_PD: list[torch.Tensor] = field(default_factory=list)  # down_proj's output
     final_PD: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # input of the final norm
 
-    def rows(self, rows: slice) -> "EndActivations":
-        """Some prompts' alone, without a copy."""
+    def rows(self, rows: slice | list[int]) -> "EndActivations":
+        """Some prompts' alone; of a slice without a copy."""
         lists = {f.name: [v[rows] for v in getattr(self, f.name)] for f in fields(self) if f.name != "final_PD"}
         return EndActivations(**lists, final_PD=self.final_PD[rows])
 
@@ -179,6 +179,12 @@ class NeuronLens:
         """(W_U g) of every value vector of the layer, before all scales: K V. Once a layer, for all prompts."""
         return self.lens.directions(written_values(self.anatomy, layer))
 
+    def amounts(self, layer: int, activations: EndActivations, scales: FrozenScales) -> torch.Tensor:
+        """What ``directions`` are multiplied with in one run: coefficients over the frozen scales, P K."""
+        amounts_PK = activations.coefficients_PK[layer].to(self.lens.wide) / scales.final_P[:, None]
+        mlp_scale_P = scales.mlp_P[layer]
+        return amounts_PK if mlp_scale_P is None else amounts_PK / mlp_scale_P[:, None]
+
     @torch.inference_mode()
     def layer(
         self,
@@ -196,10 +202,7 @@ class NeuronLens:
         """
         cap = self.anatomy.shape.logit_softcap
         before = Base.of(self.lens.logits(activations.before_mlp_PD[layer], scales.final_P), target_P, cap)
-        amounts_PK = activations.coefficients_PK[layer].to(self.lens.wide) / scales.final_P[:, None]
-        if (mlp_scale_P := scales.mlp_P[layer]) is not None:
-            amounts_PK = amounts_PK / mlp_scale_P[:, None]
-        neurons_PK = neuron_increases(before, amounts_PK, directions_KV)
+        neurons_PK = neuron_increases(before, self.amounts(layer, activations, scales), directions_KV)
         post = self._post_norm(self.anatomy.mlp_post_norm(layer))
         ffn_P1D = _written(activations.mlp_PD[layer].to(self.lens.wide), post, scales.mlp_P[layer])[:, None]
         ffn_P = self._vector_increases(before, ffn_P1D, scales.final_P)[:, 0]

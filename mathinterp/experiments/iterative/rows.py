@@ -21,6 +21,7 @@ from mathinterp.engine.scores import Answers, Scores
 from mathinterp.experiments.ablated import AblationState, ablated, prepare
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.chosen_heads import most_at_once
+from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN
 from mathinterp.models.units import Head
@@ -78,8 +79,7 @@ def _sweep(scan: Iterative, state: IterativeState, masked: Sequence[Head]) -> pa
         "accuracy": accuracy_E[1:],
         "logprob_change": logprob_E[1:] - logprob_E[0],
     }
-    arrays = [pa.array(columns[f.name]).cast(f.type) for f in ITERATIVE_SCAN]
-    return pa.Table.from_arrays(arrays, schema=ITERATIVE_SCAN)
+    return cast_table(ITERATIVE_SCAN, columns)
 
 
 def _choice(rank_by: str, accuracy_E: np.ndarray, logprob_E: np.ndarray) -> int:
