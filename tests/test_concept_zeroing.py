@@ -19,7 +19,7 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concept_zeroing.summary import missing_controls
 from mathinterp.experiments.concepts import ConceptOptions, Concepts
-from mathinterp.experiments.concepts.summary import kept_neurons, summarize
+from mathinterp.experiments.concepts.summary import kept_neurons
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.experiments.results import Results, Shown
 from mathinterp.models.anatomy import Anatomy
@@ -152,7 +152,7 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     assert [tuple(row.values()) for row in table] == [
         (0, 3, 4, 0.75, 0.25), (1, 2, 4, 0.5, 0.25), (2, 1, 4, 0.25, 0.25), (3, 0, 4, 0, 0.25),
     ]  # fmt: skip
-    data = summarize(results, [1, 9], 2, zeroed=True).data
+    data = Concepts.summarize(results, ConceptOptions(levels=(1, 9), show=2)).data
     shown, examples = data["levels"], data["examples"]
     assert [row["neurons"] for row in shown] == [2, 0]
     assert shown[0]["one layer"] == pytest.approx((2 / 6 * 6 + 3 / 8 * 8) / 14)

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.mask_keep import MaskKeepShown
 from mathinterp.experiments.mask_keep.ranked import neurons_from
 from mathinterp.experiments.mask_keep.summary import summarize
 from mathinterp.experiments.neurons import Neurons
@@ -264,14 +265,14 @@ def test_in_the_tuned_model_the_other_side_is_the_original(tmp_path: Path) -> No
     store, run, _ = small_store(tmp_path, model_fingerprint="tuned")
     counted = "SELECT count(*) FROM maskkeep_cases WHERE cases = 'flipped'"  # the original is never wrong here
     assert store.rows(f"SELECT other_side, ({counted}) AS n FROM maskkeep_runs") == [{"other_side": "original", "n": 0}]
-    assert summarize(Results(store, run), "flipped", "token").data["verdict"].startswith("No prompt counts")
+    assert summarize(Results(store, run), MaskKeepShown("flipped")).data["verdict"].startswith("No prompt counts")
 
 
 def test_summary_shows_the_table_and_says_what_random_neurons_cost(
     filled: tuple[Store, str, str], effects: list[dict]
 ) -> None:
     store, run, _ = filled
-    found = summarize(Results(store, run), "correct", "token")
+    found = summarize(Results(store, run), MaskKeepShown())
     assert [row["k"] for row in found.data["table"]] == [7, 3]
     shown = {"cases": "correct", "scoring": "token", "operation": "all", "mode": "mask"}
     rows = {(r["ranking"], r["seed"], r["k"]): r["decrease"] for r in effects if shown.items() <= r.items()}

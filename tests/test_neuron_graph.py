@@ -20,7 +20,7 @@ from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.figures import save
-from mathinterp.experiments.neuron_graph import NeuronGraph
+from mathinterp.experiments.neuron_graph import GraphShown, NeuronGraph
 from mathinterp.experiments.neuron_graph.figure import draw
 from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes, nodes_from
 from mathinterp.experiments.neuron_graph.summary import summarize
@@ -329,13 +329,13 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     )
     for row in share:
         assert row["share"] == pytest.approx(row["first_order"] / row["size"])
-    written = save(draw(Results(store, run.run_id), MADE[2].prompt.prompt_id), tmp_path / "drawn")
+    written = save(draw(Results(store, run.run_id), GraphShown(MADE[2].prompt.prompt_id)), tmp_path / "drawn")
     svg = written[1].read_text()
     assert written[0].read_bytes()[:4] == b"\x89PNG"
     for layer, neuron in NEURONS:
         assert f"{layer}.{neuron}" in svg
     with pytest.raises(UserError, match="has no graph 'zzz'"):
-        summarize(Results(store, run.run_id), "zzz")
+        summarize(Results(store, run.run_id), GraphShown("zzz"))
 
 
 # ---- the command ----

@@ -21,7 +21,6 @@ from mathinterp.tuning.precise import (
     heads_that_move_along,
     parts_of,
     save_adapter,
-    trained_count,
 )
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_config, tiny_model
 
@@ -163,7 +162,6 @@ def test_parameter_counts_of_the_published_models():
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(random_config(shape))
         parts = parts_of(Anatomy(model), Selection(heads))
-        assert trained_count(parts, Anatomy(model)) == count
         adapted = attach(model, parts)
         assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == count
 

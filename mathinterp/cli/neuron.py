@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import Whole, json_option, model_options, store_option
+from mathinterp.cli.options import Whole, json_option, model_options, spec_of, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 
 if TYPE_CHECKING:
@@ -39,12 +39,10 @@ def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_js
     """
     from mathinterp.experiments.neurons.card import neuron_card
     from mathinterp.experiments.results import Shown
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.store import Store
 
-    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
     results = Store(store)
-    card = neuron_card(neuron, spec, results, neurons_from, tokens)
+    card = neuron_card(neuron, spec_of(options), results, neurons_from, tokens)
     if as_json:
         print_json({name: value for name, value in asdict(card).items() if name != "queries"})
         return

@@ -7,13 +7,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, check_writable, real, shortened, whole
 from mathinterp.local_files import resolved
+
+if TYPE_CHECKING:
+    from mathinterp.models.catalog import ModelSpec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -190,6 +193,13 @@ def model_options() -> Callable[[Command], Command]:
             click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with the model."),
         ]
     )  # fmt: skip
+
+
+def spec_of(options: dict[str, Any]) -> "ModelSpec":
+    """The model that the options of ``model_options`` name, which ``options`` then lacks."""
+    from mathinterp.models.catalog import ModelSpec
+
+    return ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
 
 
 def prompt_options() -> Callable[[Command], Command]:

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from mathinterp.cli.experiment import ExperimentGroup, parse
+from mathinterp.cli.options import spec_of
 from mathinterp.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
     chosen, _, as_json, _ = parse(experiment, options)
     from mathinterp.cluster.plan import measure_cpu, plan_scan
     from mathinterp.cluster.run import prepare_work
-    from mathinterp.models.catalog import ModelSpec, resolve_dtype
+    from mathinterp.models.catalog import resolve_dtype
     from mathinterp.prompts import Prompts, prompts_of
     from mathinterp.store import Store
 
-    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    spec = spec_of(options)
     prompts = Prompts(())
     if experiment.prompt_set is not None:
         limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed

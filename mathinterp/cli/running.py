@@ -11,15 +11,15 @@ from mathinterp.cli.output import console, say_where_at_last
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
+    from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts.prompt import Prompt
 
 
 def run_chosen(
-    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str,
-    address: str | None, replicas: int | None, gpus_per_replica: float | None, prompt_name: str | None = None,
-    limit: int | None = None, seed: int = 0, shown: Any = None, sentence: "Prompt | None" = None,
+    chosen: "Experiment", *, spec: "ModelSpec", store: str, shown: Any = None, prompt_name: str | None = None,
+    limit: int | None = None, seed: int = 0, sentence: "Prompt | None" = None, **workers: Any,
 ) -> "RunSummary":  # fmt: skip
-    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
+    """Run, or resume, a scan with the options of prompt_options, store_option and cluster_options (``workers``).
 
     Args:
         prompt_name: None for an experiment that needs no prompts.
@@ -28,7 +28,6 @@ def run_chosen(
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     from mathinterp.cluster.run import run_scan
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts.given import Prompts, prompts_of
 
     if sentence is not None:
@@ -38,15 +37,7 @@ def run_chosen(
     if shown is not None:
         chosen.check_shown(shown, prompts)
     with resumable():
-        return run_scan(
-            chosen,
-            ModelSpec(model, adapter, dtype, trust_remote_code),
-            prompts,
-            store,
-            replicas=replicas,
-            gpus_per_replica=gpus_per_replica,
-            address=address,
-        )
+        return run_scan(chosen, spec, prompts, store, **workers)
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import PLACE, Whole, model_options, out_folder, store_option
+from mathinterp.cli.options import PLACE, Whole, model_options, out_folder, spec_of, store_option
 from mathinterp.cli.output import console
-from mathinterp.cli.tuning import say, spec_of
+from mathinterp.cli.tuning import say
 
 
 @click.command()

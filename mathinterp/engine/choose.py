@@ -22,14 +22,10 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from which compiling (some 20 s) pays on a GPU
 
 
-class Engine(Protocol):
-    """What experiments need of an engine: ``PlainEngine``, ``PackedEngine``, ``PackedReplay``, ``EndRows``."""
+class Runner(Protocol):
+    """What scores answers under interventions: an ``Engine``, or ``EndRows``."""
 
-    name: str
     answers: Answers
-
-    def baseline(self) -> Scores:
-        """Scores of the unedited model: 1 x A."""
 
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
         """Scores under each intervention by itself: E x A; CLEAN gives the unedited model's.
@@ -39,6 +35,15 @@ class Engine(Protocol):
         Raises:
             FloatingPointError: NaN or infinity; names the intervention and the prompt.
         """
+
+
+class Engine(Runner, Protocol):
+    """What experiments need of an engine: ``PlainEngine``, ``PackedEngine``, ``PackedReplay``."""
+
+    name: str
+
+    def baseline(self) -> Scores:
+        """Scores of the unedited model: 1 x A."""
 
     def activations(self, site: str, layer: int, tokens: Tokens) -> torch.Tensor:
         """Clean activations of n tokens at a site: n Z."""

@@ -153,7 +153,7 @@ class PackedEngine:
     # ---- interventions ----
 
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
-        """See ``choose.Engine.run``: heads or the MLP of one layer take the fast way, others that of replay.py."""
+        """See ``choose.Runner.run``: heads or the MLP of one layer take the fast way, others that of replay.py."""
         changes = [changes[0] for changes in interventions if len(changes) == 1]
         if base or len(changes) < len(interventions) or not _at_one_place(changes):
             return self.replay.run(interventions, base)

@@ -46,7 +46,7 @@ class PlainEngine:
 
     @torch.inference_mode()
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
-        """See ``choose.Engine.run``; ``base`` saves nothing here."""
+        """See ``choose.Runner.run``; ``base`` saves nothing here."""
         board = ScoreBoard(len(interventions), len(self.answers), self.anatomy)
         placement = Placement(self.anatomy, len(self.prompts), self.length, self._flat)
         for row, changes in enumerate(interventions):

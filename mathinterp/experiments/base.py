@@ -7,9 +7,12 @@ is quick to list and to plan: heavy imports belong into ``prepare`` and ``run``.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
@@ -184,12 +187,16 @@ class Experiment(ABC):
         return len(prompts) * len(shard.work.get("heads") or shard.work.get("layers") or [shard])
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost | None:
-        """FLOPs, rows and memory, counted before anything loads; None: not known, and ``plan`` says so."""
-        return None
+        """FLOPs, rows and memory, counted before anything loads; None: not known, and ``plan`` says so.
+
+        By default what ``cost_of(experiment, shape, prompts, shards)`` in ``cost.py`` of its folder returns.
+        """
+        own = self._beside("cost", "cost_of")
+        return own(self, shape, prompts, shards) if own else None
 
     def notes(self, state: Any) -> dict[str, Any]:
-        """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
-        return {}
+        """Facts about the run worth storing beside it (engine chosen, noise floor), as plain JSON: ``state.notes``."""
+        return dict(getattr(state, "notes", {}))
 
     def check_shown(self, shown: Any, prompts: Sequence[Prompt]) -> None:
         """Raise UserError, before anything runs, for a value of ``show_options`` that will find nothing to show."""
@@ -197,15 +204,49 @@ class Experiment(ABC):
 
     @classmethod
     def summarize(cls, results: Results, shown: Any) -> Summary:
-        """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``."""
+        """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``.
+
+        By default what ``summarize(results, shown)`` in ``summary.py`` of its folder returns; without ``shown`` where
+        there are no such options.
+        """
+        if own := cls._beside("summary", "summarize"):
+            return own(*cls._asked(results, shown))  # type: ignore[no-any-return]
         queries = [results.query(f"SELECT * FROM {table} WHERE run_id = $run LIMIT 20") for table in cls.tables]
         return Summary(queries=queries)
 
     @classmethod
     def figure(cls, results: Results, shown: Any) -> Figure | None:
-        """A picture of a finished run; None: there is none to draw."""
-        return None
+        """A picture of a finished run; None: there is none to draw.
+
+        By default what ``draw`` in ``figure.py`` of its folder returns, called as ``summarize`` is.
+        """
+        own = cls._beside("figure", "draw")
+        return own(*cls._asked(results, shown)) if own else None
+
+    @classmethod
+    def draws(cls) -> bool:
+        """Whether finished runs have a figure."""
+        inherited = cls.figure.__func__ is Experiment.figure.__func__  # type: ignore[attr-defined]
+        return not inherited or _in_folder(cls, "figure") is not None
 
     def follow_up(self, results: Results, shown: Any) -> Experiment | None:
         """The experiment that the finished run asks for, on the same model and prompts; None: it stands alone."""
         return None
+
+    @classmethod
+    def _beside(cls, part: str, function: str) -> Callable[..., Any] | None:
+        module = _in_folder(cls, part)
+        return None if module is None else getattr(importlib.import_module(module), function, None)
+
+    @classmethod
+    def _asked(cls, results: Results, shown: Any) -> tuple[Any, ...]:
+        return (results,) if cls.show_options is NothingToShow else (results, shown)
+
+
+def _in_folder(experiment: type[Experiment], part: str) -> str | None:
+    """The module ``part`` in the folder of an experiment, or of one that it derives from; None: there is none."""
+    for owner in experiment.__mro__:
+        name = f"{owner.__module__}.{part}"
+        if hasattr(sys.modules.get(owner.__module__), "__path__") and find_spec(name):
+            return name
+    return None

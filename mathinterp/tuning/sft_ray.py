@@ -26,13 +26,14 @@ from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
-from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES
 from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.folders import TUNING_FILE, read_about, written_whole
 from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
-from mathinterp.tuning.sft_workers import TABLE, worker_loop
+from mathinterp.tuning.sft_workers import EXPORT_FOLDER, TABLE, worker_loop
 from mathinterp.versions import code_version, versions
+
+MOST_FAILURES = 3
 
 
 class TuningJob(Protocol):

@@ -24,7 +24,6 @@ from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.mask_keep.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_counts, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 
@@ -114,10 +113,7 @@ class MaskKeep(Experiment):
         """The layers whose other neurons "keep" zeroes; raises UserError for one that does not exist."""
         from mathinterp.models.depth import deep_layers
 
-        layers = deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers
-        for layer in layers:
-            shape.check_layer(layer)
-        return list(layers)
+        return shape.chosen_layers(deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; of the neurons their fingerprint."""
@@ -188,10 +184,3 @@ class MaskKeep(Experiment):
         if shard.table == "maskkeep_neurons":
             return pa.concat_tables([neuron_rows(state, *which) for which in self._rankings()])
         return scan_rows(state, **shard.work, ks=sorted(set(self.ks)))
-
-    @classmethod
-    def summarize(cls, results: Results, shown: MaskKeepShown) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.mask_keep.summary import summarize
-
-        return summarize(results, shown.cases, shown.scoring)

@@ -21,13 +21,10 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.neuron_graph.tables import AT_ONCE, TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_counts
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS, real, shortened, whole
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.neuron_graph.nodes import NeuronNodes
     from mathinterp.experiments.neuron_graph.rows import GraphState
     from mathinterp.models.anatomy import ModelShape
@@ -216,17 +213,3 @@ class NeuronGraph(Experiment):
         if shown.graph is not None and shown.graph not in names:
             found = ", ".join(names[:SHOWN_NAMES])
             raise UserError(f"`graph` '{shown.graph}': there is no such graph; there are {found} ...")
-
-    @classmethod
-    def summarize(cls, results: Results, shown: GraphShown) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.neuron_graph.summary import summarize
-
-        return summarize(results, shown.graph)
-
-    @classmethod
-    def figure(cls, results: Results, shown: GraphShown) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.neuron_graph.figure import draw
-
-        return draw(results, shown.graph)

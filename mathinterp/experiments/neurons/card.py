@@ -12,7 +12,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.neurons.stored import check_model, neuron_run
 from mathinterp.experiments.options import read_neurons
 from mathinterp.experiments.results import Results, Row
-from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.models.units import Neuron
 from mathinterp.store import Store
@@ -66,7 +66,7 @@ def neuron_card(
     else:
         run = neuron_run(store, neurons_from)
         check_model(run, resolved.fingerprint, resolved.label)
-    check_neuron(resolved.shape, chosen)
+    resolved.shape.check_neuron(*chosen)
     return card_of(store, run, chosen, load(model), resolved.label, count)
 
 
@@ -98,14 +98,6 @@ def only_run(store: Store, fingerprint: str, label: str) -> Row:
             else f"{store.url} has no finished neuron scan of {label}; run 'mathinterp scan neurons' first"
         )
     return neuron_run(store, runs[0]["run_id"])
-
-
-def check_neuron(shape: ModelShape, neuron: tuple[int, int]) -> None:
-    """Raise UserError unless the model has the neuron."""
-    layer, number = neuron
-    shape.check_layer(layer)
-    if not 0 <= number < shape.n_neurons:
-        raise UserError(f"neuron {layer}.{number} does not exist: each layer has neurons 0 to {shape.n_neurons - 1}")
 
 
 def card_of(store: Store, run: Row, neuron: Neuron, loaded: LoadedModel, label: str, count: int) -> NeuronCard:

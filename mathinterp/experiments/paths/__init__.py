@@ -19,15 +19,12 @@ from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
 from mathinterp.experiments.paths.tables import TABLES
 from mathinterp.experiments.ranking import Ranking
-from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
+from mathinterp.experiments.results import SIGNIFICANT
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.engine.cells import Cells
-    from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.paths.rows import PathState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -202,12 +199,6 @@ class Paths(Experiment):
         """One for each (node, pair); for the other tables one a pair."""
         return len(prompts) * int(shard.work.get("nodes", 1))
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.paths.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> PathState:
         """Clean passes over X_r and X_c, the choice of pairs, and the engine."""
         from mathinterp.experiments.paths.rows import prepare
@@ -240,21 +231,3 @@ class Paths(Experiment):
             patched = state.engine.patched(nodes[layer], self.freeze)
             parts.append(layer_rows(self, state, nodes[layer], patched))
         return pa.concat_tables(parts)
-
-    def notes(self, state: PathState) -> dict[str, Any]:
-        """How many pairs were kept, and how far the engine strays from full passes and from itself."""
-        return state.notes
-
-    @classmethod
-    def summarize(cls, results: Results, shown: ShownNodes) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.paths.summary import summarize
-
-        return summarize(results, shown.top)
-
-    @classmethod
-    def figure(cls, results: Results, shown: ShownNodes) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.paths.figure import draw
-
-        return draw(results)
