@@ -85,6 +85,13 @@ def test_nothing_is_written_anywhere(store, tmp_path, monkeypatch, sql, allow_fi
     assert files_below(tmp_path) == before
 
 
+def test_what_does_more_than_read_is_refused_before_a_file_is_looked_at(store, monkeypatch):
+    monkeypatch.setattr(store, "_survey", None)
+    for ask in (store.arrow, store.stream):
+        with pytest.raises(UserError, match="this only reads"):
+            ask("DROP VIEW runs")
+
+
 OUTSIDE = [
     "SELECT * FROM read_csv('{outside}')", "FROM read_text('{outside}')", "FROM '{outside}'",
     "FROM read_text('{store}/../secret.csv')", "FROM read_text('file://{outside}')", "FROM glob('{above}/*')",
