@@ -147,8 +147,9 @@ def test_a_place_is_only_a_name(kind, place, tmp_path, plain_statements):
     run = fill_a_little(store)
     row = {"run_id": run, "layer": 0, "head": 1, "prompt_id": "a", "correct": True}
     asked = f"SELECT {', '.join(row)} FROM head_scan WHERE run_id = '{run}'"
-    assert store.rows(asked) == [row]
-    assert store.rows("SELECT scan, status FROM runs") == [{"scan": "heads", "status": "finished"}]
+    with store.held():
+        assert store.rows(asked) == [row]
+        assert store.rows("SELECT scan, status FROM runs") == [{"scan": "heads", "status": "finished"}]
     assert store.finished_shards(run) == {"baseline/00000", "head_scan/00000"}
     if kind == "disk":
         # A plain client executes what names the place; the rest is letter for letter what it executed elsewhere.
