@@ -8,7 +8,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mathinterp.models.catalog import LoadedModel, ModelSpec
 
 
+@cache  # of a class options never change, and a command line asks three times
 def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
     """The command of an experiment; ``run`` gets the class and the parsed options.
 

@@ -250,7 +250,8 @@ def cluster_options() -> Callable[[Command], Command]:
 
 def set_level(level: int) -> None:
     """What the package logs: INFO what it does, WARNING what is doubtful, ERROR nothing."""
-    logging.getLogger("mathinterp").setLevel(level)
+    if (package := logging.getLogger("mathinterp")).level != level:  # setting it costs a look at every logger there is
+        package.setLevel(level)
 
 
 def verbosity_options() -> Callable[[Command], Command]:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from string import Template
 from typing import Any
 
@@ -121,26 +122,28 @@ def _has_shards(table: str) -> bool:
     return table == ELSEWHERE or (table != "runs" and catalog().tables[table].partition == "run_id")
 
 
-def relation(
-    connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None
-) -> duckdb.DuckDBPyRelation:
-    """A query that only reads, ``$name`` taking its value from ``values``; raises UserError."""
+def require_reading(sql: str) -> None:
+    """Raise UserError unless ``sql`` is one statement that only reads; no file is looked at."""
     with told():
-        check_reads(connection, sql)
-        named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
-        return connection.sql(sql, params=named or None)
+        check_reads(_parser().cursor(), sql)
+
+
+@lru_cache(maxsize=1)
+def _parser() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect()
 
 
 def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
-    """The rows of ``relation``; raises as it does."""
-    found = relation(connection, sql, values)
+    """The rows of a query, ``$name`` in it taking its value from ``values``; raises UserError."""
+    named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
     with told():
-        return found.to_arrow_table()
+        return connection.sql(sql, params=named or None).to_arrow_table()
 
 
 def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
-    """The rows of ``relation`` in batches as they are computed; raises as it does, also between batches."""
-    found = relation(connection, sql)
+    """The rows of a query in batches as they are computed; raises UserError, also between batches."""
+    with told():
+        found = connection.sql(sql)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with told():

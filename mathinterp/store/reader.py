@@ -103,7 +103,8 @@ class StoreReader:
     def _told_connection(
         self, sql: str, values: Mapping[str, Any] | None = None, *, allow_files: bool = False
     ) -> duckdb.DuckDBPyConnection:
-        """A connection for a query, whose reader is told of unfinished runs."""
+        """A connection for a query that only reads, whose reader is told of unfinished runs."""
+        query.require_reading(sql)
         views = query.views_of(sql)
         connection = self._new_connection(views, allow_files=True) if allow_files else self._connect(views)
         found = self._survey(catalog().tables_of(views), self._held or Held())
