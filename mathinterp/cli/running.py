@@ -27,8 +27,8 @@ def run_chosen(
         sentence: read it alone, instead of a set of prompts.
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
-    from mathinterp.cluster.run import run_scan
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.cluster.again import finished_again
+    from mathinterp.models.spec import ModelSpec
     from mathinterp.prompts.given import Prompts, prompts_of
 
     if sentence is not None:
@@ -37,15 +37,14 @@ def run_chosen(
         prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
+    spec = ModelSpec(model, adapter, dtype, trust_remote_code)
+    if found := finished_again(chosen, spec, prompts, store, gpus_per_replica=gpus_per_replica, address=address):
+        return found
+    from mathinterp.cluster.run import run_scan  # torch, transformers
+
     with resumable():
         return run_scan(
-            chosen,
-            ModelSpec(model, adapter, dtype, trust_remote_code),
-            prompts,
-            store,
-            replicas=replicas,
-            gpus_per_replica=gpus_per_replica,
-            address=address,
+            chosen, spec, prompts, store, replicas=replicas, gpus_per_replica=gpus_per_replica, address=address
         )
 
 

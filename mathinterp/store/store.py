@@ -118,6 +118,18 @@ class Store(StoreReader):
         self.write_views()
         return Run(self, record)
 
+    def has_finished(self, run: str, prompts_fingerprint: str) -> bool:
+        """Whether a record says that the run is finished, and its prompts are here, whole."""
+        try:
+            record = read_record(self.files, run)
+        except ValueError:
+            return False
+        return (
+            record is not None
+            and record["finished_at"] is not None
+            and all(intact_prompts(self.files, self._surveyor, table, prompts_fingerprint) for table in PROMPT_TABLES)
+        )
+
     def _made_before(self, earlier: Mapping[str, Any], versions: Mapping[str, str]) -> list[dict[str, str]]:
         """What made the shards that are there; a warning tells if ``versions`` would add others to them."""
         made: list[dict[str, str]] = earlier.get("versions", [])
