@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mathinterp.cli.output import console, say_where_at_last
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -81,7 +82,11 @@ def print_run(run: "RunSummary") -> None:
         work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
     else:
         work = "nothing left to compute"
-    console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
+    there = f"{counted(run.shards, 'shard')} {'was' if run.shards == 1 else 'were'}"
+    console.print(
+        f"Run {run.run_id}: {work}; {run.reused} of {there} there already.",
+        highlight=False,
+    )
     for failure in run.failed:
         click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:

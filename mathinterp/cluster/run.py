@@ -30,6 +30,7 @@ from mathinterp.models.handle import Model, ModelSource, NamedSource
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.store import Run, Store, prompts_fingerprint
+from mathinterp.text import counted
 from mathinterp.versions import code_version
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ def bound_work(
     scan = scan.bind(context)
     tokenized = context.read(scan)
     shards = tuple(scan.shards(model.shape, tokenized))
-    assert shards, f"scan {scan.name}: its work was cut into no shards"
+    if not shards:
+        raise UserError(f"{scan.name} has nothing to do here: one of its lists, `layers` for example, may be empty")
     assert len({shard.key for shard in shards}) == len(shards), f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns)
 
@@ -253,7 +255,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
     unseen = [receipt for receipt in outcome.receipts if receipt.key in set(missing)]
     if unseen:
         raise UserError(
-            f"{len(unseen)} shards were written on {unseen[0].node} but are not in the store as this machine sees it;"
+            f"{counted(len(unseen), 'shard')} written on {unseen[0].node} but not in the store as this machine sees it;"
             " give `store` a folder that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
         )
 
