@@ -18,7 +18,7 @@ from mathinterp.experiments.registry import add
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.stability import DRAWS, stability_of
 from mathinterp.models.catalog import ModelSpec
-from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.handle import Model, WrappedModel, model_of
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
@@ -90,7 +90,7 @@ def open_store(url: str = "results") -> Store:
     return store
 
 
-def plan(experiment: Experiment, model: Model, prompts: Any = None, *, store: str = "results") -> Plan | None:
+def plan(experiment: Experiment, model: Model | str, prompts: Any = None, *, store: str = "results") -> Plan | None:
     """What a run would cost, before anything loads.
 
     Args:
@@ -105,7 +105,7 @@ def plan(experiment: Experiment, model: Model, prompts: Any = None, *, store: st
     >>> planned.evaluations  # the unedited model, and 64 heads
     2600
     """
-    work = bound_work(experiment, model.described, _asked(experiment, prompts), Store(store))
+    work = bound_work(experiment, model_of(model).described, _asked(experiment, prompts), Store(store))
     cpu = measure_cpu(work.model.shape) if work.model.dtype == "float32" else None
     return plan_scan(work.scan, work.model.shape, work.prompts, work.model.dtype, cpu=cpu)
 
@@ -212,7 +212,7 @@ class Run:
 
 def run(
     experiment: Experiment,
-    model: Model,
+    model: Model | str,
     prompts: Any = None,
     *,
     store: str = "results",
@@ -229,7 +229,7 @@ def run(
 
     Args:
         experiment: for example ``mathinterp.experiments.Heads(ablation="zero")``, or one of your own.
-        model: from ``load`` or ``wrap``; a wrapped one goes to Ray's replicas with its weights.
+        model: from ``load`` or ``wrap``, or a name; a wrapped one goes to Ray's replicas with its weights.
         prompts: as for ``mathinterp.prompts``; None: the experiment's own set.
         store: a folder or URL; on several machines one that all of them share.
         replicas: number of model replicas; None: one per GPU, else one per CPU core while memory allows.
@@ -252,7 +252,7 @@ def run(
     [{'layer': 0, 'head': 6}]
     """
     add(type(experiment))
-    asked = _asked(experiment, prompts)
+    model, asked = model_of(model), _asked(experiment, prompts)
     ended = run_scan(
         experiment, model, _needed(experiment, asked), store, replicas=replicas, gpus_per_replica=gpus_per_replica,
         address=address, progress=progress, max_attempts=max_attempts,

@@ -15,6 +15,7 @@ NEURONS = ["--neurons-from", "RUN", "--limit", "8"]
 GRAPH = ["scan", "graph", *NEURONS]
 TRAIN = ["tune", "precise", "--heads", "0.1", "--data", "one_digit", "--out", "new"]
 SENTENCE = ["chain", "--sentence", "3+5="]
+UNREACHABLE = "s3://bucket/x?endpoint_override=http://127.0.0.1:9"
 
 CASES = [
     # a run that is not there, or of another scan
@@ -76,6 +77,7 @@ CASES = [
     (["tune", "sweep", "--out", "file/x"], "--out 'file/x' cannot be made"),
     (["tune", "prune", "--data", "one_digit", "--out", "full"], "exists and holds something else"),
     ([*TRAIN, "--storage", "file"], "--storage 'file' cannot be made"),
+    ([*TRAIN, "--storage", UNREACHABLE], f"--storage '{UNREACHABLE}' cannot be written"),
     ([*TRAIN, "--tensorboard", "file/x"], "--tensorboard 'file/x' cannot be made"),
     (["tune", "sweep", "--data", "one_digit", "--out", "new", "--store", "file"], "store 'file' is a file"),
     (["pipeline", "--limit", "8", "--store", "file"], "store 'file' is a file"),

@@ -162,7 +162,7 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     rows = {(row["condition"], row["seed"]): row for row in told["accuracy"]}
     assert [name for name, _ in rows] == ["origin", "lora", "pruned", "pruned_lora", "random", "random_lora"]
     assert rows["pruned", 0]["kept"] == rows["random_lora", 0]["kept"] == told["kept"]
-    assert rows["pruned", 0]["kept_percent"] == pytest.approx(100 * told["kept"] / (4 * 608))
+    assert rows["pruned", 0]["kept_share"] == pytest.approx(told["kept"] / (4 * 608))
     assert rows["lora", 0]["kept"] is None
 
     # The exported models, by plain transformers and peft, say what the table says.

@@ -37,7 +37,8 @@ from mathinterp.experiments.options import Option, options_of
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
-    from mathinterp.models.catalog import LoadedModel, ModelSpec
+    from mathinterp.models.catalog import LoadedModel
+    from mathinterp.models.spec import ModelSpec
 
 
 @cache  # of a class options never change, and a command line asks three times

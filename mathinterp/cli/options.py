@@ -16,7 +16,7 @@ from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, chec
 from mathinterp.local_files import resolved
 
 if TYPE_CHECKING:
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.models.spec import ModelSpec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -197,7 +197,7 @@ def model_options() -> Callable[[Command], Command]:
 
 def spec_of(options: dict[str, Any]) -> "ModelSpec":
     """The model that the options of ``model_options`` name, which ``options`` then lacks."""
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.models.spec import ModelSpec
 
     return ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
 

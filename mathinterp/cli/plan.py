@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from mathinterp.cli.chain import sentence_command
 from mathinterp.cli.experiment import ExperimentGroup, parse
 from mathinterp.cli.options import spec_of
 from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.plan import Plan
     from mathinterp.experiments import Experiment
+    from mathinterp.prompts.prompt import Prompt
 
 PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields of a Plan that depend on the dtype
 
 
-def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
+def plan_experiment(experiment: "type[Experiment]", *, sentence: "Prompt | None" = None, **options: Any) -> None:
     """Print what the experiment would cost with these options; loads no weights and needs no Ray."""
     chosen, _, as_json, _ = parse(experiment, options)
     from mathinterp.cluster.plan import measure_cpu, plan_scan
@@ -32,7 +35,9 @@ def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
 
     spec = spec_of(options)
     prompts = Prompts(())
-    if experiment.prompt_set is not None:
+    if sentence is not None:
+        prompts = Prompts((sentence,), sentence.text)
+    elif experiment.prompt_set is not None:
         limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed
         prompts = prompts_of(options["prompt_name"], seed=options["seed"], limit=limit)
     work = prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"]))
@@ -59,14 +64,16 @@ def _say_unknown(name: str, shards: int, as_json: bool) -> None:
     if as_json:
         print_json({"scan": name, "shards": shards, "flops": None})
     else:
-        console.print(f"{name}: {shards} shards; what they cost is not known to this experiment.", highlight=False)
+        console.print(
+            f"{name}: {counted(shards, 'shard')}; what this costs is not known to this experiment.", highlight=False
+        )
 
 
 plan = ExperimentGroup(
     name="plan",
     run=plan_experiment,
     verb="plan",
-    others={},
+    others={"chain": sentence_command(plan_experiment, "plan")},
     help="""Show FLOPs, memory, rows and time of an experiment; loads no weights and needs no Ray.
 
     \b
@@ -92,8 +99,9 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
     facts = {
         "model": f"{label}, {cost.parameters:,} parameters"
         + (", compared with another of as many" if cost.models > 1 else ""),
-        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} positions of a clean pass",
-        "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
+        "prompts": f"{counted(prompts, 'prompt')}, {cost.tokens:,} tokens, {cost.nodes:,} positions of a clean pass",
+        "work": f"{cost.evaluations:,} forward evaluations in {counted(cost.shards, 'shard')},"
+        + f" {_tera(cost.flops)} TFLOP"
         + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")
         + (f" and {_tera(cost.terms)} * 10^12 terms of neurons' sums" if cost.terms else ""),
         "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mathinterp.cli.output import console, say_where_at_last
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.models.spec import ModelSpec
     from mathinterp.prompts.prompt import Prompt
 
 
@@ -27,7 +28,7 @@ def run_chosen(
         sentence: read it alone, instead of a set of prompts.
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
-    from mathinterp.cluster.run import run_scan
+    from mathinterp.cluster.again import finished_again
     from mathinterp.prompts.given import Prompts, prompts_of
 
     if sentence is not None:
@@ -36,6 +37,11 @@ def run_chosen(
         prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
+    asked = {name: value for name, value in workers.items() if name != "replicas"}
+    if found := finished_again(chosen, spec, prompts, store, **asked):
+        return found
+    from mathinterp.cluster.run import run_scan  # torch, transformers
+
     with resumable():
         return run_scan(chosen, spec, prompts, store, **workers)
 
@@ -73,7 +79,11 @@ def print_run(run: "RunSummary") -> None:
         work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
     else:
         work = "nothing left to compute"
-    console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
+    there = f"{counted(run.shards, 'shard')} {'was' if run.shards == 1 else 'were'}"
+    console.print(
+        f"Run {run.run_id}: {work}; {run.reused} of {there} there already.",
+        highlight=False,
+    )
     for failure in run.failed:
         click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:

@@ -102,7 +102,7 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     Example:
       mathinterp tune merge tuned --model bundled --out merged
     """
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.models.spec import ModelSpec
     from mathinterp.tuning import edit
 
     merged = edit.merge(adapter, ModelSpec(model, None, dtype), out, say)

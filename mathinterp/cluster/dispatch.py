@@ -12,11 +12,11 @@ The rules:
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
   blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
-- A replica says every few seconds, from a thread that does not compute, that it is there and how far its shard is.
-  One that has done so and then says nothing for ``silence`` seconds hangs, and is ended and replaced like a dead one.
-  However long a shard, a load or a compilation takes, this thread goes on meanwhile; what can keep it from running is
-  one call that holds Python's lock, seconds as a rule, so the default of five minutes is far from any of them. Only
-  time in which this loop itself ran is counted: after a suspension nobody is silent.
+- A replica says every few seconds, from a thread that does not compute, that it is there, how far its shard is and
+  whether the thread that computes moves (vital.py). One that has done so and then says nothing for ``silence`` seconds,
+  or only that nothing moves, hangs, and is ended and replaced like a dead one. However long a shard, a load or a
+  compilation takes, it moves meanwhile. Only time in which this loop itself ran is counted: after a suspension nobody
+  is silent.
 - Before a shard of a dead or silent replica is given to another one, or waited for, its file is looked for.
 - A UserError ends the run at once: no retry can put right what the user has to. So does Unfinished: a store that gave
   out, after its own retries.
@@ -57,6 +57,7 @@ from mathinterp.cluster.events import (
 )
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
+from mathinterp.text import counted
 
 SILENCE = 300.0  # seconds without a pulse after which a replica hangs
 LOOK = 20.0  # seconds without a pulse after which it gets no further shards, and its files are looked for
@@ -176,7 +177,9 @@ class Dispatcher:
         last_ready = turn = time.monotonic()
         while self._unfinished:
             if not self._ready and not self._starting:
-                raise NoReplicaLeft(f"no replica is left to run {self._unfinished} shards: {self._last_trouble}")
+                raise NoReplicaLeft(
+                    f"no replica is left to run {counted(self._unfinished, 'shard')}: {self._last_trouble}"
+                )
             for event in self._workers.wait(timeout=1.0):
                 self._handle(event)
             turn, before = time.monotonic(), turn
@@ -204,7 +207,7 @@ class Dispatcher:
                 self._look(slot)
             if now >= self._silence:
                 self._workers.abandon(slot)
-                self._replica_lost(Lost(slot, f"it hangs: nothing was heard of it for {now:.0f} s"))
+                self._replica_lost(Lost(slot, f"it hangs: nothing in it has moved for {now:.0f} s"))
 
     def _look(self, slot: int) -> None:
         """Count the shards of the slot's window whose files are there."""
@@ -222,7 +225,7 @@ class Dispatcher:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Pulse) or event.slot in self._silent:
-            self._silent[event.slot] = 0.0
+            self._silent[event.slot] = event.still if isinstance(event, Pulse) else 0.0
         if isinstance(event, Pulse):
             self._observer.pulse(event)
         elif (
@@ -270,7 +273,7 @@ class Dispatcher:
         self._look(event.slot)
         window = list(self._in_flight[event.slot].values())
         self._in_flight[event.slot].clear()
-        self._observer.trouble(f"a replica died, {len(window)} shards go back to the queue: {event.reason}")
+        self._observer.trouble(f"a replica died, {counted(len(window), 'shard')} back to the queue: {event.reason}")
         self._fresh.extendleft(reversed(window[1:]))
         for running in window[:1]:
             running.losses += 1

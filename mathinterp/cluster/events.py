@@ -66,6 +66,7 @@ class Pulse:
 
     slot: int
     done: float = 0.0
+    still: float = 0.0  # seconds for which the shard has not moved
 
 
 Event = Ready | Finished | Failed | Lost | Pulse

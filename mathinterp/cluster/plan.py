@@ -18,6 +18,7 @@ from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.costs import PACK_SIZE, parameters
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.text import counted
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -71,7 +72,7 @@ class Plan:
         times = ", ".join(f"{device} {seconds:.3g} s" for device, seconds in self.seconds.items())
         plain = "" if self.plain_flops is None else f" ({self.plain_flops / 1e12:.3g} by full forward passes)"
         return (
-            f"{self.scan}: {self.evaluations:,} forward evaluations in {self.shards} shards,"
+            f"{self.scan}: {self.evaluations:,} forward evaluations in {counted(self.shards, 'shard')},"
             f" {self.flops / 1e12:.3g} TFLOP{plain}\n"
             f"{self.rows:,} rows, about {self.result_bytes / 1e6:.3g} MB; a replica takes about"
             f" {self.peak_bytes / 1e9:.3g} GB\ncomputing takes about: {times}"

@@ -11,14 +11,17 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
+from mathinterp.cluster import again
 from mathinterp.cluster.agreement import PROBE, Agreement
-from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
+from mathinterp.cluster.dispatch import Dispatcher, Outcome
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.places import Here, OnRay, Placement, place_of
 from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.replica import ReplicaJob, made_here
+from mathinterp.cluster.summary import RunSummary as RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.experiments.costs import parameters
@@ -27,34 +30,10 @@ from mathinterp.models.handle import Model, ModelSource, NamedSource
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.store import Run, Store, prompts_fingerprint
+from mathinterp.text import counted
 from mathinterp.versions import code_version
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """How a call of run_scan ended."""
-
-    run_id: str
-    store: str  # absolute path or URL
-    shards: int  # of the whole run
-    reused: int  # finished by earlier calls
-    done: int  # finished by this call
-    rows: int  # written by this call
-    evaluations: int  # forward evaluations behind these rows
-    seconds: float  # of this call
-    device: str | None  # "cuda" or "cpu"; None: nothing was left to do
-    replicas: int
-    replicas_lost: int
-    busy: float  # part of the ready replicas' time that went into shards
-    peak_memory: int  # bytes, most of any replica
-    failed: list[ShardFailure] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every shard of the run has its file."""
-        return self.reused + self.done == self.shards
 
 
 @dataclass(frozen=True)
@@ -108,10 +87,12 @@ def run_scan(
     if scan.one_replica and (replicas or 1) != 1:
         raise UserError(f"{scan.name} runs on one replica, as each shard needs those before it; leave out `replicas`")
     store = Store(store_url)
-    model = Model(model) if isinstance(model, ModelSpec) else model
+    spec, model = model, Model(model) if isinstance(model, ModelSpec) else model
     with ExitStack() as stack:
         place = place_of(model, stack, replicas, gpus_per_replica, address)
-        work = bound_work(scan, place.described(), prompts, store, prompts_label)
+        with again.remembered(scan, spec, prompts, gpus_per_replica, address) as found:
+            work = bound_work(scan, place.described(), prompts, store, prompts_label)
+            found.update(opening(work, place.device()) if prompts_label is None else {})
         run = open_run(store, work, place.device())
         missing = set(run.missing_shards())
         logger.info(
@@ -154,27 +135,33 @@ def bound_work(
     scan = scan.bind(context)
     tokenized = context.read(scan)
     shards = tuple(scan.shards(model.shape, tokenized))
-    assert shards, f"scan {scan.name}: its work was cut into no shards"
+    if not shards:
+        raise UserError(f"{scan.name} has nothing to do here: one of its lists, `layers` for example, may be empty")
     assert len({shard.key for shard in shards}) == len(shards), f"scan {scan.name}: shard keys must be unique"
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns)
 
 
 def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
     """The run's record in the store, new or earlier, and its prompts; tells if other versions began it."""
-    run = store.open_run(
-        scan=work.scan.name,
-        model=work.model.label,
-        model_fingerprint=work.model.fingerprint,
-        prompts=work.prompts_label,
-        prompts_fingerprint=work.prompts_fingerprint,
-        dtype=work.model.dtype,
-        parameters=work.scan.parameters(),
-        code_version=code_version(),
-        versions=made_here(work.scan, work.model, device),
-        shards=[shard.key for shard in work.shards],
-    )
+    run = store.open_run(**opening(work, device))
     store.write_prompts(work.prompts_fingerprint, work.prompts, work.columns)
     return run
+
+
+def opening(work: Work, device: str) -> dict[str, Any]:
+    """What ``Store.open_run`` is given; plain JSON."""
+    return {
+        "scan": work.scan.name,
+        "model": work.model.label,
+        "model_fingerprint": work.model.fingerprint,
+        "prompts": work.prompts_label,
+        "prompts_fingerprint": work.prompts_fingerprint,
+        "dtype": work.model.dtype,
+        "parameters": work.scan.parameters(),
+        "code_version": code_version(),
+        "versions": made_here(work.scan, work.model, device),
+        "shards": [shard.key for shard in work.shards],
+    }
 
 
 def dispatch(
@@ -268,7 +255,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
     unseen = [receipt for receipt in outcome.receipts if receipt.key in set(missing)]
     if unseen:
         raise UserError(
-            f"{len(unseen)} shards were written on {unseen[0].node} but are not in the store as this machine sees it;"
+            f"{counted(len(unseen), 'shard')} written on {unseen[0].node} but not in the store as this machine sees it;"
             " give `store` a folder that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
         )
 

@@ -19,7 +19,7 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.options import read_heads, read_layers, read_neurons
 from mathinterp.models.anatomy import ModelShape
-from mathinterp.models.handle import Model
+from mathinterp.models.handle import Model, model_of
 from mathinterp.models.reading import read_prompts
 from mathinterp.models.units import Head, Mlp, Neuron
 from mathinterp.prompts.given import Prompts, prompts_of
@@ -64,7 +64,7 @@ class Answered:
 
 
 def ablate(
-    model: Model,
+    model: Model | str,
     prompts: Any,
     *,
     heads: str | Iterable[Any] | None = None,
@@ -77,7 +77,7 @@ def ablate(
     """Replace the named units together and answer all prompts again; nothing is stored.
 
     Args:
-        model: from ``load`` or ``wrap``.
+        model: from ``load`` or ``wrap``, or a name.
         prompts: as for ``mathinterp.prompts``.
         heads: for example ["0.6", "0.1"], "0.6,0.1" or [(0, 6)].
         mlps: layers whose whole MLP is replaced, for example [3].
@@ -100,6 +100,7 @@ def ablate(
     if value not in ABLATIONS:
         raise UserError(f"`value` '{value}' is not known; take one of {', '.join(ABLATIONS)}")
     scan = Heads(value, positions=positions, scoring=scoring)
+    model = model_of(model)
     shape = model.described.shape
     units = _units(shape, read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ())
     given: Sequence[Any] = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)

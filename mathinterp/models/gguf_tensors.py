@@ -4,6 +4,8 @@ transformers passes over tensors that it has no name for. Knows the names of the
 llama.cpp keeps as a tensor and transformers in the config; knows nothing about how tensors are stored.
 """
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -42,6 +44,16 @@ def apply_tensors(metadata: GgufMetadata, config: PreTrainedConfig) -> None:
             f"GGUF file '{metadata.file}' has a token_embd.weight of {embedding[0]} x {embedding[1]}, its settings say "
             f"{expected[0]} x {expected[1]}"
         )
+    for name, parameter in places.items():
+        held, wanted = metadata.tensors[name].shape, tuple(parameter.shape)
+        if sorted(held) != sorted(wanted):  # some are kept transposed
+            raise UserError(
+                f"GGUF file '{metadata.file}' has a {name} of {_sizes(held)}, its settings say {_sizes(wanted)}"
+            )
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _in_file(names: "object", parameter: str) -> str:

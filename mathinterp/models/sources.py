@@ -14,7 +14,6 @@ from typing import Literal
 
 from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import check_place
-from mathinterp.models.random_shapes import parse_random
 from mathinterp.prompts.json_lines import json_file
 
 MODELS_FOLDER = Path(__file__).parent
@@ -57,6 +56,8 @@ def find_source(name: str, trust_remote_code: bool = False) -> Source:
     Raises UserError when there is none, saying where it was looked for and how to get it.
     """
     if name.startswith("random:"):
+        from mathinterp.models.random_shapes import parse_random  # which needs torch
+
         parse_random(name)
         return Source("random", name, None)
     if name == "bundled":

@@ -111,7 +111,8 @@ def add_views(
         listed = {"names": [files.address(name) for name in names]}
         chosen = "SELECT coalesce(list(name ORDER BY name), []::VARCHAR[]) FROM (SELECT unnest($names) AS name)"
         connection.execute(f"SET VARIABLE files_{table} = ({chosen})", listed)
-    connection.execute(views)
+    with told():
+        connection.execute(views)
 
 
 def _variable(table: str) -> str:
@@ -163,6 +164,20 @@ def told() -> Iterator[None]:
         if isinstance(error, OSError) and not re.match(r"[A-Z][\w ]* Error: ", str(error)):
             raise
         raise UserError(f"SQL: {str(error).splitlines()[0]}{_advice(str(error))}") from error
+
+
+def refusal(connection: duckdb.DuckDBPyConnection, address: str) -> str | None:
+    """Why DuckDB cannot read a result file, as it is after some changes of a footer that other readers overlook."""
+    try:
+        connection.sql("SELECT * FROM read_parquet($file)", params={"file": address}).to_arrow_table()
+    except duckdb.Error as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def is_of_a_file(error: BaseException | None) -> bool:
+    """Whether an error of DuckDB's is the fault of a file; a footer's have no class of their own."""
+    return isinstance(error, duckdb.IOException | duckdb.InvalidInputException) or type(error) is duckdb.Error
 
 
 def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str]:

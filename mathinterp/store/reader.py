@@ -118,7 +118,7 @@ class StoreReader:
             return ask()
         except UserError as error:
             self.runs_looked_at = told
-            if not isinstance(error.__cause__, duckdb.IOException | duckdb.InvalidInputException):
+            if not query.is_of_a_file(error.__cause__):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), self._held or Held())
             self._held = None if self._held is None else Held()

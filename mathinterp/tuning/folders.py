@@ -6,13 +6,35 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_writable
 from mathinterp.models.fingerprint import file_digests
 from mathinterp.prompts.json_lines import json_file
 
 TUNING_FILE = "tuning.json"  # in what a fine-tuning leaves: run, base, settings, figures
 EDIT_FILE = "edit.json"  # in a model with columns at zero: which, of which base
+
+
+def check_storage(storage: str) -> None:
+    """Raise UserError unless checkpoints can be written there, through Arrow, as Ray Train writes them."""
+    if "://" not in storage:
+        check_writable(storage, "`storage`")
+        return
+    try:
+        files, place = pyarrow.fs.FileSystem.from_uri(storage)
+        probe = f"{place}/.probe-{uuid4().hex}"
+        files.create_dir(place)
+        with files.open_output_stream(probe) as stream:
+            stream.write(b" ")
+        files.delete_file(probe)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise UserError(f"`storage` '{storage}' cannot be written ({why}); give a folder or a URL that can") from error
 
 
 def check_free(out: Path) -> None:

@@ -27,7 +27,7 @@ from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
 from mathinterp.tuning.data import Sample, data_fingerprint
-from mathinterp.tuning.folders import TUNING_FILE, read_about, written_whole
+from mathinterp.tuning.folders import TUNING_FILE, check_storage, read_about, written_whole
 from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
 from mathinterp.tuning.sft_workers import EXPORT_FOLDER, TABLE, worker_loop
@@ -165,12 +165,15 @@ def fit(
         say: gets what worker 0 says, a line at a time.
     Raises:
         UserError: ``out`` holds something else, a batch that does not divide, more workers than there are CPUs (GPUs),
-            or what a worker refused: a cache without layers below, a loss that is not finite.
+            a ``storage`` that cannot be written, or what a worker refused: a cache without layers below, a loss that is
+            not finite.
         Unfinished: workers failed again and again; the same call goes on from the last checkpoint.
     """
     found = earlier_result(out, tuning.run_id)
     if found is not None:
         return TuningResult(tuning.run_id, out, found, trained_now=False)
+    if storage is not None:
+        check_storage(storage)
     with connection(address):
         reserved = scaling(tuning, workers, gpu)
         run = open_run(tuning)
