@@ -64,8 +64,10 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
         ActivationPatching(),
         {"sites": ("mlp",), "directions": ("noising",), "layers": (0,), "keep_all": True, "engine": "plain"},
     ),
-    (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,)}),
-    (Mlps(), {**ABLATION, "layers": (0,)}),
+    (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,), "decide": 5}),
+    (Heads(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
+    (Mlps(), {**ABLATION, "layers": (0,), "decide": 5}),
+    (Mlps(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
     (HeadPairs(), {**ABLATION, "heads": ((0, 1), (1, 1)), "layers": (0,), "given": ((0, 1),)}),
     (
         Knockout(heads=((0, 1), (1, 1))),
