@@ -1,8 +1,12 @@
 """Shards that follow from others: the dispatch loop with a source, early starts on many replicas, and kill -9 on Ray."""
 
+import json
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from mathinterp.cluster.places import Here, Placement
 from mathinterp.cluster.replica import Replica
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
+from mathinterp.models.handle import HeldSource
 from tests.adaptive_case import model, prompts, twin
 from tests.killing import FINISHED, kill_midway
 from tests.test_adaptive_scan import cells
@@ -139,11 +144,6 @@ def several(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
     @contextmanager
     def workers(place: Here, job: Any, placement: Placement) -> Iterator[Several]:
-        from contextlib import ExitStack
-        from dataclasses import replace
-
-        from mathinterp.models.handle import HeldSource
-
         with ExitStack() as lent:
             yield Several(replace(job, source=HeldSource(place.model, lent)), request.param)
 
@@ -151,7 +151,7 @@ def several(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(Here, "placement", lambda place, shards, size: Placement(len(request.param), 0, 1, 1))
 
 
-@pytest.mark.parametrize("several", [(1, 1, 1, 1, 1), (1, 4, 2), (7, 1)], indirect=True)
+@pytest.mark.parametrize("several", [(1, 1, 1, 1, 1), (1, 4, 2)], indirect=True)
 def test_what_ran_too_much_is_kept_and_said_and_changes_no_decision(several: None, tmp_path: Path) -> None:
     expected = twin(SCAN, tmp_path / "twin", prompts())
     found = mi.run(SCAN, model(), list(prompts()), store=str(tmp_path / "adaptive"), progress=False)
@@ -162,8 +162,8 @@ def test_what_ran_too_much_is_kept_and_said_and_changes_no_decision(several: Non
     assert [*decisions["prompts_used"]] == [*expected.verdicts.used_N]
     assert [*decisions["decision"]] == [{1: "above", -1: "not above"}[one] for one in expected.verdicts.decision_N]
     assert decisions["prompts_run"].sum() == len(ran)
-    if len(ran) > len(expected.cells):
-        assert "began before they were known to be needed" in found.summary.data["verdict"]
+    assert ran != expected.cells, "some replica began early"
+    assert "began before they were known to be needed" in found.summary.data["verdict"]
     assert found.complete
     assert found.ended.done == found.ended.shards
 
@@ -196,10 +196,6 @@ def test_many_replicas_stopped_and_resumed_by_one(
 @pytest.mark.ray
 def test_kill_9_of_the_driver_of_an_adaptive_scan(local_ray: dict[str, str], tmp_path: Path) -> None:
     folder, lines = str(save_tiny(tmp_path / "llama", "llama")), tmp_path / "prompts.jsonl"
-    import json
-    import subprocess
-    import sys
-
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()))
     words = ["scan", "heads", "--model", folder, "--prompts", str(lines), "--decide", "20", "--replicas", "2"]
 
