@@ -1,8 +1,6 @@
 """Shards that follow from others: the dispatch loop with a source, early starts on many replicas, and kill -9 on Ray."""
 
 import json
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import mathinterp as mi
+from mathinterp.cli.main import main
 from mathinterp.cluster.dispatch import Dispatcher, Event, Failed, Finished, Observer, Ready
 from mathinterp.cluster.places import Here, Placement
 from mathinterp.cluster.replica import Replica
@@ -197,16 +197,17 @@ def test_many_replicas_stopped_and_resumed_by_one(
 def test_kill_9_of_the_driver_of_an_adaptive_scan(local_ray: dict[str, str], tmp_path: Path) -> None:
     folder, lines = str(save_tiny(tmp_path / "llama", "llama")), tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()))
-    words = ["scan", "heads", "--model", folder, "--prompts", str(lines), "--decide", "20", "--replicas", "2"]
+    words = ["scan", "heads", "--model", folder, "--prompts", str(lines), "--decide", "20", "--json"]
 
-    def ended(name: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "mathinterp.cli.main", *words, "--store", str(tmp_path / name), "--json"]
-        done = subprocess.run(command, env=local_ray, capture_output=True, timeout=300, check=True)
+    def ended(store: str, *replicas: str) -> dict[str, Any]:
+        done = CliRunner().invoke(main, [*words, "--store", str(tmp_path / store), *replicas])
+        assert done.exit_code == 0, (done.output, done.exception)
         return json.loads(done.stdout)
 
-    for table in ("baseline", "head_scan"):
-        kill_midway(local_ray, table, [*words, "--store", str(tmp_path / "killed")], tmp_path / "killed")
-    killed, undisturbed = ended("killed"), ended("undisturbed")
+    on_ray = ["--replicas", "2"]
+    kill_midway(local_ray, "head_scan", [*words, "--store", str(tmp_path / "killed"), *on_ray], tmp_path / "killed")
+    killed, undisturbed = ended("killed", *on_ray), ended("undisturbed")
     assert killed["shards_reused"] >= FINISHED
+    assert killed["cells_run"] >= killed["cells_used"] == undisturbed["cells_used"]
     for name in ("node", "decision", "prompts_used", "e_above", "e_below", "estimate", "low", "high"):
         assert [row[name] for row in killed["decisions"]] == [row[name] for row in undisturbed["decisions"]], name
