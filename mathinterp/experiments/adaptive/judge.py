@@ -1,22 +1,23 @@
 """Which nodes' mean effect is above a threshold, judged at looks while prompts come in random order.
 
-Betting without replacement (Waudby-Smith & Ramdas, arXiv 2006.04347, 2010.09686; weighted: Shekhar et al.,
-arXiv 2305.06884) and e-BH over nodes (Wang & Ramdas, arXiv 2009.02824); docs/statistics.md explains both. Knows numpy
-only: verdicts are a function of the rows, the rule and the looks. Legend: N node, P prompt, B bet.
+Bets on each node (betting.py) give an e-value against "at most the threshold" and one against "at least"; the e-BH
+procedure over nodes (Wang & Ramdas, arXiv 2009.02824) decides. docs/statistics.md says what that promises, and why.
+Knows numpy only: verdicts are a function of values, rule and looks. Legend: N node, P prompt.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from mathinterp.experiments.adaptive.betting import BETS_B, Block, Draws, FloatArray, interval, log_e
+
 ABOVE, OPEN, NOT_ABOVE = 1, 0, -1
-BETS_B = np.array([0.05, 0.15, 0.3, 0.5, 0.75, 0.95])  # parts of the capital that are staked
-PRIOR_B = np.full(len(BETS_B), 1 / len(BETS_B))  # the capital each starts with
-SAME = 1e-9  # a mean this close to the threshold is at the threshold
-_EDGE = 1e-12  # keeps a mean to come off 0 and 1; past them the node is certain
+SAME = 2e-9  # a mean this close to the threshold is at the threshold, which is not above
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,19 @@ class Rule:
     threshold: float
     fdr: float
 
+    def __post_init__(self) -> None:
+        assert 0 < self.threshold < 1, self
+        assert 0 < self.fdr < 1, self
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Verdicts:
-    """One entry per node. Open nodes: e-values, estimate and interval after all complete looks.
+    """One entry per node; of an open node as of the last complete look.
 
-    decision_N: 1 above the threshold, -1 not above, 0 open. exact_N: certain, whatever the prompts still to come would
-    say; then e is infinite on the side decided. used_N: prompts the decision used. low_N, high_N: a 1 - fdr interval
-    that holds at whatever look it is read; [mean, mean] where all prompts were used.
+    decision_N: 1 above the threshold, -1 not above, 0 open. exact_N: certain, whatever the prompts to come may say; the
+    e-value is then infinite on the side decided, 0 on the other. used_N: prompts the decision used. estimate_N: their
+    mean. low_N, high_N: a 1 - fdr interval, which holds at whatever look it is read; the mean itself where all prompts
+    were used.
     """
 
     decision_N: npt.NDArray[np.int8]
@@ -42,21 +48,36 @@ class Verdicts:
     e_above_N: FloatArray
     e_below_N: FloatArray
     estimate_N: FloatArray
-    low_N: FloatArray
-    high_N: FloatArray
+    rule: Rule
+    _values_NP: FloatArray = field(repr=False)
+    _draws: Draws = field(repr=False)
 
+    @property
+    def low_N(self) -> FloatArray:
+        """Lower ends."""
+        return self._intervals[0]
 
-@dataclass(frozen=True)
-class _Order:
-    """Prompts in order: their weights, and the weight that is still to come before each."""
+    @property
+    def high_N(self) -> FloatArray:
+        """Upper ends."""
+        return self._intervals[1]
 
-    weight_P: FloatArray
-    to_come_P: FloatArray
-    total: float
-
-    def until(self, prompts: int) -> float:
-        """Weight still to come after that many prompts."""
-        return float(self.to_come_P[prompts]) if prompts < len(self.to_come_P) else 0.0
+    @cached_property
+    def _intervals(self) -> tuple[FloatArray, FloatArray]:
+        """Computed when first asked for: the looks need no intervals."""
+        low_N, high_N = np.full(len(self.used_N), -1.0), np.full(len(self.used_N), 1.0)
+        for used in np.unique(self.used_N[self.used_N > 0]):
+            nodes = np.flatnonzero(self.used_N == used)
+            if used == self._values_NP.shape[1]:
+                low_N[nodes] = high_N[nodes] = self.estimate_N[nodes]
+            else:
+                ends = interval((self._values_NP[nodes, :used] + 1) / 2, self._draws, self.rule.fdr / 2)
+                low_N[nodes], high_N[nodes] = (2 * end - 1 for end in ends)
+        # what decided a node refuses the threshold too; rounding of the ends must not hide that
+        at_N = np.full(len(low_N), self.rule.threshold)
+        low_N = np.where(self.decision_N == ABOVE, np.maximum(low_N, np.minimum(at_N, self.estimate_N)), low_N)
+        high_N = np.where(self.decision_N == NOT_ABOVE, np.minimum(high_N, np.maximum(at_N, self.estimate_N)), high_N)
+        return low_N, high_N
 
 
 def judge(
@@ -64,46 +85,75 @@ def judge(
 ) -> Verdicts:
     """Replay the first ``seen`` looks.
 
-    values_NP: the effect of each node on each prompt, in [-1, 1], all prompts of the population in the order of the
-    scan; what was not run is NaN. looks: prompts in before each look, the last one all of them. weights_P: the
-    population's mean is sum(weight * value) / sum(weight); prompts must then come in ``prompt_order``.
+    values_NP: each node's effect on each prompt, in [-1, 1], all prompts of the population in the order of the scan;
+    NaN where it was not run. looks: prompts in before each look, the last one all of them. weights_P: the mean asked
+    about is sum(weight value) / sum(weight), and prompts came in ``prompt_order``; all alike by default.
     """
     nodes, prompts = values_NP.shape
-    assert 0 < rule.threshold < 1 and 0 < rule.fdr < 1, rule
-    assert list(looks) == sorted(set(looks)) and looks[0] > 0 and looks[-1] == prompts and 0 <= seen <= len(looks)
-    order = _order_of(np.ones(prompts) if weights_P is None else np.asarray(weights_P, float))
-    m = (rule.threshold + 1) / 2
-    x_NP = (values_NP + 1) / 2
-    decision_N, exact_N = np.zeros(nodes, np.int8), np.zeros(nodes, bool)
-    used_N, sum_N = np.zeros(nodes, int), np.zeros(nodes)
-    above_NB, below_NB = (np.tile(np.log(PRIOR_B), (nodes, 1)) for _ in range(2))
-    above_N, below_N = np.zeros(nodes), np.zeros(nodes)  # log e
+    assert list(looks) == sorted(set(looks)), looks
+    assert 0 < looks[0] <= looks[-1] == prompts, (looks, prompts)
+    assert 0 <= seen <= len(looks), (looks, seen)
+    draws = Draws.of(np.ones(prompts) if weights_P is None else weights_P)
+    replay = _Replay(rule, draws, nodes)
     for start, stop in zip([0, *looks], looks[:seen], strict=False):
-        open_N = np.flatnonzero(decision_N == OPEN)
+        open_N = np.flatnonzero(replay.decision_N == OPEN)
         if not len(open_N):
             break
-        block = slice(start, stop)
-        x_np = x_NP[open_N, block]
-        assert not np.isnan(x_np).any(), f"open nodes lack prompts of the look at {stop}"
-        mean_np = _mean_to_come(x_np, sum_N[open_N], np.full(len(open_N), m), order, block)
-        above_NB[open_N] += _log_capital(x_np, mean_np)
-        below_NB[open_N] += _log_capital(1 - x_np, 1 - mean_np)
-        above_N[open_N], below_N[open_N] = _log_sum(above_NB[open_N]), _log_sum(below_NB[open_N])
-        sum_N[open_N] += x_np @ order.weight_P[block]
-        used_N[open_N] = stop
-        surely_above_n = sum_N[open_N] / order.total > m + SAME
-        surely_not_n = (sum_N[open_N] + order.until(stop)) / order.total <= m + SAME
-        for sure_n, won_N, lost_N in ((surely_above_n, above_N, below_N), (surely_not_n, below_N, above_N)):
-            won_N[open_N[sure_n]], lost_N[open_N[sure_n]] = np.inf, -np.inf
-        exact_N[open_N] = surely_above_n | surely_not_n
-        is_above_N = _discoveries(above_N, rule.fdr / 2)
-        is_below_N = _discoveries(below_N, rule.fdr / 2)
-        side_N = np.where(above_N >= below_N, ABOVE, NOT_ABOVE)
-        decision_N[open_N] = np.where(is_above_N | is_below_N, side_N, OPEN)[open_N]
-    estimate_N, low_N, high_N = _intervals(rule, x_NP, used_N, sum_N, decision_N, order)
-    with np.errstate(over="ignore"):
-        e_above_N, e_below_N = np.exp(above_N), np.exp(below_N)
-    return Verdicts(decision_N, exact_N, used_N, e_above_N, e_below_N, estimate_N, low_N, high_N)
+        values_np = values_NP[open_N, start:stop]
+        assert not np.isnan(values_np).any(), f"open nodes were not run on the prompts from {start} to {stop}"
+        assert np.abs(values_np).max() <= 1
+        replay.take(open_N, (values_np + 1) / 2, start)
+        replay.decide(open_N, stop)
+    drawn_N = draws.total - np.array([draws.left(used) for used in replay.used_N])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Verdicts(
+            decision_N=replay.decision_N, exact_N=replay.exact_N, used_N=replay.used_N,
+            e_above_N=np.exp(replay.above_N), e_below_N=np.exp(replay.below_N),
+            estimate_N=2 * replay.sum_N / drawn_N - 1, rule=rule, _values_NP=values_NP, _draws=draws,
+        )  # fmt: skip
+
+
+class _Replay:
+    """State after some looks; log e-values of decided nodes stay as they were at the decision."""
+
+    def __init__(self, rule: Rule, draws: Draws, nodes: int):
+        self.rule, self.draws = rule, draws
+        self.m = (rule.threshold + 1) / 2
+        self.decision_N, self.exact_N = np.zeros(nodes, np.int8), np.zeros(nodes, bool)
+        self.used_N, self.sum_N = np.zeros(nodes, int), np.zeros(nodes)
+        self.above_N, self.below_N = np.zeros(nodes), np.zeros(nodes)
+        self._above_NB, self._below_NB = np.zeros((nodes, len(BETS_B))), np.zeros((nodes, len(BETS_B)))
+
+    def take(self, open_N: npt.NDArray[np.int_], x_np: FloatArray, start: int) -> None:
+        """Bet on the prompts from ``start`` on."""
+        block = Block.of(x_np, self.sum_N[open_N], self.draws, start)
+        m_n = np.full(len(open_N), self.m)
+        self._above_NB[open_N] += block.log_capital(m_n, against_less=True)
+        self._below_NB[open_N] += block.log_capital(m_n, against_less=False)
+        self.above_N[open_N], self.below_N[open_N] = log_e(self._above_NB[open_N]), log_e(self._below_NB[open_N])
+        self.sum_N[open_N] = block.sum_N
+        self.used_N[open_N] = start + x_np.shape[1]
+
+    def decide(self, open_N: npt.NDArray[np.int_], stop: int) -> None:
+        """What is certain first, then e-BH on each side, over all nodes."""
+        least_n, most_n = self.sum_N[open_N], self.sum_N[open_N] + self.draws.left(stop)
+        at_most = (self.m + SAME / 2) * self.draws.total
+        for certain_n, right_N, wrong_N in (
+            (least_n > at_most, self.above_N, self.below_N),
+            (most_n <= at_most, self.below_N, self.above_N),
+        ):
+            nodes = open_N[certain_n]
+            right_N[nodes], wrong_N[nodes], self.exact_N[nodes] = np.inf, -np.inf, True
+        found_N = _discoveries(self.above_N, self.rule.fdr / 2) | _discoveries(self.below_N, self.rule.fdr / 2)
+        side_N = np.where(self.above_N >= self.below_N, ABOVE, NOT_ABOVE)
+        self.decision_N[open_N] = np.where(found_N, side_N, OPEN)[open_N]
+
+
+def _discoveries(log_e_N: FloatArray, level: float) -> npt.NDArray[np.bool_]:
+    """E-BH: those of at least N / (K level), K being the largest number for which there are K such."""
+    needed_K = np.log(len(log_e_N) / (np.arange(1, len(log_e_N) + 1) * level))
+    enough = np.flatnonzero(np.sort(log_e_N)[::-1] >= needed_K)
+    return log_e_N >= needed_K[enough[-1]] if len(enough) else np.zeros(len(log_e_N), bool)
 
 
 def prompt_order(weights_P: FloatArray, seed: int) -> npt.NDArray[np.int_]:
@@ -116,87 +166,12 @@ def prompt_order(weights_P: FloatArray, seed: int) -> npt.NDArray[np.int_]:
 
 
 def accuracy_weights(units_P: Sequence[int], operations_P: Sequence[str]) -> FloatArray:
-    """Weights under which the mean of (fell - rose) / units is the drop of ``head_effects``, operation 'all'.
+    """Weights under which the mean of (fell - rose) / units is the drop that ``head_effects`` states for 'all'.
 
-    Accuracy is a share of scored units inside an operation and the plain mean over operations. units_P: units that count
-    on each prompt. For means over prompts, as in path effects, all units are 1.
+    Accuracy is a share of the scored units of an operation, and the plain mean over operations (method.md section 1).
+    units_P: units that count on each prompt; 1 for means over prompts, as in path effects.
     """
     of_operation: dict[str, int] = {}
     for units, operation in zip(units_P, operations_P, strict=True):
         of_operation[operation] = of_operation.get(operation, 0) + units
     return np.array([units / of_operation[operation] for units, operation in zip(units_P, operations_P, strict=True)])
-
-
-def _order_of(weight_P: FloatArray) -> _Order:
-    assert (weight_P > 0).all()
-    return _Order(weight_P, np.cumsum(weight_P[::-1])[::-1], float(weight_P.sum()))
-
-
-def _mean_to_come(x_np: FloatArray, sum_n: FloatArray, m_n: FloatArray, order: _Order, block: slice) -> FloatArray:
-    """Before each prompt of the block: the mean of those to come, if the mean of all is ``m``."""
-    weighed_np = x_np * order.weight_P[block]
-    before_np = sum_n[:, None] + np.cumsum(weighed_np, axis=1) - weighed_np
-    mean_np = (order.total * m_n[:, None] - before_np) / order.to_come_P[block]
-    return np.asarray(np.clip(mean_np, _EDGE, 1 - _EDGE))
-
-
-def _log_capital(x_np: FloatArray, mean_np: FloatArray) -> FloatArray:
-    """(n, B): log of the product of 1 + bet * (x - mean) / mean over the block."""
-    ratio_np = x_np / mean_np
-    return np.stack([_log_product(1 - bet + bet * ratio_np) for bet in BETS_B], axis=1)
-
-
-def _log_product(factor_np: FloatArray, together: int = 16) -> FloatArray:
-    """Log of the product over prompts: 16 at a time, which neither overflow nor vanish."""
-    whole = factor_np.shape[1] // together * together
-    parts = factor_np[:, :whole].reshape(len(factor_np), -1, together).prod(axis=2)
-    return np.asarray(np.log(parts).sum(axis=1) + np.log(factor_np[:, whole:]).sum(axis=1))
-
-
-def _log_sum(log_NB: FloatArray) -> FloatArray:
-    most_N = log_NB.max(axis=1)
-    return np.asarray(most_N + np.log(np.exp(log_NB - most_N[:, None]).sum(axis=1)))
-
-
-def _discoveries(log_e_N: FloatArray, level: float) -> npt.NDArray[np.bool_]:
-    """E-BH: those at least N / (K level), K the largest number for which there are K such."""
-    nodes = len(log_e_N)
-    needed_K = np.log(nodes / (np.arange(1, nodes + 1) * level))
-    enough = np.flatnonzero(np.sort(log_e_N)[::-1] >= needed_K)
-    return log_e_N >= needed_K[enough[-1]] if len(enough) else np.zeros(nodes, bool)
-
-
-def _intervals(
-    rule: Rule, x_NP: FloatArray, used_N: npt.NDArray[np.int_], sum_N: FloatArray, decision_N: npt.NDArray[np.int8],
-    order: _Order,
-) -> tuple[FloatArray, FloatArray, FloatArray]:  # fmt: skip
-    """Mean of what was used, and every mean that neither side refuses at fdr / 2, in units of the effect."""
-    estimate_N, low_N, high_N = (np.full(len(x_NP), np.nan) for _ in range(3))
-    for used in np.unique(used_N[used_N > 0]):
-        n = np.flatnonzero(used_N == used)
-        left = order.until(used)
-        estimate_N[n] = sum_N[n] / (order.total - left)
-        if used == x_NP.shape[1]:
-            low_N[n] = high_N[n] = estimate_N[n]
-            continue
-        x_np = x_NP[n, :used]
-        least_n, most_n = sum_N[n] / order.total, (sum_N[n] + left) / order.total
-        low_N[n] = _refused_until(x_np, least_n, estimate_N[n], rule.fdr / 2, order)
-        high_N[n] = 1 - _refused_until(1 - x_np, 1 - most_n, 1 - estimate_N[n], rule.fdr / 2, order)
-    estimate_N, low_N, high_N = (2 * each - 1 for each in (estimate_N, low_N, high_N))
-    low_N = np.where(decision_N == ABOVE, np.maximum(low_N, np.minimum(rule.threshold, estimate_N)), low_N)
-    high_N = np.where(decision_N == NOT_ABOVE, np.minimum(high_N, np.maximum(rule.threshold, estimate_N)), high_N)
-    return estimate_N, low_N, high_N
-
-
-def _refused_until(
-    x_np: FloatArray, least_n: FloatArray, most_n: FloatArray, level: float, order: _Order
-) -> FloatArray:
-    """The largest mean in [least, most] that is refused with capital of 1 / level, which falls as the mean rises."""
-    low_n, high_n = least_n.copy(), most_n.copy()
-    for _ in range(24):
-        middle_n = (low_n + high_n) / 2
-        mean_np = _mean_to_come(x_np, np.zeros(len(x_np)), middle_n, order, slice(0, x_np.shape[1]))
-        refused_n = _log_sum(np.log(PRIOR_B) + _log_capital(x_np, mean_np)) >= -np.log(level)
-        low_n, high_n = np.where(refused_n, middle_n, low_n), np.where(refused_n, high_n, middle_n)
-    return low_n
