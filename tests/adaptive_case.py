@@ -90,8 +90,9 @@ def twin(scan: Any, store: Path, asked: Sequence[dict[str, Any]]) -> Twin:
     order = order_of(read, weights, scan.order_seed)
     ids = [read[place].prompt.prompt_id for place in order]
     matrix = values.unstack("prompt_id")[ids]
-    ends = looks(len(read))
-    verdicts = judge(Rule(scan.decide / 100, scan.fdr), matrix.to_numpy(float), ends, len(ends), weights[order])
+    rule = Rule(scan.decide / 100, scan.fdr)
+    ends = looks(len(read), rule)
+    verdicts = judge(rule, matrix.to_numpy(float), ends, len(ends), weights[order])
     return Twin([(int(a), int(b)) for a, b in matrix.index], ids, matrix.to_numpy(float), verdicts)
 
 

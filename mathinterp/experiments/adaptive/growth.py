@@ -44,9 +44,8 @@ class AdaptiveRun(Growing):
         weights_P = scan.weights(prompts)
         self._order_P = order_of(prompts, weights_P, scan.order_seed)
         self._weights_P = weights_P[self._order_P]
-        self._ends = looks(len(prompts))
-        assert self._ends[-1] == len(prompts), self._ends
         self._rule = Rule(float(scan.decide or 0) / 100, scan.fdr)
+        self._ends = looks(len(prompts), self._rule)
         self._values_NP = np.full((len(self._nodes), len(prompts)), np.nan)
         self._given: list[dict[str, Shard]] = [{} for _ in self._ends]  # by block
         self._done: set[str] = set()
