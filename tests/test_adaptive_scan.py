@@ -181,3 +181,14 @@ def test_one_prompt_is_a_population(tmp_path: Path) -> None:
     found = run(SCANS[0], tmp_path, prompts()[1:2])
     assert set(found.table("decisions")["prompts_used"]) == {1}
     assert found.table("decisions")["exact"].all()
+
+
+@pytest.mark.parametrize("scan", [SCANS[0], SCANS[-1]], ids=lambda scan: scan.name)
+def test_plan_gives_the_full_grid_as_the_most_it_can_be(scan: Any) -> None:
+    bound, full = (mi.plan(each, model(), list(prompts())) for each in (scan, scan.whole()))
+    assert bound is not None
+    assert full is not None
+    assert (bound.at_most, full.at_most) == (True, False)
+    assert (bound.flops, bound.rows, bound.evaluations) == (full.flops, full.rows, full.evaluations)
+    assert "depends on the data" in str(bound)
+    assert "depends on the data" not in str(full)

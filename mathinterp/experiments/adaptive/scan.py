@@ -57,7 +57,7 @@ class Adaptive(Experiment):
 
     def whole(self) -> Self:
         """Every node on every prompt."""
-        return replace(self, decide=None, fdr=FDR, order_seed=0)
+        return self if self.decide is None else replace(self, decide=None, fdr=FDR, order_seed=0)
 
     def growing(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> Growing | None:
         """See growth.py."""
