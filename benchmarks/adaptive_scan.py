@@ -55,7 +55,8 @@ class ProfiledHeads(Heads):
         if shard.table == "head_scan":
             prompts = len(set(table["prompt_id"].to_pylist()))
             self.computed["cells"] += prompts * len(shard.work["heads"])
-            self.computed["layers"] += prompts * sum(state.anatomy.shape.n_layers - l for l, _ in shard.work["heads"])
+            depth = state.anatomy.shape.n_layers
+            self.computed["layers"] += prompts * sum(depth - layer for layer, _ in shard.work["heads"])
         if self.profile:
             flags = pa.array(self._flags(table, state.anatomy.shape.n_heads))
             table = table.set_column(table.schema.get_field_index("correct"), "correct", flags)
@@ -71,7 +72,7 @@ class ProfiledHeads(Heads):
         head = table["layer"].to_numpy().astype(np.int64) * n_heads + table["head"].to_numpy()
         keys = zip(head, table["prompt_id"].to_pylist(), table["position"].to_pylist(), strict=True)
         chance = np.array([(hash((int(h), hash_of(p), q)) & 0xFFFFFFFF) / 2**32 for h, p, q in keys])
-        return chance >= drops[head % count]
+        return np.asarray(chance >= drops[head % count])
 
 
 def hash_of(text: str) -> int:
@@ -117,7 +118,8 @@ def main(
         own = timed(adaptive, loaded, asked, f"{folder}/adaptive")
         said = own["run"].summary.data
         told = {
-            "model": model, "device": loaded.device, "prompts": len(asked), "decide": decide, "verdict": said["verdict"],
+            "model": model, "device": loaded.device, "prompts": len(asked), "decide": decide,
+            "verdict": said["verdict"],
             "seconds": own["seconds"], "cpu_seconds": own["cpu_seconds"], "cells": said["cells_run"] / said["cells"],
         }  # fmt: skip
         if full is not None:

@@ -96,6 +96,26 @@ def twin(scan: Any, store: Path, asked: Sequence[dict[str, Any]]) -> Twin:
     return Twin([(int(a), int(b)) for a, b in matrix.index], ids, matrix.to_numpy(float), verdicts)
 
 
+def path_twin(scan: Any, store: Path, asked: Sequence[dict[str, Any]]) -> Twin:
+    """The full path scan, and verdicts over its clipped effects; nodes are (layer, head), MLPs have head -1."""
+    full = replace(scan.whole(), attribution=False)
+    run = mi.run(full, model(), list(asked), store=str(store), progress=False)
+    rows, pairs = run.table("path_scan").fillna({"head": -1}), run.table("path_pairs")
+    kept = set(pairs[pairs["kept"]]["prompt_id"])
+    read = [
+        item for item in tokenize_prompts(mi.prompts(list(asked)), model().tokenizer) if item.prompt.prompt_id in kept
+    ]
+    weights = weights_of([item.prompt.prompt_id for item in read], [item.prompt.operation for item in read], None)
+    order = order_of(read, weights, scan.order_seed)
+    ids = [read[place].prompt.prompt_id for place in order]
+    rows["loss"] = (-rows["effect"].astype(float)).clip(-1, 1)
+    matrix = rows.pivot(index=["layer", "head"], columns="prompt_id", values="loss")[ids]
+    rule = Rule(scan.decide / 100, scan.fdr)
+    ends = looks(len(read), rule)
+    verdicts = judge(rule, matrix.to_numpy(float), ends, len(ends), weights[order])
+    return Twin([(int(a), int(b)) for a, b in matrix.index], ids, matrix.to_numpy(float), verdicts)
+
+
 def weights_of(ids: list[str], operations: list[str], units: Any) -> np.ndarray:
     """Units of the prompt over those of its operation, spelt out."""
     own = np.array([1 if units is None else units[name] for name in ids], float)

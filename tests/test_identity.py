@@ -78,8 +78,9 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (
         Paths(),
         {"freeze": "all", "effect": "logprob", "denominator": "paper", "keep_all": True,
-         "layers": (0,), "receiver": "1.1.q", "attribution": False},
+         "layers": (0,), "receiver": "1.1.q", "attribution": False, "decide": 5},
     ),
+    (Paths(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
     (Paths(freeze="none"), {"positions": "all"}),
     (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True, "types": "words"}),
     (MlpProbe(), {"vectors": "written", "fold_norm": True, "layers": (0,), "keep_all": True}),

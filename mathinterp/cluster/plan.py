@@ -72,8 +72,9 @@ class Plan:
         """For people, a line each."""
         times = ", ".join(f"{device} {seconds:.3g} s" for device, seconds in self.seconds.items())
         plain = "" if self.plain_flops is None else f" ({self.plain_flops / 1e12:.3g} by full forward passes)"
+        bound = f"{UPPER_BOUND}\n" if self.at_most else ""
         return (
-            f"{self.scan}: {UPPER_BOUND + chr(10) if self.at_most else ''}{self.evaluations:,} forward evaluations in {self.shards} shards,"
+            f"{bound}{self.scan}: {self.evaluations:,} forward evaluations in {self.shards} shards,"
             f" {self.flops / 1e12:.3g} TFLOP{plain}\n"
             f"{self.rows:,} rows, about {self.result_bytes / 1e6:.3g} MB; a replica takes about"
             f" {self.peak_bytes / 1e9:.3g} GB\ncomputing takes about: {times}"

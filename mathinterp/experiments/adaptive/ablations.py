@@ -62,6 +62,9 @@ class AdaptiveAblation(Adaptive, Ablation):
         """Engine, packing and noise floor of the run."""
         return state.notes
 
-    def drops(self, rows: pa.Table, baseline: pa.Table, nodes: Sequence[Node], prompt_ids: Sequence[str]) -> np.ndarray:
+    def drops(
+        self, rows: pa.Table, baseline: pa.Table | None, nodes: Sequence[Node], prompt_ids: Sequence[str]
+    ) -> np.ndarray:
         """See drops.py."""
+        assert baseline is not None
         return drops.drops(rows, baseline, nodes, prompt_ids, self.parameters()["scoring"])

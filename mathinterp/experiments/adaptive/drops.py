@@ -1,7 +1,8 @@
-"""The drop of each prompt: what the statistics of an adaptive ablation scan are about.
+"""The drop of each prompt: what the statistics of an adaptive scan are about.
 
-Knows rows of a scan; knows nothing about decisions. D = mean over the prompt's scored tokens of (baseline correct -
-correct), between -1 and 1; first_token counts the first token alone, exact_match the whole answer as one.
+Knows rows of a scan; knows nothing about decisions. Of an ablation D = mean over the prompt's scored tokens of (baseline
+correct - correct), between -1 and 1; first_token counts the first token alone, exact_match the whole answer as one. Of a
+path scan D is minus the effect, clipped to the same range.
 
 Shape legend: N node, P prompt, T position of a scored token.
 """
@@ -41,6 +42,22 @@ def drops(
     if scoring == "exact_match":
         return np.asarray((before_1PT != 0).all(axis=2).astype(float) - (after_NPT != 0).all(axis=2))
     return np.asarray(lost_NPT.sum(axis=2) / (before_1PT >= 0).sum(axis=2))
+
+
+def losses(rows: pa.Table, column: str, nodes: Sequence[Node], prompt_ids: Sequence[str]) -> np.ndarray:
+    """D (N P), minus a column of path_scan clipped to -1 and 1; ValueError unless each node has each prompt once."""
+    number = {node: index for index, node in enumerate(nodes)}
+    place = {name: index for index, name in enumerate(prompt_ids)}
+    ids = zip(rows["layer"].to_pylist(), rows["head"].to_pylist(), strict=True)
+    node = np.array([number.get(one, -1) for one in ids], np.int64)
+    prompt = np.array([place.get(name, -1) for name in rows["prompt_id"].to_pylist()], np.int64)
+    found_NP = np.full((len(nodes), len(prompt_ids)), np.nan)
+    if len(node) != found_NP.size or min(node.min(), prompt.min()) < 0:
+        raise ValueError("there are rows of other nodes or prompts, or some are missing")
+    found_NP[node, prompt] = np.clip(-rows[column].to_numpy().astype(float), -1, 1)
+    if np.isnan(found_NP).any():
+        raise ValueError("a node has two rows of one prompt")
+    return found_NP
 
 
 def _correct(

@@ -40,27 +40,42 @@ class AdaptiveRun(Growing):
         self._scan, self._layers = scan, shape.n_layers
         self._nodes = scan.decided_nodes(shape)
         self._number = {node: number for number, node in enumerate(self._nodes)}
-        self._ids = [item.prompt.prompt_id for item in prompts]
-        weights_P = scan.weights(prompts)
-        self._order_P = order_of(prompts, weights_P, scan.order_seed)
-        self._weights_P = weights_P[self._order_P]
         self._rule = Rule(float(scan.decide or 0) / 100, scan.fdr)
-        self._ends = looks(len(prompts), self._rule)
-        self._values_NP = np.full((len(self._nodes), len(prompts)), np.nan)
-        self._given: list[dict[str, Shard]] = [{} for _ in self._ends]  # by block
+        self._prompts, self._choosing = prompts, scan.choosing
+        self._grown: list[Shard] = []  # restored, of blocks that are not known yet
         self._done: set[str] = set()
+        self._begun = self._choosing is None
+        self._first = [self._choosing] if self._choosing else []
+        if self._begun:
+            self._begin(prompts)
+            self._first = self._cut(0)
+
+    def _begin(self, population: Sequence[TokenizedPrompt]) -> None:
+        """The prompts that nodes are decided about are known."""
+        weights_P = self._scan.weights(population)
+        self._ids = [item.prompt.prompt_id for item in population]
+        self._order_P = order_of(population, weights_P, self._scan.order_seed)
+        self._weights_P = weights_P[self._order_P]
+        self._ends = looks(len(population), self._rule)
+        self._values_NP = np.full((len(self._nodes), len(population)), np.nan)
+        self._given: list[dict[str, Shard]] = [{} for _ in self._ends]  # by block
         self._block = 0  # the one that is not judged yet
         self._open = set(range(len(self._nodes)))
         self._verdicts: Verdicts | None = None
-        self._first = self._cut(0)
 
     def first(self) -> list[Shard]:
-        """All nodes on the first block."""
+        """The shard that chooses prompts, if there is one; else all nodes on the first block."""
         return self._first
 
     def restore(self, grown: Sequence[Shard], done: Collection[str]) -> None:
         """See Growing; raises UserError if the looks were others."""
-        for shard in grown:
+        self._done |= set(done)
+        self._grown = list(grown)
+        if self._begun:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        for shard in self._grown:
             block = shard.work["block"]
             if not 0 <= block < len(self._ends) or shard.work["prompts"] != list(self._span(block)):
                 raise UserError(
@@ -68,7 +83,6 @@ class AdaptiveRun(Growing):
                     " `store`"
                 )
             self._given[block][shard.key] = shard
-        self._done |= set(done)
 
     def finished(self, key: str, read: Read) -> list[Shard]:
         """See Growing."""
@@ -78,7 +92,11 @@ class AdaptiveRun(Growing):
     def follow(self, read: Read) -> list[Shard]:
         """The next block's shards once a block is done and judged."""
         new: list[Shard] = []
-        while not self.over:
+        if not self._begun and self._choosing is not None and self._choosing.key in self._done:
+            self._begun = True
+            self._begin(self._scan.population(read(self._choosing), self._prompts))
+            self._take_up()
+        while self._begun and not self.over:
             new += self._cut(self._block)
             if not self._given[self._block].keys() <= self._done:
                 break
@@ -87,15 +105,15 @@ class AdaptiveRun(Growing):
 
     def early(self) -> Shard | None:
         """A file of the next block, of nodes that are open so far; its baseline first."""
-        following = self._block + 1
-        if self.over or following == len(self._ends):
+        if not self._begun or self.over or self._block + 1 == len(self._ends):
             return None
+        following = self._block + 1
         return next(iter(self._cut(following, most=1)), None)
 
     @property
     def over(self) -> bool:
         """Whether all nodes are decided, or all prompts were run."""
-        return not self._open or self._block == len(self._ends)
+        return self._begun and (not self._open or self._block == len(self._ends))
 
     def _span(self, block: int) -> tuple[int, int]:
         return self._ends[block - 1] if block else 0, self._ends[block]
@@ -106,7 +124,9 @@ class AdaptiveRun(Growing):
         left = sorted(self._open - {index for shard in given.values() for index in self._members(shard)})
         work: dict[str, Any] = {"block": block, "prompts": [start, stop], "per_layer": self._per_layer()}
         part = (stop - start) / len(self._ids)
-        new = [] if f"baseline/{block:05d}" in given else [Shard("baseline", block, work, 0.5 * part)]
+        new = []
+        if self._scan.has_baseline and f"baseline/{block:05d}" not in given:
+            new.append(Shard("baseline", block, work, 0.5 * part))
         number = sum(shard.table != "baseline" for shards in self._given for shard in shards.values())
         for nodes in self._scan.files([self._nodes[index] for index in left]):
             cost = part * sum(self._layers - layer for layer, _ in nodes)
@@ -131,7 +151,7 @@ class AdaptiveRun(Growing):
         places_P = self._order_P[start:stop]
         ids = [self._ids[place] for place in places_P]
         shards = list(self._given[self._block].values())
-        baseline = read(next(shard for shard in shards if shard.table == "baseline"))
+        baseline = next((read(shard) for shard in shards if shard.table == "baseline"), None)
         for shard in shards:
             if shard.table != "baseline":
                 members = self._members(shard)

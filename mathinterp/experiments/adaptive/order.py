@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mathinterp.experiments.adaptive.judge import FloatArray, prompt_order
+from mathinterp.experiments.adaptive.betting import FloatArray
+from mathinterp.experiments.adaptive.judge import prompt_order
 
 if TYPE_CHECKING:
     from mathinterp.prompts.prompt import TokenizedPrompt

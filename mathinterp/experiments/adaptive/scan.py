@@ -40,6 +40,8 @@ class Adaptive(Experiment):
     order_seed: int = option(0, "With --decide: of the random order.", least=0, most=MOST_SEED)
 
     node_table: ClassVar[str]  # where the rows of nodes go
+    has_baseline: ClassVar[bool] = True  # each block has rows of the unedited model, in baseline
+    choosing: ClassVar[Shard | None] = None  # run first: its rows say which prompts nodes are decided about
 
     def __post_init__(self) -> None:
         if self.decide is None:
@@ -67,6 +69,10 @@ class Adaptive(Experiment):
 
         return AdaptiveRun(self, shape, prompts)
 
+    def population(self, rows: pa.Table, prompts: Sequence[TokenizedPrompt]) -> list[TokenizedPrompt]:
+        """The prompts that the rows of ``choosing`` choose."""
+        raise AssertionError("nothing is chosen")
+
     @abstractmethod
     def weights(self, prompts: Sequence[TokenizedPrompt]) -> np.ndarray:
         """The prompts' weights (P) in the mean that is decided about."""
@@ -88,7 +94,9 @@ class Adaptive(Experiment):
         """The other way round."""
 
     @abstractmethod
-    def drops(self, rows: pa.Table, baseline: pa.Table, nodes: Sequence[Node], prompt_ids: Sequence[str]) -> np.ndarray:
+    def drops(
+        self, rows: pa.Table, baseline: pa.Table | None, nodes: Sequence[Node], prompt_ids: Sequence[str]
+    ) -> np.ndarray:
         """What is decided about, N P, from stored rows; raises ValueError where they are of other nodes or prompts."""
 
 

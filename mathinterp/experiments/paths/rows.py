@@ -5,8 +5,10 @@ Shape legend: P pair, N node, L layer, H head, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +22,13 @@ from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
 from mathinterp.errors import UserError
+from mathinterp.experiments.adaptive.order import block_of, order_of
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.units import Head
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.base import Subject
+    from mathinterp.experiments.base import Shard, Subject
     from mathinterp.experiments.paths import Paths
 
 
@@ -40,6 +43,7 @@ class PathState:
     pairs_table: pa.Table
     notes: dict[str, Any]
     distracted: PathState | None = None  # the kept pairs that have a distractor, with that scored for the answer
+    blocks: Callable[[int, int], PathState] | None = None  # of adaptive scans: some pairs of the random order
 
 
 def prepare(scan: Paths, subject: Subject) -> PathState:
@@ -69,7 +73,20 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
         "noise_floor": engine.noise_floor(),
     }
     state = PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
-    state.distracted = _distracted(scan, subject, pairs, ends, keep, state)
+    if scan.decide is None:
+        state.distracted = _distracted(scan, subject, pairs, ends, keep, state)
+        return state
+    kept = [subject.prompts[int(i)] for i in keep]
+    order_P = order_of(kept, scan.weights(kept), scan.order_seed)
+
+    @lru_cache(maxsize=2)  # near the end of a block, nodes of the next one run too
+    def block(start: int, stop: int) -> PathState:
+        at = keep[block_of(order_P, start, stop)]
+        own, other = (chosen(side, at) for side in ends)
+        engine = _engine(scan, anatomy, pairs.chosen(at), own, other, subject.max_tokens)
+        return PathState(anatomy, names.take(pa.array(at)), own, engine, table, {})
+
+    state.blocks = block
     return state
 
 
@@ -86,6 +103,17 @@ def _distracted(
     engine = _engine(scan, state.anatomy, scored, own, other, subject.max_tokens)
     names = pa.array([subject.prompts[i].prompt.prompt_id for i in at])
     return PathState(state.anatomy, names, own, engine, state.pairs_table, {})
+
+
+def block_rows(scan: Paths, state: PathState, shard: Shard) -> pa.Table:
+    """The shard's nodes patched, on the pairs of its block."""
+    assert state.blocks is not None
+    block = state.blocks(*shard.work["prompts"])
+    parts = []
+    for layer, members in itertools.groupby(scan.nodes_in(shard), key=lambda node: node[0]):
+        nodes: list[Node] = [Mlp(layer) if head is None else Head(layer, head) for _, head in members]
+        parts.append(layer_rows(scan, block, nodes, block.engine.patched(nodes, scan.freeze)))
+    return pa.concat_tables(parts)
 
 
 def distractor_rows(scan: Paths, state: PathState, nodes: Sequence[Node]) -> pa.Table:
