@@ -6,8 +6,8 @@
 
 Both scans run in this process from the loaded model to files in a store, the full one first. Seconds are told from the
 loaded model on (as the run's notes have them), and as this process' CPU time, which other programs hardly disturb.
-``lost``: seconds that the cells of the adaptive scan took beyond what as many layers of as many cells took in the full
-scan, in CPU time: for smaller trees, more clean passes and smaller batches.
+``lost``: CPU seconds of the adaptive scan beyond those of a full scan's clean pass and of as many layers of as many cells
+of a full scan: for smaller trees, and more and smaller batches.
 
 A model of random weights answers nothing, so with ``--profile`` decisions come from recorded drops: the file is a JSON
 list of the probabilities with which a right answer turns wrong, one a head. The model's heads take them in a random
@@ -42,7 +42,12 @@ class ProfiledHeads(Heads):
     profile: tuple[float, ...] = ()
 
     name: ClassVar[str] = "heads"
-    computed: ClassVar[dict[str, float]] = {"cells": 0.0, "layers": 0.0, "cpu": 0.0}  # of this process, summed up
+    computed: ClassVar[dict[str, float]] = {
+        "cells": 0.0,
+        "layers": 0.0,
+        "cpu": 0.0,
+        "prepare": 0.0,
+    }  # of this process, summed up
 
     def parameters(self) -> dict[str, Any]:
         """The profile decides rows."""
@@ -62,6 +67,13 @@ class ProfiledHeads(Heads):
             table = table.set_column(table.schema.get_field_index("correct"), "correct", flags)
         self.computed["cpu"] += time.process_time() - started
         return table
+
+    def prepare(self, subject: Any) -> Any:
+        """Counted too."""
+        started = time.process_time()
+        state = super().prepare(subject)
+        self.computed["prepare"] += time.process_time() - started
+        return state
 
     def _flags(self, table: pa.Table, n_heads: int) -> np.ndarray:
         if "head" not in table.column_names:
@@ -123,7 +135,7 @@ def main(
             "seconds": own["seconds"], "cpu_seconds": own["cpu_seconds"], "cells": said["cells_run"] / said["cells"],
         }  # fmt: skip
         if full is not None:
-            lost = own["cpu"] - own["layers"] * full["cpu"] / full["layers"]
+            lost = own["cpu"] + own["prepare"] - own["layers"] * full["cpu"] / full["layers"] - full["prepare"]
             told |= {
                 "full_seconds": full["seconds"], "full_cpu_seconds": full["cpu_seconds"],
                 "times_faster": full["seconds"] / own["seconds"],

@@ -180,10 +180,10 @@ def bound_work(
     context = Context(model, prompts, store)
     scan = scan.bind(context)
     tokenized = context.read(scan)
-    shards = tuple(scan.shards(model.shape, tokenized))
+    growing = scan.growing(model.shape, tokenized)
+    shards = tuple(scan.shards(model.shape, tokenized) if growing is None else growing.first())
     assert shards, f"scan {scan.name}: its work was cut into no shards"
     assert len({shard.key for shard in shards}) == len(shards), f"scan {scan.name}: shard keys must be unique"
-    growing = scan.growing(model.shape, tokenized)
     return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns, growing)
 
 

@@ -13,13 +13,13 @@ from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.adaptive import drops
 from mathinterp.experiments.adaptive.drops import Node
 from mathinterp.experiments.adaptive.judge import accuracy_weights
-from mathinterp.experiments.adaptive.order import order_of
 from mathinterp.experiments.adaptive.scan import Adaptive
 from mathinterp.experiments.base import Shard, Subject
 
 if TYPE_CHECKING:
     from mathinterp.experiments.ablated import AblationState
     from mathinterp.experiments.adaptive.blocks import Blocks
+    from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
 
@@ -46,16 +46,20 @@ class AdaptiveAblation(Adaptive, Ablation):
         start, stop = shard.work.get("prompts", (0, len(prompts)))
         return len(shard.work.get("heads") or shard.work.get("layers") or [None]) * int(stop - start)
 
+    def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
+        """Not for blocks of prompts: each has batches of its own shape, and each shape would cost a compilation."""
+        return self.decide is None and super().compiles(shape, prompts, device_type)
+
     def prepare(self, subject: Subject) -> Any:
         """Clean pass (and counterfactual pass) over all prompts, or over those of the first block."""
         from mathinterp.experiments.ablated import prepare
         from mathinterp.experiments.adaptive.blocks import Blocks
+        from mathinterp.experiments.adaptive.growth import AdaptiveRun
 
         shape = subject.anatomy.shape
         if self.decide is not None:
-            first = self.shards(shape, subject.prompts)[0]
-            order_P = order_of(subject.prompts, self.weights(subject.prompts), self.order_seed)
-            return Blocks(self, subject, first, self.edits_per_batch(shape), order_P)
+            run = AdaptiveRun(self, shape, subject.prompts)
+            return Blocks(self, subject, run.first()[0], self.edits_per_batch(shape), run.order_P)
         return prepare(self, subject, self.edits_per_batch(shape), len(self.decided_nodes(shape)))
 
     def notes(self, state: AblationState | Blocks) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class AdaptiveRun(Growing):
         """The prompts that nodes are decided about are known."""
         weights_P = self._scan.weights(population)
         self._ids = [item.prompt.prompt_id for item in population]
-        self._order_P = order_of(population, weights_P, self._scan.order_seed)
-        self._weights_P = weights_P[self._order_P]
+        self.order_P = order_of(population, weights_P, self._scan.order_seed)
+        self._weights_P = weights_P[self.order_P]
         self._ends = looks(len(population), self._rule)
         self._values_NP = np.full((len(self._nodes), len(population)), np.nan)
         self._given: list[dict[str, Shard]] = [{} for _ in self._ends]  # by block
@@ -148,7 +148,7 @@ class AdaptiveRun(Growing):
 
     def _judge(self, read: Read) -> None:
         start, stop = self._span(self._block)
-        places_P = self._order_P[start:stop]
+        places_P = self.order_P[start:stop]
         ids = [self._ids[place] for place in places_P]
         shards = list(self._given[self._block].values())
         baseline = next((read(shard) for shard in shards if shard.table == "baseline"), None)
