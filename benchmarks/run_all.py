@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sql": ("--json",),
     "dispatch": ("--json",),
     "coverage": ("--json",),
+    "adaptive_orders": ("--json",),
     "store_growth": ("--json",),
 }  # name -> options that make it print JSON
 

@@ -67,13 +67,14 @@ def judge(
                 verdict.exact, verdict.e_above, verdict.e_below = True, INFINITE, Fraction(0)
             if (weighed + left) / total <= threshold:
                 verdict.exact, verdict.e_above, verdict.e_below = True, Fraction(0), INFINITE
-        above = e_bh([verdict.e_above for verdict in found], fdr / 2)
-        below = e_bh([verdict.e_below for verdict in found], fdr / 2)
+        on_top = [
+            verdict.e_above is INFINITE or (verdict.e_below is not INFINITE and verdict.e_above >= verdict.e_below)
+            for verdict in found
+        ]
+        none = Fraction(0)
+        above = e_bh([v.e_above if top else none for v, top in zip(found, on_top, strict=True)], fdr / 2)
+        below = e_bh([none if top else v.e_below for v, top in zip(found, on_top, strict=True)], fdr / 2)
         for node in still_open:
-            verdict = found[node]
-            more_above = verdict.e_above is INFINITE or (
-                verdict.e_below is not INFINITE and verdict.e_above >= verdict.e_below
-            )
             if node in above | below:
-                verdict.decision = 1 if more_above else -1
+                found[node].decision = 1 if on_top[node] else -1
     return found

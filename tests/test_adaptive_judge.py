@@ -18,6 +18,7 @@ from mathinterp.experiments.adaptive.judge import (
     Rule,
     Verdicts,
     accuracy_weights,
+    discoveries,
     judge,
     prompt_order,
 )
@@ -176,6 +177,23 @@ def test_faults_of_the_program_are_caught() -> None:
     for rule in ((0.0, 0.05), (1.0, 0.05), (0.1, 0.0), (0.1, 1.0)):
         with pytest.raises(AssertionError):
             Rule(*rule)
+
+
+@pytest.mark.parametrize("sign", [1.0, 0.0])
+def test_a_node_alone_needs_an_e_value_of_two_over_the_rate(sign: float) -> None:
+    values, side = np.full((1, 400), sign), "e_above_N" if sign else "e_below_N"
+    found = [judge(Rule(0.05, 0.05), values, [look, 400], 1) for look in range(1, 120)]
+    e = np.array([getattr(each, side)[0] for each in found])
+    assert ((e > 20) & (e < 40)).any()
+    assert ([each.decision_N[0] != OPEN for each in found] == (e >= 40)).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 19.9, 20.1, 26.0, 27.0, 39.0, 41.0, 59.0, 61.0, 79.0, 81.0, 1e9]), min_size=1))
+def test_e_bh_agrees_with_the_twin(e_values: list[float]) -> None:
+    with np.errstate(divide="ignore"):
+        found = discoveries(np.log(np.array(e_values)), 0.05)
+    assert set(np.flatnonzero(found)) == judge_twin.e_bh([Fraction(e) for e in e_values], Fraction(1, 20))
 
 
 # ---- do they promise what they say? ----

@@ -144,12 +144,14 @@ class _Replay:
         ):
             nodes = open_N[certain_n]
             right_N[nodes], wrong_N[nodes], self.exact_N[nodes] = np.inf, -np.inf, True
-        found_N = _discoveries(self.above_N, self.rule.fdr / 2) | _discoveries(self.below_N, self.rule.fdr / 2)
-        side_N = np.where(self.above_N >= self.below_N, ABOVE, NOT_ABOVE)
-        self.decision_N[open_N] = np.where(found_N, side_N, OPEN)[open_N]
+        is_above_N = self.above_N >= self.below_N  # each node competes on one side: K counts what is decided there
+        level = self.rule.fdr / 2
+        found_N = discoveries(np.where(is_above_N, self.above_N, -np.inf), level)
+        found_N |= discoveries(np.where(is_above_N, -np.inf, self.below_N), level)
+        self.decision_N[open_N] = np.where(found_N, np.where(is_above_N, ABOVE, NOT_ABOVE), OPEN)[open_N]
 
 
-def _discoveries(log_e_N: FloatArray, level: float) -> npt.NDArray[np.bool_]:
+def discoveries(log_e_N: FloatArray, level: float) -> npt.NDArray[np.bool_]:
     """E-BH: those of at least N / (K level), K being the largest number for which there are K such."""
     needed_K = np.log(len(log_e_N) / (np.arange(1, len(log_e_N) + 1) * level))
     enough = np.flatnonzero(np.sort(log_e_N)[::-1] >= needed_K)
