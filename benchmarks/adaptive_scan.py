@@ -6,8 +6,8 @@
 
 Both scans run in this process from the loaded model to files in a store, the full one first. Seconds are told from the
 loaded model on (as the run's notes have them), and as this process' CPU time, which other programs hardly disturb.
-``lost``: CPU seconds of the adaptive scan beyond those of a full scan's clean pass and of as many layers of as many cells
-of a full scan: for smaller trees, and more and smaller batches.
+``lost``: CPU seconds of the adaptive scan beyond those of a full scan's clean pass and of as many layers of as many
+cells of a full scan: for smaller trees, and more and smaller batches.
 
 A model of random weights answers nothing, so with ``--profile`` decisions come from recorded drops: the file is a JSON
 list of the probabilities with which a right answer turns wrong, one a head. The model's heads take them in a random

@@ -40,7 +40,7 @@ def assert_judged(scan: Any, found: Run, folder: Path) -> None:
     assert set(decisions["cells"]) == {len(expected.prompt_ids)}
 
 
-@pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan.freeze} {scan.effect} {scan.receiver} {scan.positions}")
+@pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan.freeze} {scan.effect} {scan.receiver}")
 def test_rows_and_verdicts_are_those_of_the_full_scan_judged(scan: Any, tmp_path: Path) -> None:
     found = run(scan, tmp_path / "adaptive")
     assert_judged(scan, found, tmp_path / "twin")

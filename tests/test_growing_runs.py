@@ -1,4 +1,4 @@
-"""Shards that follow from others: the dispatch loop with a source, early starts on many replicas, and kill -9 on Ray."""
+"""Shards that follow from others: the dispatch loop with a source, early starts on many replicas, kill -9 on Ray."""
 
 import json
 from collections import deque

@@ -14,6 +14,7 @@ from mathinterp.engine.choose import Engine, build_engine, packing_deviation, pa
 from mathinterp.engine.intervention import Intervention, Tokens, Value, intervention
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.scores import Scores
+from mathinterp.engine.tree.packing import BatchShape
 from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
@@ -35,7 +36,9 @@ class AblationState:
     places: np.ndarray | None = None  # of these among them
 
 
-def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
+def build_scan_engine(
+    scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool, shape: BatchShape | None = None
+) -> Engine:
     """The engine that runs the scan's edits."""
     return build_engine(
         subject.anatomy,
@@ -45,12 +48,13 @@ def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, co
         edits_per_batch=edits_per_batch,
         max_tokens=subject.max_tokens,
         compiled=compiled,
+        shape=shape,
     )
 
 
-def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
-    """``engines_of`` with the run's noise and what its means are over: done once per replica."""
-    state = engines_of(scan, subject, edits_per_batch, edits_in_all)
+def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int, **how: Any) -> AblationState:
+    """``engines_of``, with the run's noise and what its means are over: done once per replica."""
+    state = engines_of(scan, subject, edits_per_batch, edits_in_all, **how)
     if isinstance(state.engine, PackedEngine):
         state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
     state.notes |= means_noted(scan, subject.prompts)
@@ -66,12 +70,22 @@ def means_noted(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> dict[str,
 
 
 def engines_of(
-    scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int, *, checked: bool = True
+    scan: Ablation,
+    subject: Subject,
+    edits_per_batch: int,
+    edits_in_all: int,
+    *,
+    checked: bool = True,
+    shape: BatchShape | None = None,
 ) -> AblationState:
-    """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone, if ``checked``."""
+    """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone, if ``checked``.
+
+    Args:
+        shape: of all batches, which are then compiled; None: by the number of edits.
+    """
     anatomy, prompts = subject.anatomy, with_distractors(subject.prompts)
-    compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
-    engine = build_scan_engine(scan, subject, edits_per_batch, compiled)
+    compiled = shape is not None or pays_to_compile(anatomy.device.type, prompts, edits_in_all)
+    engine = build_scan_engine(scan, subject, edits_per_batch, compiled, shape)
     counterfactual = None
     if scan.needs_counterfactuals:
         pairs = [dataclasses.replace(p, input_ids=_counterfactual_ids(p)) for p in prompts]

@@ -15,6 +15,7 @@ from mathinterp.experiments.adaptive.drops import Node
 from mathinterp.experiments.adaptive.judge import accuracy_weights
 from mathinterp.experiments.adaptive.scan import Adaptive
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
     from mathinterp.experiments.ablated import AblationState
@@ -46,21 +47,37 @@ class AdaptiveAblation(Adaptive, Ablation):
         start, stop = shard.work.get("prompts", (0, len(prompts)))
         return len(shard.work.get("heads") or shard.work.get("layers") or [None]) * int(stop - start)
 
-    def compiles(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], device_type: str) -> bool:
-        """Not for blocks of prompts: each has batches of its own shape, and each shape would cost a compilation."""
-        return self.decide is None and super().compiles(shape, prompts, device_type)
+    def compile_ahead(self, stand_in: Subject, shape: ModelShape) -> None:
+        """Under ``decide``: one shape serves all blocks, in each layer of the stand-in."""
+        if self.decide is None:
+            super().compile_ahead(stand_in, shape)
+            return
+        from mathinterp.engine.packed import PackedEngine
+
+        engine = self._blocks(stand_in, shape, compiled=True).ablation.engine
+        assert isinstance(engine, PackedEngine)
+        unit = self.batches(shape)[0][0]
+        for layer in range(stand_in.anatomy.shape.n_layers):
+            engine.compile_for([Mlp(layer) if isinstance(unit, Mlp) else Head(layer, unit.head)])
 
     def prepare(self, subject: Subject) -> Any:
         """Clean pass (and counterfactual pass) over all prompts, or over those of the first block."""
+        from mathinterp.engine.choose import choose, pays_to_compile
         from mathinterp.experiments.ablated import prepare
+
+        shape, nodes = subject.anatomy.shape, len(self.decided_nodes(subject.anatomy.shape))
+        if self.decide is None:
+            return prepare(self, subject, self.edits_per_batch(shape), nodes)
+        packed = choose(self.engine, subject.anatomy.family.tree_mask) == "packed"
+        pays = packed and pays_to_compile(subject.anatomy.device.type, subject.prompts, nodes)
+        return self._blocks(subject, shape, compiled=pays)
+
+    def _blocks(self, subject: Subject, shape: ModelShape, *, compiled: bool) -> Blocks:
         from mathinterp.experiments.adaptive.blocks import Blocks
         from mathinterp.experiments.adaptive.growth import AdaptiveRun
 
-        shape = subject.anatomy.shape
-        if self.decide is not None:
-            run = AdaptiveRun(self, shape, subject.prompts)
-            return Blocks(self, subject, run.first()[0], self.edits_per_batch(shape), run.order_P)
-        return prepare(self, subject, self.edits_per_batch(shape), len(self.decided_nodes(shape)))
+        run = AdaptiveRun(self, shape, subject.prompts)
+        return Blocks(self, subject, run.first()[0], self.edits_per_batch(shape), run.order_P, compiled=compiled)
 
     def notes(self, state: AblationState | Blocks) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""

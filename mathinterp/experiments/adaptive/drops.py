@@ -1,8 +1,8 @@
 """The drop of each prompt: what the statistics of an adaptive scan are about.
 
-Knows rows of a scan; knows nothing about decisions. Of an ablation D = mean over the prompt's scored tokens of (baseline
-correct - correct), between -1 and 1; first_token counts the first token alone, exact_match the whole answer as one. Of a
-path scan D is minus the effect, clipped to the same range.
+Knows rows of a scan; knows nothing about decisions. Of an ablation D = mean over the prompt's scored tokens of
+(baseline correct - correct), between -1 and 1; first_token counts the first token alone, exact_match the whole answer
+as one. Of a path scan D is minus the effect, clipped to the same range.
 
 Shape legend: N node, P prompt, T position of a scored token.
 """
