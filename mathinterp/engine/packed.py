@@ -194,6 +194,9 @@ class PackedEngine:
     def _run_group(
         self, board: ScoreBoard, changes: Sequence[Change], placement: Placement, group: Group, calls: RecordedCalls
     ) -> None:
+        rows = len(group.packs) * self.forest.pack_size
+        at_once = whole = max(1, min(self.edits_per_batch, self.max_tokens // rows))
+
         def run(start: int, stop: int) -> None:
             nonlocal whole
             asked = changes[start:stop]
@@ -203,8 +206,6 @@ class PackedEngine:
             hidden = self._replay(filled, placement, group, calls)
             self._score_group(board, start, len(asked), group, hidden[: len(asked) * len(group.packs)])
 
-        rows = len(group.packs) * self.forest.pack_size
-        at_once = whole = max(1, min(self.edits_per_batch, self.max_tokens // rows))
         if (fitting := in_batches(len(changes), at_once, run, self.share(group))) < at_once:
             self.max_tokens = fitting * rows
 
