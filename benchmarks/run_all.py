@@ -19,6 +19,7 @@ import click
 FOLDER = Path(__file__).parent
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "head_scan": (),
+    "adaptive_scan": (),
     "path_scan": (),
     "neuron_scan": (),
     "concept_scan": (),

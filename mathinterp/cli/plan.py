@@ -27,7 +27,7 @@ PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields o
 def plan_experiment(experiment: "type[Experiment]", *, sentence: "Prompt | None" = None, **options: Any) -> None:
     """Print what the experiment would cost with these options; loads no weights and needs no Ray."""
     chosen, _, as_json, _ = parse(experiment, options)
-    from mathinterp.cluster.plan import measure_cpu, plan_scan
+    from mathinterp.cluster.plan import UPPER_BOUND, measure_cpu, plan_scan
     from mathinterp.cluster.run import prepare_work
     from mathinterp.models.catalog import resolve_dtype
     from mathinterp.prompts import Prompts, prompts_of
@@ -54,6 +54,8 @@ def plan_experiment(experiment: "type[Experiment]", *, sentence: "Prompt | None"
         counts = {name: value for name, value in asdict(on_cpu).items() if name not in PER_DEVICE}
         print_json({"model": model.label, **counts, "prompts": len(work.prompts), "devices": devices})
         return
+    if on_cpu.at_most:
+        console.print(UPPER_BOUND, highlight=False)
     _print(on_cpu, model.label, len(work.prompts), devices)
     console.print("Nothing was run. To run it:", highlight=False)
     console.print(f"  {_run_command(chosen.name)}", highlight=False, soft_wrap=True)

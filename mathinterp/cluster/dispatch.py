@@ -18,13 +18,15 @@ The rules:
   compilation takes, it moves meanwhile. Only time in which this loop itself ran is counted: after a suspension nobody
   is silent.
 - Before a shard of a dead or silent replica is given to another one, or waited for, its file is looked for.
+- Shards may follow from finished ones (``source``). A replica with nothing to do while others work gets one before it
+  is known to be needed; a lone replica never does.
 - A UserError ends the run at once: no retry can put right what the user has to. So does Unfinished: a store that gave
   out, after its own retries.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +53,9 @@ from mathinterp.cluster.events import (
 )
 from mathinterp.cluster.events import (
     Receipt as Receipt,
+)
+from mathinterp.cluster.events import (
+    Source as Source,
 )
 from mathinterp.cluster.events import (
     Workers as Workers,
@@ -121,6 +126,7 @@ class Dispatcher:
         found: receipts of those of the given shards whose files are in the store.
         observer: told what happens.
         check: looks at each replica that joins, and may return a line of warning about it.
+        source: gives more shards while the loop runs; None: there are no more.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class Dispatcher:
         found: Callable[[Collection[str]], Mapping[str, Receipt]] = lambda keys: {},
         observer: Observer | None = None,
         check: Callable[[Ready], str | None] = lambda event: None,
+        source: Source | None = None,
     ):
         assert replicas >= 1
         assert window >= 1
@@ -152,6 +159,7 @@ class Dispatcher:
         self._silent: dict[int, float] = {}  # slot whose replica gives pulses -> seconds since it was heard of
         self._observer = observer or Observer()
         self._check = check
+        self._source = source
         self._fresh = deque(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
         self._retries: list[_Task] = []
         self._unfinished = len(self._fresh)
@@ -222,6 +230,14 @@ class Dispatcher:
         self._unfinished -= 1
         self.outcome.receipts.append(event.receipt)
         self._observer.finished(event)
+        if self._source is not None:
+            self._add(self._source.finished(event.shard))
+
+    def _add(self, shards: Sequence[Shard]) -> None:
+        if shards:
+            self._fresh.extend(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
+            self._unfinished += len(shards)
+            self._observer.added(shards)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Pulse) or event.slot in self._silent:
@@ -301,6 +317,7 @@ class Dispatcher:
 
     def _fill(self) -> None:
         """Give every ready replica a shard before any gets a second one."""
+        self._start_early()
         for depth in range(1, self._window + 1):
             for slot in self._ready:
                 if len(self._in_flight[slot]) >= depth or self._silent.get(slot, 0.0) >= LOOK:
@@ -311,6 +328,15 @@ class Dispatcher:
                 if task is not None:
                     self._in_flight[slot][task.shard.key] = task
                     self._workers.submit(slot, task.shard)
+
+    def _start_early(self) -> None:
+        """As many shards as there are replicas with nothing to do, while others are at work."""
+        idle = [slot for slot in self._ready if not self._in_flight[slot] and self._silent.get(slot, 0.0) < LOOK]
+        while self._source is not None and len(self._ready) > 1 and len(self._fresh) + len(self._retries) < len(idle):
+            shard = self._source.early()
+            if shard is None:
+                return
+            self._add([shard])
 
     def _take(self, slot: int) -> _Task | None:
         if self._fresh:

@@ -15,6 +15,7 @@ from mathinterp.engine.intervention import CLEAN, Intervention, Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Answers, Scores
+from mathinterp.engine.tree.packing import BatchShape
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -82,6 +83,7 @@ def build_engine(
     edits_in_all: int = 16,
     max_tokens: int | None = None,
     compiled: bool | None = None,
+    shape: BatchShape | None = None,
 ) -> Engine:
     """Make the engine and run its clean pass.
 
@@ -91,6 +93,7 @@ def build_engine(
         edits_in_all: edits of the whole scan; decides whether compiling pays.
         max_tokens: most token rows in one forward pass; None = by device.
         compiled: whether the packed engine compiles layers; None = ``pays_to_compile``.
+        shape: of the packed engine's batches; None = the one of least work.
     """
     if choose(asked, anatomy.family.tree_mask) == "plain":
         rows = max_tokens or 8192
@@ -104,6 +107,7 @@ def build_engine(
         edits_per_batch=edits_per_batch,
         max_tokens=max_tokens,
         compiled=compiled,
+        shape=shape,
     )
 
 

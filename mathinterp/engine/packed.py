@@ -39,7 +39,7 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.replay import PackedReplay
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
 from mathinterp.engine.tree.attention import serves
-from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
+from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, BatchShape, Group, lay_out
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -58,6 +58,7 @@ class PackedEngine:
         pack_size: nodes a pack aimed at; None = the size of least work.
         compiled: compile layers and scoring (worth it on CUDA for long runs).
         tree_attention: attention without dense masks (tree_attention.py); None = where its kernel serves, if compiled.
+        shape: of all batches, also of too few edits: engines of other prompts that have it need no new compilation.
     """
 
     name = "packed"
@@ -73,6 +74,7 @@ class PackedEngine:
         pack_size: int | None = None,
         compiled: bool = False,
         tree_attention: bool | None = None,
+        shape: BatchShape | None = None,
     ):
         self.anatomy, self.prompts = anatomy, prompts
         self.device, self.dtype = anatomy.device, anatomy.dtype
@@ -89,7 +91,9 @@ class PackedEngine:
             max_tokens=self.max_tokens,
             pack_size=pack_size,
             dense_masks=not self.tree_attention,
+            shape=shape,
         )
+        self._whole_batches = shape is not None
         self.forest, self.groups, self.edits_per_batch = layout.forest, layout.groups, layout.edits_per_batch
         self.layers = Layers(anatomy, tree_attention=self.tree_attention, compiled=compiled)
         self._score_logits = score_logits
@@ -191,12 +195,18 @@ class PackedEngine:
     def _run_group(
         self, board: ScoreBoard, changes: Sequence[Change], placement: Placement, group: Group, calls: RecordedCalls
     ) -> None:
-        def run(start: int, stop: int) -> None:
-            hidden = self._replay(changes[start:stop], placement, group, calls)
-            self._score_group(board, start, stop - start, group, hidden)
-
         rows = len(group.packs) * self.forest.pack_size
-        at_once = max(1, min(self.edits_per_batch, self.max_tokens // rows))
+        at_once = whole = max(1, min(self.edits_per_batch, self.max_tokens // rows))
+
+        def run(start: int, stop: int) -> None:
+            nonlocal whole
+            asked = changes[start:stop]
+            if stop < len(changes):
+                whole = len(asked)  # fewer where memory ran out
+            filled = [*asked, *[asked[-1]] * (whole - len(asked))] if self._whole_batches else asked
+            hidden = self._replay(filled, placement, group, calls)
+            self._score_group(board, start, len(asked), group, hidden[: len(asked) * len(group.packs)])
+
         if (fitting := in_batches(len(changes), at_once, run, self.share(group))) < at_once:
             self.max_tokens = fitting * rows
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mathinterp.engine.cells import Cells
     from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.finished_run import HeadRanking
+    from mathinterp.experiments.growing import Growing
     from mathinterp.experiments.ranking import Ranking
     from mathinterp.models.anatomy import Anatomy, ModelShape
     from mathinterp.models.catalog import ResolvedModel
@@ -144,6 +145,14 @@ class Experiment(ABC):
     @abstractmethod
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Cut the work; must depend on the arguments alone, never on the number of replicas."""
+
+    def growing(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> Growing | None:
+        """Which shards follow from rows, for a run that begins with ``shards``; None: there are no others."""
+        return None
+
+    def whole(self) -> Experiment:
+        """The experiment that computes all that this one might, for planning."""
+        return self
 
     @abstractmethod
     def prepare(self, subject: Subject) -> Any:

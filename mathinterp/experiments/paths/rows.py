@@ -3,9 +3,13 @@
 Shape legend: P pair, N node, L layer, H head, D model width.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +21,16 @@ from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
 from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
+from mathinterp.experiments.adaptive.order import block_of, order_of
 from mathinterp.experiments.answered import kept_pairs
-from mathinterp.experiments.base import Subject
 from mathinterp.experiments.columns import cast_table
-from mathinterp.experiments.paths import Paths
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.units import Head
+from mathinterp.models.units import Head, Mlp
+
+if TYPE_CHECKING:
+    from mathinterp.experiments.base import Shard, Subject
+    from mathinterp.experiments.paths import Paths
 
 
 @dataclass
@@ -36,7 +43,8 @@ class PathState:
     engine: PathEngine | EndPatching | EverywherePatching | ReceiverEngine
     pairs_table: pa.Table
     notes: dict[str, Any]
-    distracted: "PathState | None" = None  # the kept pairs that have a distractor, with that scored for the answer
+    distracted: PathState | None = None  # the kept pairs that have a distractor, with that scored for the answer
+    blocks: Callable[[int, int], PathState] | None = None  # of adaptive scans: some pairs of the random order
 
 
 def prepare(scan: Paths, subject: Subject) -> PathState:
@@ -62,7 +70,20 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
         "noise_floor": engine.noise_floor(),
     }
     state = PathState(anatomy, names.take(pa.array(keep)), kept.original, engine, table, notes)
-    state.distracted = _distracted(scan, subject, clean, keep, state)
+    if scan.decide is None:
+        state.distracted = _distracted(scan, subject, clean, keep, state)
+        return state
+    population = [subject.prompts[int(i)] for i in keep]
+    order_P = order_of(population, scan.weights(population), scan.order_seed)
+
+    @lru_cache(maxsize=2)  # near the end of a block, nodes of the next one run too
+    def block(start: int, stop: int) -> PathState:
+        at = keep[block_of(order_P, start, stop)]
+        some = clean.chosen(at)
+        engine = _engine(scan, anatomy, some, subject.max_tokens)
+        return PathState(anatomy, names.take(pa.array(at)), some.original, engine, table, {})
+
+    state.blocks = block
     return state
 
 
@@ -79,6 +100,17 @@ def _distracted(
     engine = _engine(scan, state.anatomy, chosen, subject.max_tokens)
     names = pa.array([subject.prompts[i].prompt.prompt_id for i in at])
     return PathState(state.anatomy, names, chosen.original, engine, state.pairs_table, {})
+
+
+def block_rows(scan: Paths, state: PathState, shard: Shard) -> pa.Table:
+    """The shard's nodes patched, on the pairs of its block."""
+    assert state.blocks is not None
+    block = state.blocks(*shard.work["prompts"])
+    parts = []
+    for layer, members in itertools.groupby(scan.nodes_in(shard), key=lambda node: node[0]):
+        nodes: list[Node] = [Mlp(layer) if head is None else Head(layer, head) for _, head in members]
+        parts.append(layer_rows(scan, block, nodes, block.engine.patched(nodes, scan.freeze)))
+    return pa.concat_tables(parts)
 
 
 def distractor_rows(scan: Paths, state: PathState, nodes: Sequence[Node]) -> pa.Table:
