@@ -101,16 +101,17 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
     if hint is bool:
         flag += f"/--no-{flag[2:]}" if each.default else ""
         return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
-    default = None if each.default is dataclasses.MISSING else each.default
+    has_default = each.default is not dataclasses.MISSING
+    default: dict[str, Any] = {"default": each.default} if has_default else {}  # click takes None for a given value
     return click.Option(
         [flag, each.name],
         type=_click_type(about, hint),
-        default=default,
-        required=each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
-        show_default=default is not None and about.parse is None,
+        required=not has_default and each.default_factory is dataclasses.MISSING,
+        show_default=has_default and each.default is not None and about.parse is None,
         multiple=hint == tuple[str, ...],
         metavar=about.metavar,
         help=text,
+        **default,
     )
 
 
