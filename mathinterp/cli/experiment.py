@@ -52,7 +52,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if _draws(experiment) else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
-    own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
+    own += [_retired_option(name, instead) for name, instead in experiment.retired.items()]
     return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
@@ -78,8 +78,9 @@ def own_options(owner: type) -> list[click.Parameter]:
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
 
 
-def _retired_option(flag: str, instead: str) -> click.Option:
+def _retired_option(name: str, instead: str) -> click.Option:
     """An option that there was once: it says what to write instead."""
+    flag, instead = with_flags(f"`{name}`"), with_flags(instead)
 
     def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:

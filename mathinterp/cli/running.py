@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except NoReplicaLeft as error:
-        raise click.ClickException(f"{error}; the same command goes on from here") from error
+        raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:
@@ -84,7 +85,8 @@ def print_run(run: "RunSummary") -> None:
         work = "nothing left to compute"
     console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
     for failure in run.failed:
-        click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
+        error = with_flags(failure.error)
+        click.echo(f"shard {failure.key} was given up: {error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:
         click.echo("the run is incomplete: the same command runs what is missing", err=True)
     say_where_at_last(run.store)

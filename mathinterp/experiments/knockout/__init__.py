@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
 CONTROLS = {"random": random_heads, "random_layer": layer_matched_heads}
-ITERATIVE = "mathinterp scan iterative --steps N finds a ranking"
+ITERATIVE = "mathinterp scan iterative `steps` N finds a ranking"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Knockout(Ablation):
     name: ClassVar[str] = "knockout"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     own_command: ClassVar[bool] = True
-    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("--iterative", "--rank-by", "--layers"), ITERATIVE)
+    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("iterative", "rank_by", "layers"), ITERATIVE)
     command_examples: ClassVar[Sequence[str]] = (
         "scan knockout --heads 0.6,0.1,0.2,0.7 --ablation zero",
         "scan knockout --limit 400 --rank-from RUN_ID",
