@@ -37,7 +37,7 @@ def spelt(parameter: click.Parameter) -> list[str]:
 def test_the_commands_that_build_on_a_run_or_on_data_require_it() -> None:
     required = {(name, each.opts[0]) for name, each in REQUIRED if isinstance(each, click.Option)}
     for name in ("maskkeep", "scan maskkeep", "plan maskkeep", "scan graph", "plan graph"):
-        assert (name, "--neurons-from") in required
+        assert (name, "--from") in required
     assert {("tune precise", "--data"), ("tune full", "--data"), ("tune lora", "--data")} <= required
     assert {("tune merge", "--out"), ("tune zero", "--out"), ("submit", "--address")} <= required
 
@@ -60,3 +60,46 @@ def test_what_is_required_and_left_out_is_asked_for_in_one_line(
 def test_a_training_needs_out_unless_it_is_dry(name: str) -> None:
     data = [] if name in ("tune sweep", "tune prune") else ["--data", "signed_two_digit_train"]
     assert "Missing option '--out'" in mistake(*name.split(), *data)
+
+
+def test_one_idea_has_one_name() -> None:
+    """--from for a run to build on, --control-seeds for how many random draws; and what the help shows is all."""
+    shown = {flag for command in COMMANDS.values() for each in command.params for flag in each.opts}
+    assert {flag for flag in shown if flag.endswith("-from")} == set()
+    assert {flag for flag in shown if "control-seed" in flag} == {"--control-seeds"}
+    building = {name for name, command in COMMANDS.items() if any("--from" in each.opts for each in command.params)}
+    assert building >= {"knockout", "maskkeep", "scan graph", "neuron", "tune precise", "tune zero"}
+
+
+@pytest.mark.parametrize(
+    ("words", "former", "field"),
+    [
+        (["knockout"], "--rank-from", "rank_from"),
+        (["scan", "knockout"], "--rank-from", "rank_from"),
+        (["plan", "maskkeep"], "--neurons-from", "neurons_from"),
+        (["scan", "graph"], "--neurons-from", "neurons_from"),
+        (["neuron", "0.1"], "--neurons-from", "neurons_from"),
+        (["tune", "precise", "--data", "x", "--out", "new"], "--heads-from", "heads_from"),
+        (["tune", "zero", "--out", "new"], "--heads-from", "heads_from"),
+        (["tune", "precise", "--data", "x", "--out", "new"], "--control-seed", "control_seed"),
+    ],
+)
+def test_former_names_still_work_and_are_not_shown(words: list[str], former: str, field: str) -> None:
+    name = " ".join(words[: 2 if words[0] in ("scan", "plan", "tune") else 1])
+    command = COMMANDS[name]
+    rest = words[len(name.split()) :]
+    now = next(each.opts[0] for each in command.params if each.name == field)
+    assert now in ("--from", "--control-draw")
+    for flag in (former, now, f"{former}=", f"{now}="):
+        given = [f"{flag}77"] if flag.endswith("=") else [flag, "77"]
+        assert str(command.make_context(name, [*rest, *given]).params[field]) == "77"
+    assert former not in command.get_help(click.Context(command, info_name=name))
+
+
+def test_mistakes_name_the_options_as_they_are_now() -> None:
+    assert "--heads or --from" in mistake("tune", "zero", "--out", "new", "--heads", "0.1", "--from", "x")
+    assert "--heads, --from or --heads-sql" in mistake(
+        "tune", "precise", "--data", "x", "--out", "new", "--heads", "0.1", "--heads-from", "x"
+    )
+    assert "--from RUN_ID" in mistake("knockout")
+    assert "scan iterative --steps N" in mistake("knockout", "--iterative", "4")

@@ -203,7 +203,7 @@ def test_zero_writes_a_model_without_heads(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "edit.json").read_text())["heads"] == ["0.6", "3.1"]
     for options, message in (
         (["--heads", "0.6"], "exists already"),
-        (["--heads", "0.6", "--heads-from", "x"], "in one way"),
+        (["--heads", "0.6", "--from", "x"], "in one way"),
         (["--neurons", "four"], "--neurons 'four' cannot be read"),
         ([], "nothing to zero"),
     ):

@@ -17,6 +17,7 @@ import click
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
     Real,
+    Renamed,
     Whole,
     cluster_options,
     json_option,
@@ -104,8 +105,9 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
         return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
     has_default = each.default is not dataclasses.MISSING
     default: dict[str, Any] = {"default": each.default} if has_default else {}  # click takes None for a given value
-    return click.Option(
+    return Renamed(
         [flag, each.name],
+        former=[f"--{name}" for name in about.former],
         type=_click_type(about, hint),
         required=not has_default and each.default_factory is dataclasses.MISSING,
         show_default=has_default and each.default is not None and about.parse is None,
