@@ -65,7 +65,7 @@ def test_a_training_needs_out_unless_it_is_dry(name: str) -> None:
 def test_one_idea_has_one_name() -> None:
     """--from for a run to build on, --control-seeds for how many random draws; and what the help shows is all."""
     shown = {flag for command in COMMANDS.values() for each in command.params for flag in each.opts}
-    assert {flag for flag in shown if flag.endswith("-from")} == set()
+    assert {flag for flag in shown if flag.endswith("from")} == {"--from"}
     assert {flag for flag in shown if "control-seed" in flag} == {"--control-seeds"}
     building = {name for name, command in COMMANDS.items() if any("--from" in each.opts for each in command.params)}
     assert building >= {"knockout", "maskkeep", "scan graph", "neuron", "tune precise", "tune zero"}
