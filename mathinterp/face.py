@@ -69,6 +69,16 @@ def wrap(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, name
         name: for tables.
     Raises:
         UserError: it is none of these, or has NaN in its weights.
+
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> import mathinterp as mi
+    >>> from mathinterp.models.sources import BUNDLED_FOLDER
+    >>> of_mine = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER)
+    >>> model = mi.wrap(of_mine, AutoTokenizer.from_pretrained(BUNDLED_FOLDER), name="mine")
+    >>> model.label
+    'mine'
+    >>> mi.ablate(model, mi.prompts("two_digit", limit=40), heads=["0.6"]).drop > 0.1
+    True
     """
     return WrappedModel(model, tokenizer, name)
 
