@@ -10,10 +10,8 @@ further column of the prompt, unless it is nearly the name of one of these.
 
 import difflib
 import json
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.gates import check_file
+from mathinterp.local_files import whole_file
 from mathinterp.prompts.json_lines import (
     NumberText,
     check_characters,
@@ -84,19 +83,11 @@ def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """
     path = Path(path)
     check_file(path, "prompts")
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
+        with whole_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(_record(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write prompts to {path}: {error.strerror}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _once(name: str, text: str) -> str:
