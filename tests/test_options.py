@@ -1,5 +1,6 @@
 """Options of all commands together: what is required is asked for, one idea has one name, former names still work."""
 
+import json
 from pathlib import Path
 
 import click
@@ -7,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from mathinterp.cli.main import main
+from mathinterp.cli.plan import WORKFLOWS
 from mathinterp.cli.reference import commands
+from mathinterp.experiments.registry import experiments
 
 COMMANDS = dict(commands(main))
 SAMPLES = {"--data": "signed_two_digit_train", "--out": "new", "--address": "http://127.0.0.1:1"}  # others: a run's id
@@ -94,6 +97,20 @@ def test_former_names_still_work_and_are_not_shown(words: list[str], former: str
         given = [f"{flag}77"] if flag.endswith("=") else [flag, "77"]
         assert str(command.make_context(name, [*rest, *given]).params[field]) == "77"
     assert former not in command.get_help(click.Context(command, info_name=name))
+
+
+def test_plan_has_a_word_for_every_experiment_and_workflow() -> None:
+    """Those that are steps of a workflow say that their cost is not known, whatever options are given."""
+    steps = {name for name, experiment in experiments().items() if not experiment.on_command_line}
+    assert {"concept_zeroing", "gender_neurons", "edit", "prune", "lora_sweep", "sweep_neurons", "evaluate"} == steps
+    assert steps | {"pipeline", "sweep"} == set(WORKFLOWS)
+    for name, words in WORKFLOWS.items():
+        assert words in COMMANDS
+        result = CliRunner().invoke(main, ["plan", name, "--model", "smollm2", "--top", "3"])
+        assert result.exit_code == 0, result.output
+        assert result.stdout == f"{name}: part of 'mathinterp {words}'; its cost is not known in advance.\n"
+    told = json.loads(CliRunner().invoke(main, ["plan", "edit", "--json"]).stdout)
+    assert told == {"scan": "edit", "command": "edit", "flops": None}
 
 
 def test_mistakes_name_the_options_as_they_are_now() -> None:
