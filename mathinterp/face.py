@@ -16,12 +16,12 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.registry import add
 from mathinterp.experiments.results import Results, Summary
+from mathinterp.frame import Frame
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.models.handle import Model, WrappedModel
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
-from mathinterp.store.frame import Frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What holds in every room: nothing below cli/ knows the command line."""
+"""What holds in every room: none imports one to its right, and nothing below cli/ knows the command line."""
 
 import ast
 import re
@@ -17,6 +17,10 @@ FOREIGN = {  # flags of other programs, and of ours where a text is for people a
     "tuning/about.py": {"--model", "--adapter"},  # the card of a tuned model
     "versions.py": {"--porcelain"},  # git
 }
+ROOMS = (
+    "prompts", "models", "engine", "experiments", "store", "cluster",
+    "tuning", "evaluation", "workflows", "report", "cli",
+)  # fmt: skip
 NOT_OURS = {"click", "sys.exit", "sys.stdout", "print"}
 
 
@@ -60,3 +64,34 @@ def test_nothing_below_the_command_line_names_a_flag() -> None:
 def test_nothing_below_the_command_line_prints_or_exits() -> None:
     used = {str(file.relative_to(PACKAGE)): NOT_OURS & set(names(ast.parse(file.read_text()))) for file in BELOW_CLI}
     assert not {file: found for file, found in used.items() if found}
+
+
+def imported(block: list[ast.stmt]) -> Iterator[str]:
+    """Dotted names that a module imports when it is imported itself."""
+    for node in block:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from imported(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for name in ("body", "orelse", "finalbody"):
+                yield from imported(getattr(node, name, []))
+
+
+def test_no_room_imports_one_to_its_right() -> None:
+    upward = []
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).parts[0]
+        for name in imported(ast.parse(file.read_text(encoding="utf-8")).body):
+            package, _, rest = name.partition(".")
+            other = rest.split(".")[0]
+            if package == "mathinterp" and {room, other} <= set(ROOMS) and ROOMS.index(other) > ROOMS.index(room):
+                upward.append(f"{file.relative_to(PACKAGE)} imports {name}")
+    assert not upward
+
+
+def test_every_folder_is_a_room() -> None:
+    folders = {file.relative_to(PACKAGE).parts[0] for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE}
+    assert folders == set(ROOMS)

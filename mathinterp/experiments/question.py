@@ -20,6 +20,7 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.options import read_heads, read_layers, read_neurons
 from mathinterp.experiments.own_value import Chosen, engine_for, is_intervention, own_intervention, tokens_of
+from mathinterp.frame import Frame
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.handle import Model
 from mathinterp.models.reading import read_prompts
@@ -27,7 +28,6 @@ from mathinterp.models.units import Head, Mlp, Neuron
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import with_distractors
-from mathinterp.store.frame import Frame
 
 
 @dataclass(frozen=True)
