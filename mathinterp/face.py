@@ -17,12 +17,12 @@ from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.registry import add
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.stability import DRAWS, stability_of
+from mathinterp.frame import Frame
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.models.handle import Model, WrappedModel, model_of
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
-from mathinterp.store.frame import Frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +72,16 @@ def wrap(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, name
         name: for tables.
     Raises:
         UserError: it is none of these, or has NaN in its weights.
+
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> import mathinterp as mi
+    >>> from mathinterp.models.sources import BUNDLED_FOLDER
+    >>> of_mine = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER)
+    >>> model = mi.wrap(of_mine, AutoTokenizer.from_pretrained(BUNDLED_FOLDER), name="mine")
+    >>> model.label
+    'mine'
+    >>> mi.ablate(model, mi.prompts("two_digit", limit=40), heads=["0.6"]).drop > 0.1
+    True
     """
     return WrappedModel(model, tokenizer, name)
 

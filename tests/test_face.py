@@ -22,13 +22,13 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.question import Answered
 from mathinterp.face import Run
+from mathinterp.frame import Frame
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.handle import Model
 from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
-from mathinterp.store.frame import Frame
 from tests.small_store import open_run
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan

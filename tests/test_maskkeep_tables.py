@@ -308,16 +308,16 @@ def command(*words: str | int | Path) -> Result:
 def test_mistakes_are_one_line(filled: tuple[Store, str, str]) -> None:
     store, run, source = filled
     for words, message in (
-        (["--neurons-from", "nosuch"], "no run 'nosuch'"),
-        (["--neurons-from", run], "is a scan of maskkeep, which ranks no neurons; take one of 'neurons'"),
-        (["--neurons-from", source], f"run {source} ranked the neurons of m, not of bundled"),
-        (["--neurons-from", source, "--ks", "5,x"], "--ks '5,x' cannot be read"),
+        (["--from", "nosuch"], "no run 'nosuch'"),
+        (["--from", run], "is a scan of maskkeep, which ranks no neurons; take one of 'neurons'"),
+        (["--from", source], f"run {source} ranked the neurons of m, not of bundled"),
+        (["--from", source, "--ks", "5,x"], "--ks '5,x' cannot be read"),
         (
-            ["--neurons-from", source, "--cases", "some"],
+            ["--from", source, "--cases", "some"],
             "'--cases': 'some' is not one of 'correct', 'flipped', 'all'",
         ),
-        (["--neurons-from", source, "--scoring", "some"], "'--scoring': 'some' is not one of"),
-        (["--neurons-from", source, "--deep-layers", "x"], "cannot be read"),
+        (["--from", source, "--scoring", "some"], "'--scoring': 'some' is not one of"),
+        (["--from", source, "--deep-layers", "x"], "cannot be read"),
     ):
         result = command("maskkeep", "--store", store.url, *words)
         assert result.exit_code == 2, result.output
@@ -328,7 +328,7 @@ def test_mistakes_are_one_line(filled: tuple[Store, str, str]) -> None:
 @pytest.mark.ray
 def test_command_runs_once_and_refuses_other_prompts(tmp_path: Path) -> None:
     made = stored_scan(tmp_path)
-    words = ["maskkeep", "--neurons-from", made.run_id, "--model", made.folder, "--store", made.store.url, "--json"]
+    words = ["maskkeep", "--from", made.run_id, "--model", made.folder, "--store", made.store.url, "--json"]
     words += ["--cases", "all", "--control-seeds", "1", "--replicas", "1"]
     first = command(*words, "--ks", "9,4", "--limit", 8)
     assert first.exit_code == 0, first.output

@@ -349,9 +349,9 @@ def command(folder: Path, *words: str | Path) -> Result:
 def test_mistakes_are_one_line(scanned: tuple[Path, str]) -> None:
     folder, run = scanned
     for words, message in (
-        (["--neurons-from", "nothing"], "no run 'nothing'"),
-        (["--neurons-from", run, "--edges", "few"], "--edges 'few' cannot be read"),
-        (["--neurons-from", run, "--ks", "some"], "--ks 'some' cannot be read"),
+        (["--from", "nothing"], "no run 'nothing'"),
+        (["--from", run, "--edges", "few"], "--edges 'few' cannot be read"),
+        (["--from", run, "--ks", "some"], "--ks 'some' cannot be read"),
     ):
         result = command(folder, *words)
         assert result.exit_code == 2, result.output
@@ -399,7 +399,7 @@ def test_edges_are_written_as_they_are_read() -> None:
 def test_command_makes_draws_and_resumes_a_graph(scanned: tuple[Path, str], tmp_path: Path) -> None:
     folder, source = scanned
     words = [
-        "--neurons-from",
+        "--from",
         source,
         "--top",
         "12",

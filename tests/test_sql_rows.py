@@ -18,9 +18,9 @@ import mathinterp as mi
 from mathinterp.cli.main import main
 from mathinterp.cli.sql import SHOWN
 from mathinterp.errors import UserError
+from mathinterp.frame import Frame
 from mathinterp.store import Store
 from mathinterp.store.export import export
-from mathinterp.store.frame import Frame
 from mathinterp.store.listing import list_views
 from mathinterp.store.query import views_of
 from tests.small_store import fill, prompt

@@ -128,7 +128,7 @@ def test_a_resume_by_other_versions_is_told_in_one_line_and_stored(tmp_path, cap
     assert resumed.run_id == run, "versions are no part of the run id"
     assert caplog.messages == [
         f"run {run}: shards made by mathinterp's source files aaaa and bbbb, torch 2.11.0 and 2.13.0, device cpu and "
-        "cuda would mix; another --store keeps them apart"
+        "cuda would mix; another `store` keeps them apart"
     ]
     assert resumed.record["versions"] == [OLD, changed]
     (stored,) = store.rows("SELECT versions FROM runs")
@@ -143,7 +143,7 @@ def test_a_finished_run_of_other_versions_is_told_too(tmp_path, caplog):
     run.finish()
     open_run(store, SHARDS, versions=NEW)
     assert caplog.messages == [
-        f"run {run.run_id}: made by other versions (transformers 5.17.0 and 5.24.0); another --store computes it anew"
+        f"run {run.run_id}: made by other versions (transformers 5.17.0 and 5.24.0); another `store` computes it anew"
     ]
 
 

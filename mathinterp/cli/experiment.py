@@ -17,6 +17,7 @@ import click
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
     Real,
+    Renamed,
     Whole,
     cluster_options,
     json_option,
@@ -54,7 +55,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared += [store_option(), cluster_options()]
     shared += [_out_option()] if experiment.draws() else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
-    own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
+    own += [_retired_option(name, instead) for name, instead in experiment.retired.items()]
     return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
@@ -80,8 +81,9 @@ def own_options(owner: type) -> list[click.Parameter]:
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
 
 
-def _retired_option(flag: str, instead: str) -> click.Option:
+def _retired_option(name: str, instead: str) -> click.Option:
     """An option that there was once: it says what to write instead."""
+    flag, instead = with_flags(f"`{name}`"), with_flags(instead)
 
     def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
@@ -103,16 +105,18 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
     if hint is bool:
         flag += f"/--no-{flag[2:]}" if each.default else ""
         return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
-    default = None if each.default is dataclasses.MISSING else each.default
-    return click.Option(
+    has_default = each.default is not dataclasses.MISSING
+    default: dict[str, Any] = {"default": each.default} if has_default else {}  # click takes None for a given value
+    return Renamed(
         [flag, each.name],
+        former=[f"--{name}" for name in about.former],
         type=_click_type(about, hint),
-        default=default,
-        required=each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
-        show_default=default is not None and about.parse is None,
+        required=not has_default and each.default_factory is dataclasses.MISSING,
+        show_default=has_default and each.default is not None and about.parse is None,
         multiple=hint == tuple[str, ...],
         metavar=about.metavar,
         help=text,
+        **default,
     )
 
 

@@ -87,7 +87,7 @@ class Commands(Group):
                 click.echo("".join(traceback.format_exception(error)), err=True)
             raise UserMistake(with_flags(str(error))) from error
         except Unfinished as error:
-            raise click.ClickException(f"{error}; the same command goes on from here") from error
+            raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
@@ -111,7 +111,7 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message; warnings are marked as such."""
         mark = "warning: " if record.levelno >= logging.WARNING else ""
-        click.echo(mark + one_line(record.getMessage()), err=True)
+        click.echo(mark + one_line(with_flags(record.getMessage())), err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from mathinterp.experiments import Experiment
     from mathinterp.prompts.prompt import Prompt
 
+WORKFLOWS = {  # what runs in several steps, each of which decides the next; or a step -> the command that runs it
+    "pipeline": "pipeline",
+    "edit": "edit",
+    "gender_neurons": "edit",
+    "evaluate": "evaluate",
+    "sweep": "tune sweep",
+    "lora_sweep": "tune sweep",
+    "sweep_neurons": "tune sweep",
+    "prune": "tune prune",
+    "concept_zeroing": "scan concepts",
+}
 PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields of a Plan that depend on the dtype
 
 
@@ -71,11 +82,34 @@ def _say_unknown(name: str, shards: int, as_json: bool) -> None:
         )
 
 
+def _of_workflow(name: str, words: str) -> click.Command:
+    """``plan NAME`` of what cannot be counted before it runs; it takes whatever options the command takes."""
+
+    def say(arguments: tuple[str, ...]) -> None:
+        if "--json" in arguments:
+            print_json({"scan": name, "command": words, "flops": None})
+        else:
+            line = f"{name}: part of 'mathinterp {words}'; its cost is not known in advance."
+            console.print(line, highlight=False, soft_wrap=True)
+
+    return click.Command(
+        name,
+        {"ignore_unknown_options": True},
+        callback=say,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        help=f"Say that the cost of 'mathinterp {words}' is not known in advance.\n\n\b\nExample:\n"
+        f"  mathinterp plan {name}",
+    )
+
+
 plan = ExperimentGroup(
     name="plan",
     run=plan_experiment,
     verb="plan",
-    others={"chain": sentence_command(plan_experiment, "plan")},
+    others={
+        "chain": sentence_command(plan_experiment, "plan"),
+        **{name: _of_workflow(name, words) for name, words in WORKFLOWS.items()},
+    },
     help="""Show FLOPs, memory, rows and time of an experiment; loads no weights and needs no Ray.
 
     \b

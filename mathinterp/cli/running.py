@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
 from mathinterp.text import counted
 
@@ -54,7 +55,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except NoReplicaLeft as error:
-        raise click.ClickException(f"{error}; the same command goes on from here") from error
+        raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:
@@ -85,7 +86,8 @@ def print_run(run: "RunSummary") -> None:
         highlight=False,
     )
     for failure in run.failed:
-        click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
+        error = with_flags(failure.error)
+        click.echo(f"shard {failure.key} was given up: {error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:
         click.echo("the run is incomplete: the same command runs what is missing", err=True)
     say_where_at_last(run.store)

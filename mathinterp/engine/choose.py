@@ -63,7 +63,7 @@ def choose(asked: str, tree_mask: bool) -> str:
     if asked not in ENGINES:
         raise UserError(f"engine '{asked}' is not known; take one of {', '.join(ENGINES)}")
     if asked == "packed" and not tree_mask:
-        raise UserError("this model family takes no tree mask; use --engine plain (or auto)")
+        raise UserError("this model family takes no tree mask; use `engine` plain (or auto)")
     return "plain" if asked == "plain" or not tree_mask else "packed"
 
 
@@ -134,13 +134,13 @@ def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokeni
 
 
 def _why_it_strays(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> str:
-    """What is at fault, and what helps; ``--engine plain`` is advised only where it gives each prompt's own numbers."""
+    """What is at fault, and what helps; The engine plain is advised only where it gives each prompt's own numbers."""
     alone = PlainEngine(anatomy, prompts, batch_size=1).baseline()
     dtype = str(anatomy.dtype).removeprefix("torch.")
     if not np.isfinite(alone.logprob_EA).all():
         narrow = anatomy.dtype == torch.float16
-        return f"the model itself gives NaN or infinity in {dtype}" + ("; give --dtype float32" if narrow else "")
+        return f"the model itself gives NaN or infinity in {dtype}" + ("; give `dtype` float32" if narrow else "")
     limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
     if engine.name != "plain" and PlainEngine(anatomy, prompts).baseline().difference(alone) <= limit:
-        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use --engine plain and report this"
-    return f"{anatomy.shape.model_type} does not take padded batches either (no --engine helps); report this"
+        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use `engine` plain and report this"
+    return f"{anatomy.shape.model_type} does not take padded batches either (no `engine` helps); report this"

@@ -29,6 +29,13 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Also the experiments, which are imported when they are first used."""
+    from mathinterp.experiments.registry import experiments
+
+    return sorted({*globals(), *__all__, *(experiment.__name__ for experiment in experiments().values())})
+
+
 def __getattr__(name: str) -> Any:
     """An experiment's class, by its name."""
     if name[:1].isupper():

@@ -111,7 +111,7 @@ class Experiment(ABC):
     reads_neurons: ClassVar[bool] = False  # True: it names single neurons, which mixtures of experts have not
     on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
     own_command: ClassVar[bool] = False  # True: `mathinterp NAME` does the same as `mathinterp scan NAME`
-    retired: ClassVar[Mapping[str, str]] = {}  # former flags -> the command that is there instead
+    retired: ClassVar[Mapping[str, str]] = {}  # former options -> what is there instead
     one_replica: ClassVar[bool] = False  # True: a shard needs those before it, so that one replica does all, in order
     head_ranking: ClassVar[HeadRanking | None] = None  # how a finished run ranks heads; None: it ranks none
     node_ranking: ClassVar[Ranking | None] = None  # of its nodes, for `mathinterp stability`; None: it ranks none

@@ -230,7 +230,7 @@ def resumed_record(
     if record["shards"][: len(record["shards"]) - grown] != shards:
         raise UserError(
             f"run {record['run_id']} of this store was cut into other shards by version {record['code_version']}; "
-            f"use another --store, or delete {record_name(record['run_id'])} and its result folders"
+            f"use another `store`, or delete {record_name(record['run_id'])} and its result folders"
         )
     known = record["code_version"].split(", ")
     if code_version not in known:

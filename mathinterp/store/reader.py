@@ -23,7 +23,7 @@ from mathinterp.store.survey import ELSEWHERE, Survey, Surveyor
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mathinterp.store.frame import Frame
+    from mathinterp.frame import Frame
 
 
 Answer = TypeVar("Answer")
@@ -177,7 +177,7 @@ class StoreReader:
            more
         0    42
         """
-        from mathinterp.store.frame import Frame
+        from mathinterp.frame import Frame
 
         self.require_runs()
         return Frame.of(self.arrow(query, values))

@@ -139,9 +139,9 @@ class Store(StoreReader):
             return made
         finished = self.finished_shards(run, earlier)
         if finished >= set(earlier["shards"]):
-            logger.warning(f"run {run}: made by other versions ({differing}); another --store computes it anew")
+            logger.warning(f"run {run}: made by other versions ({differing}); another `store` computes it anew")
         elif finished:
-            logger.warning(f"run {run}: shards made by {differing} would mix; another --store keeps them apart")
+            logger.warning(f"run {run}: shards made by {differing} would mix; another `store` keeps them apart")
         return made if finished else []
 
     def finished_shards(self, run: str, record: Mapping[str, Any] | None = None) -> set[str]:

@@ -1,9 +1,7 @@
 """Folders that fine-tuning leaves: written whole or not at all, and what they say of themselves. Needs no torch."""
 
-import contextlib
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +11,7 @@ import pyarrow.fs
 
 from mathinterp.errors import UserError
 from mathinterp.gates import check_writable
+from mathinterp.local_files import whole_folder
 from mathinterp.models.fingerprint import file_digests
 from mathinterp.prompts.json_lines import json_file
 
@@ -55,7 +54,7 @@ def written_or_same(out: Path, write: Callable[[Path], None]) -> bool:
     Raises UserError if something else is there.
     """
     if not out.exists() or not any(out.iterdir()):
-        with written_whole(out) as part:
+        with whole_folder(out) as part:
             write(part)
         return True
     with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.") as again:
@@ -68,20 +67,6 @@ def written_or_same(out: Path, write: Callable[[Path], None]) -> bool:
 def _contents(folder: Path) -> dict[Path, str]:
     files = [file for file in sorted(folder.rglob("*")) if not file.is_dir()]
     return dict(zip((file.relative_to(folder) for file in files), file_digests(files), strict=True))
-
-
-@contextlib.contextmanager
-def written_whole(out: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of ``out`` at the end of the block, or of nothing if it raises.
-
-    What ``out`` held is gone then: ask ``check_free`` before where that matters.
-    """
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)  # of a call that was killed
-    part.mkdir(parents=True)
-    yield part
-    shutil.rmtree(out, ignore_errors=True)
-    part.replace(out)
 
 
 def read_about(file: Path, *fields: str) -> dict[str, Any]:

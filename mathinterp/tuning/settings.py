@@ -72,7 +72,10 @@ class Choice:
     """What a precise fine-tuning trains, before the store and the model are asked."""
 
     heads: tuple[Head, ...] | None = option(None, "layer.head, for example 17.22,14.19.", parse=read_heads)
-    heads_from: str | None = option(None, "The first heads of a head scan, path scan or masking.", metavar="RUN_ID")
+    heads_from: str | None = option(
+        None, "The first heads of a head scan, path scan or masking.",
+        flag="from", former=("heads-from",), metavar="RUN_ID",
+    )  # fmt: skip
     heads_sql: str | None = option(None, "Any query on the store that returns layer and head.", metavar="SQL")
     top: int | None = option(None, "So many heads of the ranking.", least=1, shown=str(DEFAULT_TOP))
     control: str | None = option(
@@ -81,7 +84,10 @@ class Choice:
         " signed effects are those that help when they are out.",
         choices=(*CONTROLS, None),
     )
-    control_seed: int = option(0, "Of the random heads.", least=0, most=MOST_SEED)
+    control_seed: int = option(
+        0, "Which draw of random heads: 0, 1, 2, ...", flag="control-draw", former=("control-seed",),
+        least=0, most=MOST_SEED,
+    )  # fmt: skip
     with_groups: bool = option(False, "Grouped-query models: train the heads' k and v groups too.")
     mlps: tuple[int, ...] | None = option(
         None, "Also all MLP neurons of these layers, for example 12-14.", parse=read_mlps

@@ -22,12 +22,13 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.cluster.ray_cluster import cluster_total, connection
 from mathinterp.errors import Unfinished, UserError
+from mathinterp.local_files import whole_folder
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
 from mathinterp.tuning.data import Sample, data_fingerprint
-from mathinterp.tuning.folders import TUNING_FILE, check_storage, read_about, written_whole
+from mathinterp.tuning.folders import TUNING_FILE, check_storage, read_about
 from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
 from mathinterp.tuning.sft_workers import EXPORT_FOLDER, TABLE, worker_loop
@@ -196,7 +197,7 @@ def fit(
         if refusal is not None:
             raise UserError(refusal)
         assert result.checkpoint is not None
-        with result.checkpoint.as_directory() as folder, written_whole(out) as part:
+        with result.checkpoint.as_directory() as folder, whole_folder(out) as part:
             shutil.copytree(Path(folder) / EXPORT_FOLDER, part, dirs_exist_ok=True)
     about = read_about(out / TUNING_FILE)
     run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device", "chosen_from")})

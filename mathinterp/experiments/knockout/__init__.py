@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
 CONTROLS = {"random": random_heads, "random_layer": layer_matched_heads}
-ITERATIVE = "mathinterp scan iterative --steps N finds a ranking"
+ITERATIVE = "mathinterp scan iterative `steps` N finds a ranking"
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Knockout(Ablation):
     rank_from: str | None = option(
         None,
         "Take the ranking from a finished run: a head scan, a path scan, or iterative masking.",
-        metavar="RUN_ID",
-    )
+        flag="from", former=("rank-from",), metavar="RUN_ID",
+    )  # fmt: skip
     rank_operation: str = option("all", "Rank by this operation alone.")
     ks: tuple[int, ...] | None = option(
         None, "Numbers of heads.", parse=read_counts, shown="0,1,2,4,...,64 up to half of all heads"
@@ -89,11 +89,11 @@ class Knockout(Ablation):
     name: ClassVar[str] = "knockout"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     own_command: ClassVar[bool] = True
-    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("--iterative", "--rank-by", "--layers"), ITERATIVE)
+    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("iterative", "rank_by", "layers"), ITERATIVE)
     command_examples: ClassVar[Sequence[str]] = (
         "scan knockout --heads 0.6,0.1,0.2,0.7 --ablation zero",
-        "scan knockout --limit 400 --rank-from RUN_ID",
-        'scan knockout --rank-from RUN_ID --prompts pairs --show "3 plus 5 is"',
+        "scan knockout --limit 400 --from RUN_ID",
+        'scan knockout --from RUN_ID --prompts pairs --show "3 plus 5 is"',
     )
 
     def __post_init__(self) -> None:

@@ -59,8 +59,9 @@ class MaskKeep(Experiment):
     """
 
     neurons_from: str = option(
-        dataclasses.MISSING, "The finished 'scan neurons' run that ranks the neurons.", metavar="RUN_ID"
-    )
+        dataclasses.MISSING, "The finished 'scan neurons' run that ranks the neurons.",
+        flag="from", former=("neurons-from",), metavar="RUN_ID",
+    )  # fmt: skip
     ks: tuple[int, ...] = option(
         DEFAULT_KS, "Numbers of neurons per prompt.", parse=partial(read_counts, least=1), shown="99,50,30,20,10"
     )
@@ -80,8 +81,8 @@ class MaskKeep(Experiment):
     show_options: ClassVar[type] = MaskKeepShown
     command_examples: ClassVar[Sequence[str]] = (
         "scan neurons --against head:0.6 --limit 160",
-        "scan maskkeep --neurons-from RUN_ID --limit 160",
-        "scan maskkeep --neurons-from RUN_ID --limit 160 --ks 99,10 --cases flipped --scoring first_token",
+        "scan maskkeep --from RUN_ID --limit 160",
+        "scan maskkeep --from RUN_ID --limit 160 --ks 99,10 --cases flipped --scoring first_token",
     )
 
     def __post_init__(self) -> None:

@@ -87,7 +87,13 @@ class NeuronGraph(Experiment):
     check may be above what that scan keeps of a prompt (topk:K).
     """
 
-    neurons_from: str = option(dataclasses.MISSING, "A finished run of 'scan neurons'.", metavar="RUN_ID")
+    neurons_from: str = option(
+        dataclasses.MISSING,
+        "A finished run of 'scan neurons'.",
+        flag="from",
+        former=("neurons-from",),
+        metavar="RUN_ID",
+    )
     by: str = option("prompt", "A graph for each prompt, or for each operation and all.", choices=BY)
     top: int = option(30, "Nodes: the first so many neurons of the neuron scan.", least=2)
     measure: str = option(
@@ -113,8 +119,8 @@ class NeuronGraph(Experiment):
     show_options: ClassVar[type] = GraphShown
     command_examples: ClassVar[Sequence[str]] = (
         "scan neurons --against head:0.6 --limit 160",
-        "scan graph --neurons-from RUN_ID --limit 160 --out figures",
-        "scan graph --neurons-from RUN_ID --limit 160 --by operation --measure first_order --show add",
+        "scan graph --from RUN_ID --limit 160 --out figures",
+        "scan graph --from RUN_ID --limit 160 --by operation --measure first_order --show add",
     )
 
     def __post_init__(self) -> None:

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.scored import ScoredState, score_table, scores_of
+from mathinterp.local_files import whole_folder
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.tuning.answers import evaluate
 from mathinterp.tuning.attached import detached_after
-from mathinterp.tuning.folders import written_whole
 from mathinterp.tuning.layout import padding_id
 from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder
 from mathinterp.tuning.lora_sweep.tables import SWEEP_SCAN
@@ -37,7 +37,7 @@ def trial_rows(sweep: LoraSweep, state: ScoredState, layer: int, rate: float) ->
     with detached_after(trial.model):
         found = evaluate(trial.model, anatomy, sweep.validation, device=anatomy.device, pad_id=padding_id(tokenizer))
         scores = scores_of(anatomy, prompts)
-        with written_whole(adapter_folder(sweep.folder, layer, rate)) as part:
+        with whole_folder(adapter_folder(sweep.folder, layer, rate)) as part:
             sweep.job(layer).export(trial.model, tokenizer, part, sweep.base)
     figures = {
         "layer": layer,
