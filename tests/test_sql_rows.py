@@ -21,7 +21,7 @@ from mathinterp.errors import UserError
 from mathinterp.frame import Frame
 from mathinterp.store import Store
 from mathinterp.store.export import export
-from mathinterp.store.listing import list_views
+from mathinterp.store.listing import _counted, list_views
 from mathinterp.store.query import views_of
 from tests.small_store import fill, prompt
 
@@ -186,3 +186,19 @@ def test_integers_with_gaps_in_a_long_frame_stay_exact(store):
     assert str(frame["i"].dtype) == "Int64"
     assert frame["i"].tolist()[-2:] == [9007199254740993 + 99998, pd.NA]
     assert frame.arrow().equals(table)
+
+
+def test_counting_that_is_interrupted_while_it_fetches_leaves_the_rest_uncounted() -> None:
+    class Interrupted:
+        def interrupt(self) -> None: ...
+
+        def execute(self, sql: str) -> "Interrupted":
+            self.sql = sql
+            return self
+
+        def fetchall(self) -> list[tuple[int]]:
+            if self.sql.endswith("first"):
+                return [(3,)]
+            raise RuntimeError("Query interrupted")
+
+    assert _counted(Interrupted(), ["first", "second"], 60.0) == {"first": 3}
