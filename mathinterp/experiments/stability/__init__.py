@@ -128,6 +128,6 @@ def _write(store: Store, about: dict[str, Any], parameters: dict[str, Any], tabl
 
 def _result(run_id: str, scan: str, draws: int, seed: int, nodes: pa.Table, overlap: pa.Table) -> Stability:
     from mathinterp.experiments.stability.result import Stability
-    from mathinterp.store.frame import Frame
+    from mathinterp.frame import Frame
 
     return Stability(run_id, scan, draws, seed, Frame.of(nodes), Frame.of(overlap))

@@ -12,7 +12,7 @@ from mathinterp.experiments.stability.tables import FIRST
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mathinterp.store.frame import Frame
+    from mathinterp.frame import Frame
 
 BAR = 0.8  # of the mean Jaccard index (arXiv 2510.00845)
 SURE = 0.95  # of the draws
@@ -102,7 +102,7 @@ def _line(kind: str, nodes: "pd.DataFrame", overlap: "pd.DataFrame") -> str:
 
 
 def _rows(frame: "pd.DataFrame") -> list[Row]:
-    from mathinterp.store.frame import Frame
+    from mathinterp.frame import Frame
     from mathinterp.store.query import json_rows
 
     return json_rows(Frame(frame).arrow())
