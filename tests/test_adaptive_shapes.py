@@ -9,7 +9,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from mathinterp.engine import choose, compiling
-from mathinterp.engine.tree.packing import BatchShape
+from mathinterp.engine.scores import answers_of
+from mathinterp.engine.tree.packing import BatchShape, lay_out
 from mathinterp.experiments.adaptive.blocks import Blocks
 from mathinterp.experiments.base import Shard, Subject
 from mathinterp.experiments.heads import Heads
@@ -44,13 +45,14 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("max_tokens", [2048, 8192])  # packs that blocks fill, and larger ones
 @pytest.mark.parametrize(("scan", "shards"), CASES, ids=["heads", "mlps"])
 def test_blocks_of_any_size_compile_once_and_give_the_same_rows(
-    scan: Heads | Mlps, shards: list[Shard], graphs: CompileCounter, monkeypatch: pytest.MonkeyPatch
+    scan: Heads | Mlps, shards: list[Shard], max_tokens: int, graphs: CompileCounter
 ) -> None:
     anatomy = Anatomy(tiny_model("llama"))
     prompts = tokenize_prompts(load_prompts("two_digit", limit=96), tiny_tokenizer())
-    subject, order = Subject(anatomy, prompts, 2048), np.random.default_rng(1).permutation(len(prompts))
+    subject, order = Subject(anatomy, prompts, max_tokens), np.random.default_rng(1).permutation(len(prompts))
     own = Blocks(scan, subject, shards[0], 4, order, compiled=False)
     expected = [scan.run(own, each) for each in shards]
     assert graphs.frame_count == 0
@@ -94,3 +96,16 @@ def test_compiling_ahead_leaves_nothing_to_compile(graphs: CompileCounter, monke
     scan.run(state, shard(0, (0, 24), 4, heads=[[0, 0], [0, 1], [1, 2]]))
     scan.run(state, shard(1, (24, 48), 1, heads=[[0, 0], [1, 2]]))
     assert graphs.frame_count == ahead
+
+
+@pytest.mark.parametrize("stop", [8, 30, 60, 90])
+def test_packs_of_a_block_are_as_large_as_those_of_any_other(stop: int) -> None:
+    anatomy = Anatomy(tiny_model("llama"))
+    prompts = tokenize_prompts(load_prompts("two_digit", limit=96), tiny_tokenizer())
+    some, shape = prompts[:stop], BatchShape(pack_size=264, rows=4, slots=200)
+    fed = [prompt.fed for prompt in some]
+    layout = lay_out(
+        anatomy, fed, answers_of(some), private_from=None, edits=2, max_tokens=2048, pack_size=None, shape=shape
+    )
+    assert layout.forest.pack_size == 264
+    assert {group.slots_PM.shape for group in layout.groups} == {(2, 200)}

@@ -79,6 +79,7 @@ def plant(
     kinds: Sequence[int] | None = None,
     packs_multiple_of: int = 1,
     alignment: int = 1,
+    exact: bool = False,
 ) -> Forest:
     """Pack ``sequences`` into trees of about ``pack_size`` nodes, all of one size and evenly filled.
 
@@ -90,10 +91,13 @@ def plant(
         kinds: per sequence, its kind; each pack holds one kind, and packs of a kind are consecutive. None: all alike.
         packs_multiple_of: the number of packs of each kind is made a multiple of this, with empty ones where need be.
         alignment: the pack size is a multiple of this.
+        exact: packs are not made smaller where as many smaller ones would do.
     """
     planter = Planter(sequences, private_from, kinds)
     longest = max(len(s) for s in sequences)
     capacity = -(-max(pack_size, longest) // alignment) * alignment
+    if exact:
+        return planter.build(capacity, packs_multiple_of)
     wanted = planter.count(capacity, packs_multiple_of)
     while capacity - alignment >= longest and planter.count(capacity - alignment, packs_multiple_of) <= wanted:
         capacity -= alignment

@@ -19,6 +19,7 @@ CPU_TOKENS = 1024  # token rows in one batch: a width-256 layer's activations st
 GPU_TOKENS = 26400  # 200 a multiprocessor of an H100; from 12,000 on a layer's time per row is flat
 MASK_ALIGNMENT = 8  # a GPU's fused attention wants mask rows in multiples of eight elements
 LARGEST_PACK = 2112
+LARGEST_SHARED_PACK = 264  # where few prompts must fill it as well as many
 # Masked attention costs as much as this many times its operations in matrix products: on one H100, at 264 nodes,
 # 5.4 % of a 7B layer's time; on a CPU about twice its share of operations.
 ATTENTION_COST = {"cuda": 5.0, "cpu": 2.0}
@@ -81,9 +82,12 @@ def shape_of_batches(
         max_tokens=max_tokens // 2,
         on_gpu=True,
         dense_masks=dense_masks,
+        largest=LARGEST_SHARED_PACK,
     )
     rows = max(n for n in (1, 2, *(3 * 2**power for power in range(16))) if n <= max(together, 1))
-    forest = plant(sequences, pack_size=size, private_from=private_from, kinds=kinds, alignment=MASK_ALIGNMENT)
+    forest = plant(
+        sequences, pack_size=size, private_from=private_from, kinds=kinds, alignment=MASK_ALIGNMENT, exact=True
+    )
     return BatchShape(size, rows, _most_wanted(forest, answers))
 
 
@@ -140,6 +144,7 @@ def lay_out(
         kinds=kinds,
         packs_multiple_of=together if on_gpu else 1,
         alignment=MASK_ALIGNMENT if on_gpu else 1,
+        exact=shape is not None,
     )
     if shape is not None:
         return Layout(forest, _group(forest, answers, together, anatomy.device, shape.slots), edits)
@@ -158,6 +163,7 @@ def best_packing(
     max_tokens: int,
     on_gpu: bool,
     dense_masks: bool = True,
+    largest: int = LARGEST_PACK,
 ) -> tuple[int, int, int]:
     """The pack size, the number of packs together and of edits a batch with the least work.
 
@@ -173,7 +179,7 @@ def best_packing(
     planter = Planter(sequences, private_from, kinds)
     smallest = -(-longest // MASK_ALIGNMENT) * MASK_ALIGNMENT
     best: tuple[float, int, int, int] | None = None
-    for size in range(smallest, max(smallest, LARGEST_PACK) + 1, MASK_ALIGNMENT):
+    for size in range(smallest, max(smallest, largest) + 1, MASK_ALIGNMENT):
         counts = planter.counts(size)
         packs = sum(counts)
         at_once = _edits_at_once(edits, max_tokens // size) if on_gpu else edits
