@@ -1,8 +1,8 @@
 """Attribution: the effect of patching each head and MLP, estimated for all of them from a few backward passes.
 
 What is estimated is D, the change of m = logit(answer) - logit(distractor) at END when a node's output is that of the
-counterfactual sentence at every token; ``scan heads`` and ``scan mlps`` with ``ablation`` resample and ``positions`` all
-measure it exactly. Formulas and sources: engine/attribution/methods.py.
+counterfactual sentence at every token; ``scan heads`` and ``scan mlps`` measure it exactly (``ablation`` resample,
+``positions`` all). Formulas and sources: engine/attribution/methods.py.
 """
 
 from __future__ import annotations

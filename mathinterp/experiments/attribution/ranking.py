@@ -23,6 +23,8 @@ SCORES = {
         FROM node_attributions WHERE run_id = $run GROUP BY ALL""",
     "heads": ABLATED.format(node="head", unit="s.head::INTEGER"),
     "mlps": ABLATED.format(node="mlp", unit="NULL::INTEGER"),
+    "mask": """SELECT node, layer, head::INTEGER AS unit, -open::DOUBLE AS score FROM mask_scores
+        WHERE run_id = $run""",
     "paths": """SELECT s.node, s.layer, s.head::INTEGER AS unit,
             avg((s.logit_patched::DOUBLE - d.logit_patched) - (s.logit_original::DOUBLE - d.logit_original)) AS score
         FROM path_scan AS s JOIN path_distractors AS d ON d.run_id = s.run_id AND d.node = s.node
@@ -35,10 +37,11 @@ def node_scores(store: Store, run_id: str) -> pd.DataFrame:
     """Mean effect of every node of a run on the logit difference (D, over prompts), as the run's method has it.
 
     Args:
-        run_id: a finished run of attribution, heads, mlps or paths.
+        run_id: a finished run of attribution, mask, heads, mlps or paths.
     Returns:
         node ("head", "mlp" or "neuron"), layer, unit (head or neuron; null for an MLP) and score: the change of
-        logit(answer) - logit(distractor) under the node's replacement. Below 0: the node speaks for the answer.
+        logit(answer) - logit(distractor) under the node's replacement. Below 0: the node speaks for the answer. A mask
+        knows no signs: its score is minus the probability that the node stays open, of size and order alone.
     Raises:
         UserError: there is no such run, it has no such scores, or its prompts have no distractors.
     """
