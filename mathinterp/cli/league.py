@@ -18,6 +18,7 @@ from mathinterp.cli.options import (
 )
 from mathinterp.cli.output import print_json
 from mathinterp.cli.running import print_run, resumable
+from mathinterp.experiments.league.tables import COMPARED
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 @click.command(context_settings={"default_map": {"prompt_name": "operand_pairs", "limit": 160}})
 @model_options()
 @prompt_options()
+@click.option(
+    "--methods", default=",".join(COMPARED), show_default=True, help="Those to compare, with commas between them."
+)
 @click.option("--steps", type=Whole(1), default=5, show_default=True, help="Of the eap-ig methods.")
 @store_option()
 @cluster_options()
 @click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
 @json_option()
 def league(
-    steps: int, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
+    methods: str, steps: int, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
     limit: int | None, seed: int, store: str, out: str | None, as_json: bool, **workers: Any,
 ) -> None:  # fmt: skip
     """How well does each attribution method estimate the exact effects of heads and MLPs?
@@ -40,12 +44,13 @@ def league(
     \b
     Runs, each resumable, in one store:
       1. heads, mlps   every head and MLP patched with its output on the counterfactual, at every token: the truth
-      2. attribution   by each method
+      2. attribution   by each method, and a learned mask
     and compares them in the view method_league. Prompts need distractors.
 
     \b
     Examples:
       mathinterp league
+      mathinterp league --methods atp,relp --limit 32
       mathinterp league --model smollm2 --adapter smollm2-arithmetic --limit 64 --out figures
     """
     from mathinterp.experiments.figures import save
@@ -58,7 +63,8 @@ def league(
     try:
         with resumable():
             found = run_league(
-                ModelSpec(model, adapter, dtype, trust_remote_code), prompts, steps=steps, store=store,
+                ModelSpec(model, adapter, dtype, trust_remote_code), prompts,
+                methods=[name.strip() for name in methods.split(",") if name.strip()], steps=steps, store=store,
                 workers=Workers(**workers), told=_tell,
             )  # fmt: skip
     except StageUnfinished as error:

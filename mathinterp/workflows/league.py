@@ -15,12 +15,11 @@ from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import UserError
 from mathinterp.experiments.attribution import Attribution
-from mathinterp.experiments.attribution.tables import METHODS
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.league.measures import agreements
 from mathinterp.experiments.league.summary import draw, summarize
-from mathinterp.experiments.league.tables import LEAGUE_SCORES
+from mathinterp.experiments.league.tables import COMPARED, LEAGUE_SCORES
 from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.results import Results, Summary
@@ -77,7 +76,7 @@ def league(
     model: Model | ModelSpec,
     prompts: Any = None,
     *,
-    methods: Sequence[str] = (*METHODS, "mask"),
+    methods: Sequence[str] = COMPARED,
     steps: int = 5,
     store: str = "results",
     workers: Workers = HERE,

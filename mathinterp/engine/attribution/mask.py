@@ -5,9 +5,11 @@ is drawn from hard-concrete distributions (arXiv 1712.01312: beta 2/3, gamma -.1
 are trained by Adam on
 
     mean over the step's pairs of (m(z) - m(X_r))^2 / mean over all pairs of (m(X_r) - m(X_c))^2
-        + penalty * max(0, open - budget)
+        + penalty * max(0, open - allowed)
 
-with open the mean over nodes of P(z_n > 0), the expected L0 norm. Subnetwork probing (arXiv 2104.03514) at nodes.
+with open the mean over nodes of P(z_n > 0), the expected L0 norm, and ``allowed`` falling from 1 to the budget over the
+first half of the steps. Subnetwork probing (arXiv 2104.03514) at nodes. Locations stay within -+ 3, where neither the
+penalty's gradient nor that of m dies out.
 
 Shape legend: N node, B pair of one batch.
 """
@@ -33,7 +35,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
-START = 2.0  # log alpha before training: P(open) = .97
+START, MOST = 2.0, 3.0  # log alpha before training (P(open) = .97), and the largest absolute value
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class MaskSettings:
     penalty: float
     batch: int
     seed: int
+
+    def allowed(self, step: int) -> float:
+        """Share of nodes that may be open without a penalty, in a step counted from 0."""
+        return self.budget + (1 - self.budget) * max(0.0, 1 - 2 * (step + 1) / self.steps)
 
 
 @dataclass(frozen=True)
@@ -99,18 +105,20 @@ def learn(
     clean_P, scale = _sides(anatomy, prompts, max_tokens, learned.passes)
     optimizer = torch.optim.Adam([location_N], lr=settings.learning_rate)
     generator = torch.Generator().manual_seed(settings.seed)  # on the CPU: draws do not depend on the device
-    for _ in range(settings.steps):
+    for step in range(settings.steps):
         uniform_N = torch.rand(nodes, generator=generator, dtype=real).clamp(1e-6, 1 - 1e-6).to(anatomy.device)
         chosen = torch.randperm(len(prompts), generator=generator)[: settings.batch]
         optimizer.zero_grad()
         share = open_probability(location_N).mean()
-        cost = settings.penalty * torch.relu(share - settings.budget)
+        cost = settings.penalty * torch.relu(share - settings.allowed(step))
         cost.backward()
         change = _change(anatomy, prompts, chosen, clean_P, scale, (location_N, uniform_N), max_tokens, learned.passes)
         optimizer.step()
+        with torch.no_grad():
+            location_N.clamp_(-MOST, MOST)
         learned.steps.append((change + float(cost.detach()), change, float(share.detach())))
         if not math.isfinite(change):
-            raise FloatingPointError(f"the mask's loss is {change} in step {len(learned.steps)}; lower `learning_rate`")
+            raise FloatingPointError(f"the mask's loss is {change} in step {step + 1}; lower `learning_rate`")
     return Learned(location_N.detach().cpu(), learned.steps, learned.passes)
 
 

@@ -28,7 +28,7 @@ def agreements(
     """Measures of ``LEAGUE_SCORES``; those that are not defined (of effects that are all alike) are left out.
 
     Args:
-        other: N P; or N, scores of no sign and no prompt (a learned mask's), of which magnitudes alone are compared.
+        other: N P; or N, scores of size, of no sign and no prompt (a learned mask's).
         ks: those below N count.
     """
     nodes, prompts = exact_NP.shape
@@ -41,7 +41,7 @@ def agreements(
     if signed:
         found["spearman", None] = correlations(ranks(exact_BN), ranks(other_BN))
         found["kendall", None] = np.array([kendall(*means) for means in zip(exact_BN, other_BN, strict=True)])
-    sizes = np.abs(exact_BN), np.abs(other_BN)
+    sizes = np.abs(exact_BN), np.abs(other_BN) if signed else other_BN
     found["spearman_absolute", None] = correlations(*map(ranks, sizes))
     for k in ks:
         if k < nodes:

@@ -2,7 +2,10 @@
 
 import pyarrow as pa
 
+from mathinterp.experiments.attribution.tables import METHODS
 from mathinterp.experiments.table import Table
+
+COMPARED = (*METHODS, "mask")
 
 LEAGUE_SCORES = pa.schema(
     [

@@ -1,6 +1,7 @@
 """Learned mask: which few heads and MLPs must stay as they are for the logit difference to stay.
 
-The metric is that of attribution; the loss is in engine/attribution/mask.py. One training for all nodes and prompts: a node has one score, and no sign.
+The metric is that of attribution; the loss is in engine/attribution/mask.py. One training for all nodes and prompts: a
+node has one score, which has no sign.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Mask(Experiment):
     Hard-concrete masks (arXiv 1712.01312), trained as in subnetwork probing (2104.03514).
     """
 
-    steps: int = option(300, "Steps of training.", least=1, most=1_000_000)
+    steps: int = option(200, "Steps of training.", least=1, most=1_000_000)
     learning_rate: float = option(0.1, "Of Adam.", least=1e-6, most=100)
-    budget: float = option(0.1, "Share of the nodes that may stay open without a penalty.", least=0, most=1)
-    penalty: float = option(10.0, "Weight of the share that is open beyond the budget (L0 norm).", least=0)
+    budget: float = option(0.2, "Share of nodes that may be open at the end without a penalty (L0).", least=0, most=1)
+    penalty: float = option(10.0, "Weight of the share that is open beyond the budget.", least=0)
     batch: int = option(32, "Pairs in a step.", least=1, most=100_000)
     mask_seed: int = option(0, "Of the draws.", least=0, most=2**31)
 
@@ -45,7 +46,7 @@ class Mask(Experiment):
     tables: ClassVar[Mapping[str, Table]] = TABLES
     prompt_set: ClassVar[str] = "operand_pairs"
     one_replica: ClassVar[bool] = True
-    command_examples: ClassVar[Sequence[str]] = ("scan mask --limit 160 --budget 0.2",)
+    command_examples: ClassVar[Sequence[str]] = ("scan mask --limit 160 --budget 0.1",)
 
     def __post_init__(self) -> None:
         check_options(self)
