@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "head_scan": (),
     "path_scan": (),
+    "league": (),
     "neuron_scan": (),
     "concept_scan": (),
     "sft": (),

@@ -24,6 +24,7 @@ from mathinterp.engine.attribution.pairs import (
 )
 from mathinterp.engine.attribution.rules import identity, relevance_rules
 from mathinterp.engine.hooks import Edit, edited_output, edited_site
+from mathinterp.engine.lens.lens import wide_dtype
 from mathinterp.models.anatomy import Anatomy
 
 EMBEDDING: Place = ("residual", 0)
@@ -32,8 +33,8 @@ EMBEDDING: Place = ("residual", 0)
 def atp(anatomy: Anatomy, batch: PairBatch, places: Sequence[Place], positions: str, steps: int) -> Values:
     """Attribution patching: D ~ sum over tokens t of (a_c - a_r)_t . (dm / da_t), the gradient at X_r.
 
-    Source: arXiv 2310.10348 (equation 4 there is this product for the edge of a node to a later one; summed over what a
-    node feeds into, it is the node's). Ours stands at nodes: heads at o_proj's input, MLPs at their output.
+    Source: arXiv 2310.10348, which takes the absolute value of this product for each edge from a node to a later one.
+    Ours stands at nodes (heads at o_proj's input, MLPs at their output), is summed over edges, and keeps its sign.
     ``first_order`` of engine/paths with freeze "none" is this at END, of the answer's logit alone.
     2 forward passes, 1 backward pass.
     """
@@ -106,7 +107,7 @@ def atp_star(
     """AtP*: attribution patching without its two known kinds of false negatives, saturation and cancellation.
 
     D ~ sign(AtP) 1/(L-1) sum_l |sum_t (a_c - a_r)_t . (dm / da_t)^l|, the gradient ^l at X_r with nothing passed back
-    through what layer l adds to the residual stream (GradDrop). Source: arXiv 2403.00745, section 3.1.
+    through what layer l adds to the residual stream (GradDrop). Source: arXiv 2403.00745.
     Its other part, the QK fix, recomputes the softmax where a query or key is patched, to first order from the head's
     output on. At a head's output it has nothing left to mend: a_c - a_r there holds the exact change of softmax and
     values. Ours differs: the tokens of a node are summed before the absolute value (a node is patched at all of
@@ -214,4 +215,4 @@ def _in_place(value: torch.Tensor) -> Edit:
 
 def _add(total: Values, places: Sequence[Place], gradients: Sequence[torch.Tensor], steps: int) -> None:
     for place, gradient in zip(places, gradients, strict=True):
-        total[place] = total.get(place, 0) + gradient / steps
+        total[place] = total.get(place, 0) + gradient.to(wide_dtype(gradient.dtype)) / steps
