@@ -52,6 +52,13 @@ def test_of_scores_without_signs_only_sizes_are_compared() -> None:
     assert all(value == pytest.approx(1.0) for value, _ in found.values())
 
 
+def test_ties_overlap_as_often_as_chance_would_have_it() -> None:
+    exact, size = np.arange(8.0)[:, None] * np.ones(3), np.array([0, 0, 0, 0, 1, 1, 1, 5.0])
+    found = values(exact, size, ks=(2, 3))  # exact: 7, 6, 5 first; the scores: 7, then two of 4, 5, 6
+    assert found["overlap", 2][0] == pytest.approx((1 + 1 / 3) / 2)
+    assert found["overlap", 3][0] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+
+
 def test_one_prompt_has_no_error_and_constant_effects_no_correlation() -> None:
     exact, other = effects(prompts=1)
     assert all(error is None for _, error in values(exact, other).values())

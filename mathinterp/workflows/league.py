@@ -26,7 +26,7 @@ from mathinterp.experiments.results import Results, Summary
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.handle import Model
 from mathinterp.models.reading import read_prompts
-from mathinterp.prompts.given import prompts_of
+from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.store.frame import Frame
@@ -100,7 +100,8 @@ def league(
     >>> sorted(found.table["method"])
     ['atp', 'exact']
     """
-    asked = prompts_of("operand_pairs" if prompts is None else prompts)
+    given = "operand_pairs" if prompts is None else prompts
+    asked = given if isinstance(given, Prompts) else prompts_of(given)
     stages: dict[str, Experiment] = {
         "heads": Heads(ablation="resample", positions="all"),
         "mlps": Mlps(ablation="resample", positions="all"),

@@ -8,8 +8,7 @@ are trained by Adam on
         + penalty * max(0, open - allowed)
 
 with open the mean over nodes of P(z_n > 0), the expected L0 norm, and ``allowed`` falling from 1 to the budget over the
-first half of the steps. Subnetwork probing (arXiv 2104.03514) at nodes. Locations stay within -+ 3, where neither the
-penalty's gradient nor that of m dies out.
+first half of the steps. Subnetwork probing (arXiv 2104.03514) at nodes.
 
 Shape legend: N node, B pair of one batch.
 """
@@ -35,7 +34,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
-START, MOST = 2.0, 3.0  # log alpha before training (P(open) = .97), and the largest absolute value
+START = 2.0  # log alpha before training: P(open) = .97
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,6 @@ def learn(
         cost.backward()
         change = _change(anatomy, prompts, chosen, clean_P, scale, (location_N, uniform_N), max_tokens, learned.passes)
         optimizer.step()
-        with torch.no_grad():
-            location_N.clamp_(-MOST, MOST)
         learned.steps.append((change + float(cost.detach()), change, float(share.detach())))
         if not math.isfinite(change):
             raise FloatingPointError(f"the mask's loss is {change} in step {step + 1}; lower `learning_rate`")

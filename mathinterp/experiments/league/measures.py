@@ -81,7 +81,15 @@ def kendall(one_N: np.ndarray, other_N: np.ndarray) -> float:
 
 
 def overlaps(one_BN: np.ndarray, other_BN: np.ndarray, k: int) -> np.ndarray:
-    """Share of the k largest of each row that are among the k largest of the other; ties by the order of nodes."""
-    one, other = (np.argsort(-values, axis=1, kind="stable")[:, :k] for values in (one_BN, other_BN))
-    shared = [len(np.intersect1d(a, b)) for a, b in zip(one, other, strict=True)]
-    return np.array(shared) / k
+    """Share of the k largest of each row that are among the k largest of the other, expected over the order of ties."""
+    found: np.ndarray = (among_first(one_BN, k) * among_first(other_BN, k)).sum(1) / k
+    return found
+
+
+def among_first(values_BN: np.ndarray, k: int) -> np.ndarray:
+    """1 for the k largest of each row, else 0; of values that tie for the last places, each has an equal part."""
+    last_B1 = -np.sort(-values_BN, axis=1)[:, k - 1 : k]
+    above, tied = values_BN > last_B1, values_BN == last_B1
+    left_B1 = k - above.sum(1, keepdims=True)
+    part: np.ndarray = above + tied * (left_B1 / tied.sum(1, keepdims=True))
+    return part

@@ -27,7 +27,7 @@ TABLES = {
         doc="how well a method's effects of heads and MLPs agree with the exact ones (exact_node_effects) on the same"
         " prompts; method_league has them side by side. Of means over prompts: spearman and kendall (tau-b) rank"
         " correlations over nodes, spearman_absolute that of absolute values, overlap the share of the k nodes of"
-        " largest absolute effect that both have. prompt_correlation: Pearson correlation over nodes on one prompt,"
-        " mean over prompts. error: standard deviation over bootstrap draws of prompts.",
+        " largest absolute effect that both have (ties in expectation). prompt_correlation: Pearson correlation over"
+        " nodes on one prompt, mean over prompts. error: standard deviation over bootstrap draws of prompts.",
     ),
 }
