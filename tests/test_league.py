@@ -136,8 +136,18 @@ def test_the_command_prints_the_table_and_draws_it(tmp_path: Path, monkeypatch) 
     place = cluster_run.place_of
     monkeypatch.setattr(cluster_run, "place_of", lambda model, stack, *_: place(model, stack, None, None, None))
     monkeypatch.setattr("mathinterp.workflows.league._connected", lambda workers: nullcontext())
-    given = ["league", "--limit", "4", "--methods", "atp,relp", "--store", str(tmp_path / "s"), "--out", str(tmp_path)]
+    given = [
+        "league",
+        "--limit",
+        "4",
+        "--methods",
+        "atp,relp",
+        "--store",
+        str(tmp_path / "s"),
+        "--out",
+        str(tmp_path / "new"),
+    ]
     result = CliRunner().invoke(main, given)
     assert result.exit_code == 0, result.output
     assert "Agreement with exact patching over 72 nodes, 4 prompts" in result.output
-    assert len(list(tmp_path.glob("league-*.png"))) == 1
+    assert len(list(tmp_path.glob("new/league-*.png"))) == 1

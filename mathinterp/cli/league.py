@@ -70,7 +70,10 @@ def league(
     except StageUnfinished as error:
         print_run(error.run)
         sys.exit(1)
-    drawn = save(found.figure(), Path(out) / f"league-{found.id}") if out else []
+    drawn: list[Path] = []
+    if out:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        drawn = save(found.figure(), Path(out) / f"league-{found.id}")
     if as_json:
         print_json(
             {"run_id": found.id, "store": found.store.url, "runs": found.runs, **found.summary.data,

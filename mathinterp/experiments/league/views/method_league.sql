@@ -1,7 +1,7 @@
 -- method_league: every method of a league beside the exact effects of the same heads and MLPs on the same prompts. Rank correlations
 -- (spearman, kendall, spearman_absolute), overlap_K of the first K and prompt_correlation as in league_scores, each with a 95 %
 -- interval over prompts: value -+ student_factor(prompts) * bootstrap standard error, within the measure's range. A learned mask has
--- no signs: spearman and the like are null. cpr, cmd: of the circuits ranked by the method; null until circuits can be
+-- no signs (spearman and the like are null) and one score for all prompts: its intervals are of the exact effects alone. cpr, cmd: of the circuits ranked by the method; null until circuits can be
 -- evaluated. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards, backwards:
 -- passes over each prompt; exact has one forward for each node (from its layer on) and two for each of its two runs.
 CREATE OR REPLACE VIEW method_league AS
