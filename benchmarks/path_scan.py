@@ -19,7 +19,7 @@ import click
 import torch
 
 from mathinterp.engine.hooks import edited_input
-from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, ends_of, pairs_of
+from mathinterp.engine.pairs import Batch, CleanPairs, Ends, Pairs, batches_of, ends_of, pairs_of
 from mathinterp.engine.paths.frozen import PathEngine, measure_logits
 from mathinterp.engine.paths.nodes import Node
 from mathinterp.models.anatomy import Anatomy
@@ -113,7 +113,7 @@ def main(
     start = synchronize(device)
     own, other = (ends_of(anatomy, side) for side in (pairs.original, pairs.counterfactual))
     cached = synchronize(device)
-    engine = PathEngine(anatomy, pairs, own, other, max_rows=max_rows)
+    engine = PathEngine(anatomy, CleanPairs(pairs, own, other), max_rows=max_rows)
     ready = synchronize(device)
     heads, direct = (time_ours(engine, freeze, device) for freeze in ("heads", "all"))
     tokens = hooked_tokens or (8192 if device == "cuda" else 2048)

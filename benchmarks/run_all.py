@@ -19,14 +19,17 @@ import click
 FOLDER = Path(__file__).parent
 BENCHMARKS: dict[str, tuple[str, ...]] = {
     "head_scan": (),
+    "adaptive_scan": (),
     "path_scan": (),
     "league": (),
     "neuron_scan": (),
     "concept_scan": (),
     "sft": (),
     "sql": ("--json",),
+    "stability": ("--json",),
     "dispatch": ("--json",),
     "coverage": ("--json",),
+    "adaptive_orders": ("--json",),
     "store_growth": ("--json",),
 }  # name -> options that make it print JSON
 

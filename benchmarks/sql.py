@@ -34,12 +34,13 @@ QUERIES = {
 }
 
 
-def synthetic_prompts(positions: int) -> list[TokenizedPrompt]:
+def synthetic_prompts(positions: int, templates: int = 1) -> list[TokenizedPrompt]:
     """1,600 prompts of four operations; every other one has ``positions`` scored tokens, the rest one."""
     prompts = []
     for number in range(PROMPTS):
         operation = ("add", "sub", "mul", "div")[number * 4 // PROMPTS]
-        prompt = Prompt(f"{number}", f"prompt {number} is", "12", operation, "25", str(10 + number % 90), "template")
+        prompt = Prompt(f"{number}", f"prompt {number} is", "12", operation, "25", str(10 + number % 90),
+                        f"template {number % templates}")  # fmt: skip
         scored = tuple(
             ScoredToken(position, 5 + position, 7, "7", "digit", ("change-one", "memorize")[number // 2 % 2])
             for position in range(positions if number % 2 else 1)
@@ -61,10 +62,10 @@ def random_scores(units: list[tuple[str, int]], right: np.ndarray, random: np.ra
     }
 
 
-def build(store: Store, positions: int, seed: int) -> tuple[str, int]:
+def build(store: Store, positions: int, seed: int, templates: int = 1) -> tuple[str, int]:
     """Write the synthetic run; returns its run id and the number of head_scan rows."""
     random = np.random.default_rng(seed)
-    prompts = synthetic_prompts(positions)
+    prompts = synthetic_prompts(positions, templates)
     fingerprint = prompts_fingerprint(prompts)
     units = [(prompt.prompt.prompt_id, token.position) for prompt in prompts for token in prompt.scored]
     baseline = random.random(len(units)) < 0.75

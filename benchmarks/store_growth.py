@@ -149,13 +149,11 @@ print(json.dumps({**told, "bytes_before": before * 1024,
 def driver_figures(count: int, folder: Path) -> dict[str, float]:
     """What a driver takes to read, tokenize, cut and keep ``count`` prompts, before any replica starts."""
     from mathinterp.prompts import load_prompts
+    from mathinterp.prompts.files import write_prompts
 
     base = load_prompts("two_digit")
-    with (folder / "many.jsonl").open("w") as file:
-        for number in range(count):
-            prompt = replace(base[number % len(base)], prompt_id=f"p{number}")
-            kept = {name: value for name, value in vars_of(prompt).items() if value is not None}
-            file.write(json.dumps(kept) + "\n")
+    many = [replace(base[number % len(base)], prompt_id=f"p{number}") for number in range(count)]
+    write_prompts(many, folder / "many.jsonl")
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(folder / "many.jsonl"), str(folder / "driver-store")],
         capture_output=True, text=True,
@@ -163,13 +161,6 @@ def driver_figures(count: int, folder: Path) -> dict[str, float]:
     if done.returncode:
         raise RuntimeError(done.stderr)
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def vars_of(prompt: Prompt) -> dict[str, str | None]:
-    """Fields of a prompt file."""
-    from dataclasses import asdict
-
-    return asdict(prompt)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """mathinterp: find, explain and improve the parts of a language model that do arithmetic.
 
-``import mathinterp as mi`` gives ``load``, ``wrap``, ``prompts``, ``run``, ``plan``, ``ablate``, ``league``,
-``open_store`` and ``experiments``. They are imported when they are first used.
+``import mathinterp as mi`` gives ``load``, ``wrap``, ``prompts``, ``run``, ``plan``, ``ablate``, ``stability``,
+``league``, ``open_store`` and ``experiments``. They are imported when they are first used.
 
 >>> import mathinterp as mi
 >>> model = mi.load("bundled")
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from mathinterp.face import open_store as open_store
     from mathinterp.face import plan as plan
     from mathinterp.face import run as run
+    from mathinterp.face import stability as stability
     from mathinterp.face import wrap as wrap
     from mathinterp.prompts.given import prompts_of as prompts
     from mathinterp.workflows.league import league as league
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "ablate", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "wrap"]
+__all__ = [
+    "UserError", "ablate", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap",
+]  # fmt: skip
 
 _ROOMS = {
     "UserError": "errors",

@@ -16,16 +16,19 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.registry import add
 from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.stability import DRAWS, stability_of
+from mathinterp.frame import Frame
 from mathinterp.models.catalog import ModelSpec
-from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.handle import Model, WrappedModel, model_of
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
-from mathinterp.store.frame import Frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from mathinterp.experiments.stability.result import Stability
 
 
 def load(
@@ -69,6 +72,16 @@ def wrap(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", *, name
         name: for tables.
     Raises:
         UserError: it is none of these, or has NaN in its weights.
+
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> import mathinterp as mi
+    >>> from mathinterp.models.sources import BUNDLED_FOLDER
+    >>> of_mine = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER)
+    >>> model = mi.wrap(of_mine, AutoTokenizer.from_pretrained(BUNDLED_FOLDER), name="mine")
+    >>> model.label
+    'mine'
+    >>> mi.ablate(model, mi.prompts("two_digit", limit=40), heads=["0.6"]).drop > 0.1
+    True
     """
     return WrappedModel(model, tokenizer, name)
 
@@ -87,7 +100,7 @@ def open_store(url: str = "results") -> Store:
     return store
 
 
-def plan(experiment: Experiment, model: Model, prompts: Any = None, *, store: str = "results") -> Plan | None:
+def plan(experiment: Experiment, model: Model | str, prompts: Any = None, *, store: str = "results") -> Plan | None:
     """What a run would cost, before anything loads.
 
     Args:
@@ -102,9 +115,33 @@ def plan(experiment: Experiment, model: Model, prompts: Any = None, *, store: st
     >>> planned.evaluations  # the unedited model, and 64 heads
     2600
     """
-    work = bound_work(experiment, model.described, _asked(experiment, prompts), Store(store))
+    work = bound_work(experiment, model_of(model).described, _asked(experiment, prompts), Store(store))
     cpu = measure_cpu(work.model.shape) if work.model.dtype == "float32" else None
     return plan_scan(work.scan, work.model.shape, work.prompts, work.model.dtype, cpu=cpu)
+
+
+def stability(run: str = "latest", *, store: str = "results", draws: int = DRAWS, seed: int = 0) -> "Stability":
+    """How far the ranking of a finished run hangs on its prompts: it is worked out again from prompts drawn anew.
+
+    From stored rows, without a model; stored too, for the views stability and stability_overlap.
+
+    Args:
+        run: its id; "latest": the run finished last of those that rank heads, MLPs or neurons.
+        store: where it is.
+        draws: of prompts, and of templates; the views show a run's computation with the most draws.
+        seed: of the draws.
+    Returns:
+        frames ``nodes`` and ``overlap``, sentences ``lines()``, and ``summary()``.
+    Raises:
+        UserError: no such run, one that is not finished or ranks nothing, or a number that cannot be.
+
+    >>> import mathinterp as mi
+    >>> run = mi.run(mi.experiments.Heads(layers="0"), mi.load("bundled"), mi.prompts("two_digit", limit=16))
+    >>> found = mi.stability(run.id, draws=50)
+    >>> bool(found.nodes.query("operation == 'all' and over == 'prompts' and rank == 1").in_first_5.item() > 0.5)
+    True
+    """
+    return stability_of(open_store(store), run, draws=draws, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -174,6 +211,10 @@ class Run:
         """The result of a query; ``$run`` in it is this run's id, other ``$name`` take their values from here."""
         return self.store.sql(query, run=self.id, **values)
 
+    def stability(self, *, draws: int = DRAWS, seed: int = 0) -> "Stability":
+        """How stable its ranking is; see ``mathinterp.stability``."""
+        return stability_of(self.store, self.id, draws=draws, seed=seed)
+
     def __repr__(self) -> str:
         state = "" if self.complete else ", incomplete"
         return f"<Run {self.id} of {self.experiment.name} in {self.ended.store}{state}>"
@@ -181,7 +222,7 @@ class Run:
 
 def run(
     experiment: Experiment,
-    model: Model,
+    model: Model | str,
     prompts: Any = None,
     *,
     store: str = "results",
@@ -198,7 +239,7 @@ def run(
 
     Args:
         experiment: for example ``mathinterp.experiments.Heads(ablation="zero")``, or one of your own.
-        model: from ``load`` or ``wrap``; a wrapped one goes to Ray's replicas with its weights.
+        model: from ``load`` or ``wrap``, or a name; a wrapped one goes to Ray's replicas with its weights.
         prompts: as for ``mathinterp.prompts``; None: the experiment's own set.
         store: a folder or URL; on several machines one that all of them share.
         replicas: number of model replicas; None: one per GPU, else one per CPU core while memory allows.
@@ -221,7 +262,7 @@ def run(
     [{'layer': 0, 'head': 6}]
     """
     add(type(experiment))
-    asked = _asked(experiment, prompts)
+    model, asked = model_of(model), _asked(experiment, prompts)
     ended = run_scan(
         experiment, model, _needed(experiment, asked), store, replicas=replicas, gpus_per_replica=gpus_per_replica,
         address=address, progress=progress, max_attempts=max_attempts,

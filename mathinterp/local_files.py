@@ -1,7 +1,8 @@
-"""Paths of this machine: links that go round, and files that are there whole or not at all."""
+"""Paths of this machine: links that go round, and files and folders that are there whole or not at all."""
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,3 +38,32 @@ def whole_file(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which takes the place of ``out`` when the block ends without an error.
+
+    What ``out`` held is then gone; until then, also where the process is killed, it is at ``out`` or, for the moment
+    between two renames, beside it as ``.NAME.replaced``, from where the next call brings it back. Raises OSError.
+    """
+    part, old = out.with_name(f".{out.name}.part"), out.with_name(f".{out.name}.replaced")
+    if old.exists() and not out.exists():
+        os.replace(old, out)  # a call was killed between its renames
+    for leftover in (part, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if out.exists():
+            os.replace(out, old)
+        try:
+            os.replace(part, out)
+        except OSError:
+            if old.exists():
+                os.replace(old, out)
+            raise
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

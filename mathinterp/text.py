@@ -20,6 +20,11 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: 1 shard, 2,000 shards."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def file_name(text: str) -> str:
     """``text`` with what a file's name may not hold replaced."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)

@@ -31,7 +31,7 @@ def versions(packages: Iterable[str] = (), device: str | None = None) -> dict[st
     """
     import torch  # of which the metadata do not always name the build
 
-    found = {"mathinterp": mathinterp.__version__, "source": source_digest(), **_commit()}
+    found = {"mathinterp": mathinterp.__version__, "source": source_digest(), **checkout()}
     for name in dict.fromkeys([*PACKAGES, *packages]):
         try:
             found[name] = importlib.metadata.version(name)
@@ -45,7 +45,7 @@ def versions(packages: Iterable[str] = (), device: str | None = None) -> dict[st
 
 def code_version() -> str:
     """The package's version and its revision: the commit of a checkout, else a digest of the source files."""
-    commit, files = _commit(), f"files.{source_digest()}"
+    commit, files = checkout(), f"files.{source_digest()}"
     if not commit:
         return f"{mathinterp.__version__}+{files}"
     dirty = f".dirty.{files}" if commit["dirty"] == "yes" else ""
@@ -75,7 +75,7 @@ def own_source(kind: type) -> dict[str, str]:
 
 
 @cache
-def _commit(package: Path = PACKAGE) -> dict[str, str]:
+def checkout(package: Path = PACKAGE) -> dict[str, str]:
     """The checkout's commit, and whether the package's files differ from it; nothing where there is no checkout."""
     if not (package.parent / ".git").exists():
         return {}

@@ -17,9 +17,10 @@ import click
 import torch
 from safetensors.torch import load_file, save_file
 
+from mathinterp.local_files import whole_folder
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.tuning.controls import LoraJob
-from mathinterp.tuning.folders import TUNING_FILE, check_free, written_whole
+from mathinterp.tuning.folders import TUNING_FILE, check_free
 from recipes.accuracy import Accuracy, accuracy_table, as_markdown
 from recipes.cards import adapter_card
 from recipes.examples import ADAPTER_MIXTURE, CELLS
@@ -45,7 +46,7 @@ def write_adapter(
 ) -> list[Accuracy]:
     """A PEFT folder in bfloat16; accuracies are of the base with that adapter as the catalog loads them."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with written_whole(out) as part:
+    with whole_folder(out) as part:
         weights = {name: weight.to(torch.bfloat16) for name, weight in load_file(trained / WEIGHTS).items()}
         save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
         for name in (CONFIG, TUNING_FILE):

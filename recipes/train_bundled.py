@@ -19,9 +19,10 @@ import click
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
+from mathinterp.local_files import whole_folder
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.tuning.controls import FullJob, save_model
-from mathinterp.tuning.folders import TUNING_FILE, check_free, written_whole
+from mathinterp.tuning.folders import TUNING_FILE, check_free
 from recipes.accuracy import Accuracy, accuracy_table, as_markdown
 from recipes.bundled import build_tokenizer, bundled_config
 from recipes.cards import bundled_card
@@ -56,7 +57,7 @@ def write_untrained(folder: Path, shape: Shape, seed: int) -> None:
     """A randomly initialised Llama in float32, and its tokenizer."""
     torch.manual_seed(seed)
     names = {each.name: getattr(shape, each.name) for each in fields(shape)}
-    with written_whole(folder) as part:
+    with whole_folder(folder) as part:
         save_model(LlamaForCausalLM(bundled_config(**names)), build_tokenizer(), part)
 
 
@@ -64,7 +65,7 @@ def write_bundled(trained: Path, about: dict[str, Any], out: Path, prompts_per_c
     """The trained model in bfloat16 with its card; accuracies are of those weights, computed in float32."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.bfloat16)
     tokenizer = build_tokenizer()
-    with written_whole(out) as part:
+    with whole_folder(out) as part:
         save_model(model, tokenizer, part)
         saved: PreTrainedModel = AutoModelForCausalLM.from_pretrained(part, dtype=torch.float32)
         table = accuracy_table(saved, tokenizer, prompts_per_cell=prompts_per_cell)

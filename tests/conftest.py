@@ -19,6 +19,7 @@ from tests.job_service import job_service
 from tests.larger_models import larger_models_seen
 from tests.small_store import open_run
 from tests.tiny import TINY_FAMILIES, tiny_model
+from tests.warm_replicas import warm_replicas
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,7 +56,8 @@ def shares_ray(item: pytest.Item) -> bool:
 def local_ray() -> Iterator[dict[str, str]]:
     """The Ray of this machine that tests share, and the environment of drivers that join it as a submitted job does.
 
-    Commands of this process find themselves connected and use it; workers know the modules of this checkout.
+    Commands of this process find themselves connected and use it; workers know the modules of this checkout, and
+    compute for one run after another, see warm_replicas.py.
     """
     import ray
 
@@ -65,7 +67,7 @@ def local_ray() -> Iterator[dict[str, str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.delenv("RAY_ADDRESS", raising=False)
-        with connection(None):
+        with connection(None), warm_replicas():
             address = ray.get_runtime_context().gcs_address
             yield {**os.environ, "RAY_ADDRESS": address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "OMP_NUM_THREADS": "1"}
 

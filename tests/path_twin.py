@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mathinterp.engine.hooks import edited_input, edited_output
-from mathinterp.engine.pairs import Ends, Pairs, ends_of
+from mathinterp.engine.pairs import CleanPairs, Ends, Pairs, ends_of
 from mathinterp.engine.paths.frozen import Measures, PathEngine
 from mathinterp.engine.paths.nodes import Node
 from mathinterp.engine.paths.patching import EndPatching
@@ -59,7 +59,7 @@ def make_engine(
 ) -> PathEngine | EndPatching:
     """The engine of ``freeze``, in batches that are smaller than the rows there are."""
     own, other = own or ends_of(anatomy, pairs.original), other or ends_of(anatomy, pairs.counterfactual)
-    return (EndPatching if freeze == "none" else PathEngine)(anatomy, pairs, own, other, max_rows=8)
+    return (EndPatching if freeze == "none" else PathEngine)(anatomy, CleanPairs(pairs, own, other), max_rows=8)
 
 
 # ---- the twin ----

@@ -11,6 +11,7 @@ from mathinterp.store import Run, Store
 from mathinterp.store.catalog import catalog
 
 FINGERPRINT = "feedbeef00000000"
+NO_NOISE = {"max_logprob_deviation": 0.0, "max_logit_deviation": 0.0, "flipped_predictions": 0, "answers": 1}
 
 
 def prompt(
@@ -64,6 +65,7 @@ def fill(
     for table, rows in tables.items():
         if rows:
             store.write_shard(run.run_id, table, 0, scores(table, rows), {"scan": "heads"})
+    run.note({"noise_floor": NO_NOISE})
     assert run.finish() == []
     return run.run_id
 

@@ -20,9 +20,8 @@ from mathinterp.engine.hooks import caught_input
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.answered import answered_rightly
-from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.attention import Attention, ShownHeads
 from mathinterp.experiments.attention.figure import draw
-from mathinterp.experiments.attention.summary import summarize
 from mathinterp.experiments.base import Shard, Subject
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
@@ -420,11 +419,13 @@ def test_views_by_hand(tmp_path: Path) -> None:
     assert figure["add"]["operand_a"] == pytest.approx(0.125)
     assert (figure["sub"]["looks_at"], figure["sub"]["looks_at_share"]) == ("operand_a", 1)
     assert (figure["none"]["looks_at"], figure["none"]["operator"]) == ("equals", None)
-    assert summarize(Results(store, run.run_id)).data["verdict"].endswith("outside BOS: equals 1.")  # a tie
+    assert (
+        Attention.summarize(Results(store, run.run_id), ShownHeads()).data["verdict"].endswith("outside BOS: equals 1.")
+    )  # a tie
     other = open_run(store, ["attention_scan/00000"], scan="attention", parameters={"layers": [1]})
     without = pa.Table.from_pylist([row for row in rows if row["token_type"] != "bos"], table.schema)
     store.write_shard(other.run_id, "attention_scan", 0, without, {})
-    assert "adds no BOS" in summarize(Results(store, other.run_id)).data["verdict"]
+    assert "adds no BOS" in Attention.summarize(Results(store, other.run_id), ShownHeads()).data["verdict"]
 
 
 @pytest.mark.ray
@@ -443,7 +444,7 @@ def test_command_prints_heads_by_type_and_resumes(tmp_path: Path) -> None:
     assert len(found["top"]) == 5 * 8
     counted = Store(store).rows("SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM attention_scan")
     assert counted == [{"n": 12 * 8 * 6, "heads": 12}]
-    bars = draw(Results(Store(store), found["run_id"])).axes[0].patches
+    bars = draw(Results(Store(store), found["run_id"]), ShownHeads()).axes[0].patches
     assert len(bars) == 8 * 6, "eight heads, six token types"
     assert sum(bar.get_height() for bar in bars) == pytest.approx(8, abs=1e-4)
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--heads", "0.9"])

@@ -11,22 +11,23 @@ from mathinterp.cli.main import main
 from mathinterp.store import Store
 from tests.small_store import fill, prompt
 
-NEURONS = ["--neurons-from", "RUN", "--limit", "8"]
+NEURONS = ["--from", "RUN", "--limit", "8"]
 GRAPH = ["scan", "graph", *NEURONS]
 TRAIN = ["tune", "precise", "--heads", "0.1", "--data", "one_digit", "--out", "new"]
 SENTENCE = ["chain", "--sentence", "3+5="]
+UNREACHABLE = "s3://bucket/x?endpoint_override=http://127.0.0.1:9"
 
 CASES = [
     # a run that is not there, or of another scan
-    (["neuron", "4.312", "--neurons-from", "nosuch"], "no run 'nosuch'"),
-    (["neuron", "4.312", "--neurons-from", "HEADS"], "is a scan of heads, which ranks no neurons"),
+    (["neuron", "4.312", "--from", "nosuch"], "no run 'nosuch'"),
+    (["neuron", "4.312", "--from", "HEADS"], "is a scan of heads, which ranks no neurons"),
     (["neuron", "4.312", "--store", "empty"], "has no finished neuron scan"),
-    (["maskkeep", "--neurons-from", "HEADS", "--limit", "8"], "is a scan of heads, which ranks no neurons"),
+    (["maskkeep", "--from", "HEADS", "--limit", "8"], "is a scan of heads, which ranks no neurons"),
     (["maskkeep", *NEURONS, "--store", "empty"], "no run"),
-    (["scan", "graph", "--neurons-from", "HEADS", "--limit", "8"], "is a scan of heads, which ranks no neurons"),
-    (["tune", "zero", "--heads-from", "RUN", "--out", "new"], "is a scan of neurons, which ranks no heads"),
-    (["tune", "zero", "--heads-from", "HEADS", "--top", "9", "--out", "new"], "--top 9: the ranking has only 4 heads"),
-    (["knockout", "--rank-from", "' OR 1=1 --"], "no run '' OR 1=1 --'"),
+    (["scan", "graph", "--from", "HEADS", "--limit", "8"], "is a scan of heads, which ranks no neurons"),
+    (["tune", "zero", "--from", "RUN", "--out", "new"], "is a scan of neurons, which ranks no heads"),
+    (["tune", "zero", "--from", "HEADS", "--top", "9", "--out", "new"], "--top 9: the ranking has only 4 heads"),
+    (["knockout", "--from", "' OR 1=1 --"], "no run '' OR 1=1 --'"),
     (["report", "--run", "nosuch", "--out", "new"], "no run nosuch"),
     (["report", "--run", "RUN", "--out", "new"], "is a scan of neurons, which has no figure"),
     # heads, layers and neurons that do not exist
@@ -76,13 +77,14 @@ CASES = [
     (["tune", "sweep", "--out", "file/x"], "--out 'file/x' cannot be made"),
     (["tune", "prune", "--data", "one_digit", "--out", "full"], "exists and holds something else"),
     ([*TRAIN, "--storage", "file"], "--storage 'file' cannot be made"),
+    ([*TRAIN, "--storage", UNREACHABLE], f"--storage '{UNREACHABLE}' cannot be written"),
     ([*TRAIN, "--tensorboard", "file/x"], "--tensorboard 'file/x' cannot be made"),
     (["tune", "sweep", "--data", "one_digit", "--out", "new", "--store", "file"], "store 'file' is a file"),
     (["pipeline", "--limit", "8", "--store", "file"], "store 'file' is a file"),
     # files of the wrong form
     (["scan", "concepts", "--concepts", "binary"], "not UTF-8"),
     (["scan", "concepts", "--prompts", "emoji.jsonl"], "the tokenizer does not know '🙂'"),
-    (["maskkeep", "--neurons-from", "RUN", "--prompts", "binary"], "not UTF-8"),
+    (["maskkeep", "--from", "RUN", "--prompts", "binary"], "not UTF-8"),
     (["pipeline", "--prompts", "full"], "Is a directory"),
     (["evaluate", "--tasks", "empty.jsonl"], "holds no prompts"),
     (["evaluate", "--tasks", "svamp", "--data-dir", "file"], "SVAMP needs"),

@@ -155,10 +155,10 @@ def test_folders_that_are_not_models(folder: Path) -> None:
     (folder / "adapter_config.json").write_text("{}")
     assert message(str(folder)) == (
         f"model folder '{folder}' also holds adapter_config.json, so it is unclear what its weights are: "
-        "move the adapter into a folder of its own and give that as --adapter"
+        "move the adapter into a folder of its own and give that as `adapter`"
     )
     (folder / "config.json").unlink()
-    expected = f"'{folder}' is a PEFT adapter, not a model: give it as --adapter and its base as --model"
+    expected = f"'{folder}' is a PEFT adapter, not a model: give it as `adapter` and its base as `model`"
     assert message(str(folder)) == expected
     (folder / "adapter_config.json").unlink()
     assert message(str(folder)) == f"model folder '{folder}' has no config.json"

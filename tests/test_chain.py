@@ -369,6 +369,13 @@ def test_a_sentence_that_does_not_show_its_answer_needs_one() -> None:
     assert (given.answer, given.operation, given.operand_a, given.separator) == ("eight", "add", None, "")
 
 
+@pytest.mark.bundled
+def test_the_chain_of_a_sentence_is_planned_as_it_would_run() -> None:
+    done = CliRunner().invoke(main, ["plan", "chain", "--sentence", "3 + 5 =", "--layers", "1-3"])
+    assert done.exit_code == 0, done.output
+    assert "chain: 1 shard; what this costs is not known" in done.output
+
+
 def command(*words: str | Path) -> Result:
     return CliRunner().invoke(main, ["chain", *map(str, words)])
 

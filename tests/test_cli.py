@@ -350,13 +350,14 @@ def test_quiet_leaves_results_and_errors_only(small_store, where):
     (small_store / "baseline" / "run_id=x").mkdir()
     (small_store / "baseline" / "run_id=x" / "shard-00000.parquet").write_bytes(b"half")
     words = ["sql", "--store", small_store]
-    assert "warning: " in run(*words).stderr
+    query = [*words, "SELECT * FROM baseline"]
+    assert "warning: " in run(*query).stderr
     quiet = run("-q", *words) if where == "before" else run(*words, "--quiet")
     assert quiet.stderr == ""
     assert "head_effects" in quiet.stdout
     assert "Results:" not in quiet.stdout
     assert_one_line(run("-q", *words, "SELECT nothing FROM nowhere"), "nowhere")
-    assert "warning: " in run(*words).stderr  # the next command is told again
+    assert "warning: " in run(*query).stderr  # the next command is told again
 
 
 def test_verbose_shows_where_an_error_comes_from(tmp_path):

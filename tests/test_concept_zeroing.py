@@ -19,7 +19,7 @@ from mathinterp.experiments.base import Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concept_zeroing.summary import missing_controls
 from mathinterp.experiments.concepts import ConceptOptions, Concepts
-from mathinterp.experiments.concepts.summary import kept_neurons, summarize
+from mathinterp.experiments.concepts.summary import kept_neurons
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.experiments.results import Results, Shown
 from mathinterp.models.anatomy import Anatomy
@@ -152,7 +152,7 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     assert [tuple(row.values()) for row in table] == [
         (0, 3, 4, 0.75, 0.25), (1, 2, 4, 0.5, 0.25), (2, 1, 4, 0.25, 0.25), (3, 0, 4, 0, 0.25),
     ]  # fmt: skip
-    data = summarize(results, [1, 9], 2, zeroed=True).data
+    data = Concepts.summarize(results, ConceptOptions(levels=(1, 9), show=2)).data
     shown, examples = data["levels"], data["examples"]
     assert [row["neurons"] for row in shown] == [2, 0]
     assert shown[0]["one layer"] == pytest.approx((2 / 6 * 6 + 3 / 8 * 8) / 14)
@@ -240,6 +240,22 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     assert table["sub"]["decrease"] == pytest.approx(
         next(r for r in effects if r["operation"] == "sub")["relative_drop"]
     )
+
+
+def test_where_nothing_was_right_originally_there_is_no_relative_drop_and_no_interval(tmp_path: Path) -> None:
+    store, names = Store(tmp_path), [f"p{number}" for number in range(12)]
+    rows = [
+        {"prompt_id": n, "position": 0, "logit": 0.0, "predicted_id": 1, "correct": False, "logprob": -1.0}
+        for n in names
+    ]
+    run = open_run(store, ["baseline/00000", "concept_zeroing/00000"], scan="concept_zeroing")
+    store.write_prompts(FINGERPRINT, [prompt(name) for name in names])
+    zeroed = [{**row, "level": 2, "zeroed": 5, "neurons": "concepts", "seed": 0} for row in rows]
+    for table, part in (("baseline", rows), ("concept_zeroing", zeroed)):
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(part, catalog().tables[table].schema), {})
+    run.finish()
+    found = store.rows("SELECT relative_drop, low, high FROM concept_zeroing_effects")
+    assert found == [{"relative_drop": None, "low": None, "high": None}] * 2
 
 
 @pytest.mark.parametrize("seeds", [2, 0])

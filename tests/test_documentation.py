@@ -136,7 +136,7 @@ def in_folder(folder: Path, *words: str) -> str:
 def test_the_documented_experiment_passes_its_test_and_is_planned(own_experiment):
     assert "3 passed" in in_folder(own_experiment, "pytest", "-q", "test_residual_norms.py")
     planned = in_folder(own_experiment, "mathinterp.cli.main", "plan", "residual_norms:ResidualNorms", "--limit", "32")
-    assert "residual_norms: 1 shards" in planned
+    assert "residual_norms: 1 shard;" in planned
 
 
 @pytest.mark.ray

@@ -22,18 +22,19 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.question import Answered
 from mathinterp.face import Run
+from mathinterp.frame import Frame
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.handle import Model
 from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
-from mathinterp.store.frame import Frame
 from tests.small_store import open_run
 from tests.tiny import tiny_model, tiny_tokenizer
+from tests.toy_scan import ToyScan
 
 ROOT = Path(__file__).parents[1]
-NAMES = ["ablate", "experiments", "load", "open_store", "plan", "prompts", "run", "wrap"]
+NAMES = ["ablate", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap"]
 DOCUMENTED = (
     "mathinterp", "mathinterp.face", "mathinterp.experiments.question", "mathinterp.prompts.given",
     "mathinterp.store.reader",
@@ -232,6 +233,23 @@ def test_results_as_pandas_arrow_and_polars(run: Run, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(UserError, match=r"pip install polars \(or the extra mathinterp\[polars\]\)"):
         rows.polars()
+
+
+def test_a_model_may_be_given_by_its_name(tmp_path: Path) -> None:
+    prompts = mi.prompts("two_digit", limit=4)
+    asked = mi.experiments.Heads(heads="0.1")
+    name = "random:llama-tiny"
+    assert mi.run(asked, name, prompts, store=str(tmp_path), progress=False).complete
+    assert mi.plan(asked, name, prompts).evaluations == 8
+    assert len(mi.ablate(name, prompts, heads="0.1").rows) > 0
+    for ask in (lambda: mi.run(asked, 7, prompts, store=str(tmp_path)), lambda: mi.ablate(None, prompts, heads="0.1")):
+        with pytest.raises(UserError, match=r"`model` is a \w+: give a name, or a model that"):
+            ask()
+
+
+def test_an_experiment_with_nothing_to_do_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="toy has nothing to do here"):
+        mi.run(ToyScan(0), "random:llama-tiny", mi.prompts("two_digit", limit=2), store=str(tmp_path))
 
 
 def test_integers_with_gaps_stay_integers() -> None:

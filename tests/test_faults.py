@@ -279,7 +279,7 @@ def test_files_that_only_another_machine_sees_are_a_user_error(tmp_path):
     work = prepare_work(ToyScan(2), MODEL, PROMPTS, on_gpu=False, store=Store(tmp_path))
     opened = open_run(Store(tmp_path), work)
     elsewhere = Receipt("mlp_scan/00001", 5, 1.0, "node-7", 1, 100, 0)
-    with pytest.raises(UserError, match=r"1 shards were written on node-7 but .* give `store` a folder that all nodes"):
+    with pytest.raises(UserError, match=r"1 shard written on node-7 but .* give `store` a folder that all nodes"):
         close_run(opened, Outcome(receipts=[elsewhere]))
     assert "node-7" in record(tmp_path)["hosts"]
 

@@ -231,6 +231,10 @@ def test_tensors_without_a_place_and_tensors_that_are_missing(tmp_path: Path) ->
     assert refusal(tmp_path, "llama", changed={"vocab_size": 128}) == (
         "has a token_embd.weight of 160 x 32, its settings say 128 x 32"
     )
+    narrow = {"blk.1.ffn_up.weight": np.ones((39, 32), dtype=np.float32)}
+    assert refusal(tmp_path, "llama", extra_tensors=narrow) == (
+        "has a blk.1.ffn_up.weight of 39 x 32, its settings say 40 x 32"
+    )
 
 
 def test_files_that_are_parts_or_no_models(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mathinterp.experiments.ablation import ABLATIONS
+from mathinterp.experiments.registry import experiments
 from mathinterp.store.manifest import RESULT_FORMAT
 from tests.golden.models import word_model
 from tests.golden.runs import FOLDER, INDEX, GoldenStore, run_all
 
 INDEXED = json.loads(INDEX.read_text(encoding="utf-8"))
+WITHOUT: dict[str, str] = {}  # experiments without golden rows, each with its reason
 OF_A_SAVED_MODEL = {"gender neurons", "edit"}  # its files, and so its fingerprint, differ between library versions
 
 
@@ -26,6 +29,16 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
 def test_the_rows_are_of_this_result_format() -> None:
     told = "rows changed or the format did: raise RESULT_FORMAT and run python -m tests.golden.runs"
     assert INDEXED["result_format"] == RESULT_FORMAT, told
+
+
+@pytest.mark.bundled
+def test_every_experiment_has_golden_rows(golden: GoldenStore) -> None:
+    made = {record["scan"] for record in golden.records()}
+    assert made == set(experiments()) - set(WITHOUT)
+    assert made.isdisjoint(WITHOUT)
+    ablations = {record["parameters"].get("ablation") for record in golden.records() if record["scan"] == "heads"}
+    assert ablations == set(ABLATIONS)
+    assert golden.ids.keys() == INDEXED["run_ids"].keys()
 
 
 @pytest.mark.bundled

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dispatch import receipt_for
-from mathinterp.cluster import dispatch
+from mathinterp.cluster import dispatch, vital
 from mathinterp.cluster.dispatch import Dispatcher, Finished, Pulse, Ready
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import open_run, prepare_work, run_scan
+from mathinterp.engine import batching
 from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
@@ -157,3 +160,102 @@ def test_sigstop_of_a_replica_for_ever(tmp_path, monkeypatch):
     assert not Path(f"/proc/{stopped[0]}/cmdline").exists() or not Path(f"/proc/{stopped[0]}/cmdline").read_text()
     rows = [Store(place).arrow("SELECT * FROM mlp_scan ORDER BY ALL") for place in (whole, store)]
     assert rows[0].equals(rows[1])
+
+
+@pytest.mark.ray
+@pytest.mark.own_ray
+@pytest.mark.timeout(240)
+def test_a_deadlock_is_given_to_another_and_a_long_computation_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "SILENCE", 12.0)
+    whole, store, notebook = tmp_path / "whole", tmp_path / "store", tmp_path / "notebook"
+    notebook.mkdir()
+    scan = ToyScan(5, 0.1, str(notebook), once={1: "deadlock", 2: "busy"})
+    with connection("local"):
+        summary = run_scan(scan, MODEL, PROMPTS, str(store), address="local", replicas=2, progress=False)
+    run_scan(ToyScan(5), MODEL, PROMPTS, str(whole), progress=False)
+    assert (summary.complete, summary.replicas_lost) == (True, 1)
+    rows = [Store(place).arrow("SELECT * FROM mlp_scan ORDER BY ALL") for place in (whole, store)]
+    assert rows[0].equals(rows[1])
+
+
+# ---- what is seen of a thread ----
+
+
+def wait_for_ever(ended: threading.Event) -> None:
+    ended.wait()
+
+
+def look_now_and_then(ended: threading.Event) -> None:
+    while not ended.wait(0.3):
+        pass
+
+
+def compute(ended: threading.Event) -> None:
+    while not ended.is_set():
+        pass
+
+
+def wait_for_a_compiler(ended: threading.Event) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    ended.wait()
+    child.kill()
+    child.wait()
+
+
+def wait_for_its_own_thread(ended: threading.Event) -> None:
+    other = threading.Thread(target=compute, args=(ended,))
+    other.start()
+    other.join()
+
+
+def count_evaluations(ended: threading.Event) -> None:
+    while not ended.wait(0.05):
+        batching.evaluated += 1
+
+
+@pytest.mark.parametrize(
+    ("work", "stands"),
+    [
+        (wait_for_ever, True), (look_now_and_then, True), (compute, False), (wait_for_a_compiler, False),
+        (wait_for_its_own_thread, False), (count_evaluations, False),
+    ],
+)  # fmt: skip
+def test_what_waits_for_ever_is_told_from_what_computes(monkeypatch, work, stands):
+    monkeypatch.setattr(vital, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(vital, "SHARE", 0.02)
+    seen, ended = vital.Vital(), threading.Event()
+
+    def begin() -> None:
+        seen.begin()
+        work(ended)
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    try:
+        found = [seen.still() for _ in range(12) if not time.sleep(0.2)]
+    finally:
+        ended.set()
+        thread.join()
+    seen.end()
+    assert (max(found) > 1.0, seen.still()) == (stands, 0.0)
+
+
+def test_a_run_in_this_process_warns_of_a_shard_that_does_not_move(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(vital, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(dispatch, "SILENCE", 1.0)
+    run_scan(ToyScan(2, 3.0), MODEL, PROMPTS, str(tmp_path), progress=False)
+    assert sum("has not moved for 1 s" in message for message in caplog.messages) == 2
+
+
+def test_a_replica_that_only_says_that_nothing_moves_is_replaced(monkeypatch):
+    workers = Hanging(Clock(monkeypatch), slow=5000)
+    wait, clock = workers.wait, workers.clock
+
+    def told(timeout):
+        began = next((now for slot, _, now in workers.given if slot == 1), None)
+        still = 0.0 if began is None or workers.abandoned else clock.now - began
+        return [Pulse(1, 0.0, still) if isinstance(e, Pulse) and e.slot else e for e in wait(timeout)]
+
+    workers.wait = told
+    outcome = Dispatcher(workers, shards(6), replicas=2, silence=60).run()
+    assert (keys(outcome), workers.abandoned, outcome.replicas_lost) == (all_keys(6), [1], 1)

@@ -69,8 +69,10 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (Attribution(), {"method": "relp", "neurons": True, "positions": "end"}),
     (Attribution(method="eap-ig-inputs"), {"steps": 7}),
     (Mask(), {"steps": 7, "learning_rate": 0.2, "budget": 0.5, "penalty": 2.0, "batch": 3, "mask_seed": 1}),
-    (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,)}),
-    (Mlps(), {**ABLATION, "layers": (0,)}),
+    (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,), "decide": 5}),
+    (Heads(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
+    (Mlps(), {**ABLATION, "layers": (0,), "decide": 5}),
+    (Mlps(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
     (HeadPairs(), {**ABLATION, "heads": ((0, 1), (1, 1)), "layers": (0,), "given": ((0, 1),)}),
     (
         Knockout(heads=((0, 1), (1, 1))),
@@ -81,8 +83,9 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (
         Paths(),
         {"freeze": "all", "effect": "logprob", "denominator": "paper", "keep_all": True,
-         "layers": (0,), "receiver": "1.1.q", "attribution": False},
+         "layers": (0,), "receiver": "1.1.q", "attribution": False, "decide": 5},
     ),
+    (Paths(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
     (Paths(freeze="none"), {"positions": "all"}),
     (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True, "types": "words"}),
     (MlpProbe(), {"vectors": "written", "fold_norm": True, "layers": (0,), "keep_all": True}),

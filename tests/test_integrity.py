@@ -5,6 +5,7 @@ import logging
 import os
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from mathinterp.cli.main import main
 from mathinterp.store import Store
+from mathinterp.store.query import refusal
 from mathinterp.store.writer import damage
 from tests.small_store import FINGERPRINT, fill, head_rows, open_run, prompt, write_head
 
@@ -50,6 +52,29 @@ def test_no_flipped_bit_of_a_data_page_gives_other_values_in_silence(tmp_path: P
         found += known is not None
         assert known is not None or pq.read_table(path).equals(rows), where  # a page's header has bits that say nothing
     assert found >= 80
+
+
+def test_a_footer_that_duckdb_alone_cannot_read_never_breaks_the_rest(filled) -> None:
+    store, _run = filled
+    path = next(Path(store.url).glob("prompts/*/prompts.parquet"))
+    whole, refused = path.read_bytes(), []
+    with duckdb.connect() as reader:
+        for where in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) - 8):
+            path.write_bytes(whole)
+            flip(path, where, where % 8)
+            with path.open("rb") as file:
+                if damage(file) is None and refusal(reader, str(path)):
+                    refused.append(where)
+    assert len(refused) > 10
+    for where in refused[:: len(refused) // 3]:
+        path.write_bytes(whole)
+        flip(path, where, where % 8)
+        seen = Store(store.url)
+        assert len(seen.rows("SELECT * FROM head_scan")) == 3
+        assert seen.rows("SELECT * FROM prompts") == []
+        assert len(seen.problems) == 1
+        Store(store.url).write_prompts(FINGERPRINT, [prompt(str(i)) for i in range(3)])
+        assert len(Store(store.url).rows("SELECT * FROM prompts")) == 3
 
 
 def test_a_flipped_bit_is_found_on_resume_by_check_and_before_a_report(filled, tmp_path, caplog) -> None:

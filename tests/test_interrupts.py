@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM at any moment: one line, exit code 130 or 143, and the same command goes on."""
 
+import io
 import os
 import signal
 import subprocess
@@ -116,7 +117,9 @@ def test_ctrl_c_of_submit_says_that_the_job_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(submitting, "_client", lambda address: Client())
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        submitting.submit("job.py", [], "http://127.0.0.1:1", working_dir=tmp_path, announce=said.append)
+        submitting.submit(
+            "job.py", [], "http://127.0.0.1:1", output=io.StringIO(), announce=said.append, working_dir=tmp_path
+        )
     assert said[-1].startswith(
         "job raysubmit_1 goes on; to stop it: ray job stop raysubmit_1 --address http://127.0.0.1:1"
     )

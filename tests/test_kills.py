@@ -92,7 +92,7 @@ def test_concepts_killed_while_reading_and_again_while_zeroing(local_ray, tmp_pa
 def test_graph_killed_midway(local_ray, scanned, tmp_path):
     store, limit = tmp_path / "store", 8
     shutil.copytree(scanned[0], store)
-    words = ["scan", "graph", "--neurons-from", scanned[1], "--store", str(store), "--replicas", "1", "--limit",
+    words = ["scan", "graph", "--from", scanned[1], "--store", str(store), "--replicas", "1", "--limit",
              str(limit), "--by", "operation", "--top", "12", "--ks", "10", "--control-seeds", "1"]  # fmt: skip
     assert FINISHED <= kill_midway(local_ray, "neuron_graph_check", words, store) < 5
     finish(words)

@@ -184,8 +184,8 @@ def iterative(*words: object) -> Result:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ["--heads", "--rank-from", "scan iterative"]),
-        (["--heads", "0.1", "--rank-from", "x"], ["one way"]),
+        ([], ["--heads", "--from", "scan iterative"]),
+        (["--heads", "0.1", "--from", "x"], ["one way"]),
         (["--heads", "0-1"], ["cannot be read"]),
         (["--heads", "0.1,0.1"], ["twice"]),
         (["--heads", "0.1", "--ks", "1,two"], ["--ks", "cannot be read"]),
@@ -199,7 +199,7 @@ def iterative(*words: object) -> Result:
             ["--heads", ",".join(f"{layer}.{head}" for layer in range(8) for head in range(8)), "--ks", "1"],
             ["64 of 64 heads are knocked out or key heads", "--control-seeds 0"],
         ),
-        (["--rank-from", "nothing"], ["no run 'nothing'"]),
+        (["--from", "nothing"], ["no run 'nothing'"]),
         (["--iterative", "2"], ["--iterative is no option any more", "scan iterative --steps N"]),
     ],
 )
@@ -237,7 +237,7 @@ def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
     assert (again["shards_reused"], again["shards_done"], again["steps"]) == (1, 1, masked["steps"])
     assert len(second.read_bytes()) == len(content)
 
-    words = ["--rank-from", masked["run_id"], "--control-seeds", 2, "--show", "3 plus 5 is", *common]
+    words = ["--from", masked["run_id"], "--control-seeds", 2, "--show", "3 plus 5 is", *common]
     found = json.loads(command(*words, "--json").stdout)
     assert found["ranking"] == masked["ranking"]
     assert [row["k"] for row in found["curve"]] == [0, 1, 2]

@@ -14,7 +14,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context
 from mathinterp.experiments.finished_run import key_heads_from, ranking_from
 from mathinterp.experiments.knockout import Knockout
-from mathinterp.experiments.knockout.summary import summarize
+from mathinterp.experiments.knockout.summary import _verdict, summarize
 from mathinterp.experiments.knockout.tables import KNOCKOUT_HEADS
 from mathinterp.experiments.results import Results
 from mathinterp.store import Store
@@ -231,3 +231,9 @@ def test_the_command_warns_of_means_over_few_prompts(
     warnings = json.loads(told.stdout)["warnings"]
     assert any(line.startswith("rough figures: under 12 prompts") for line in warnings)
     assert len(lines) == len(warnings) - 1 == (ablation == "mean")
+
+
+def test_the_verdict_says_on_which_side_random_heads_are():
+    row = {"operation": "all", "control": "random", "halved_at": 2, "control_halved_at": None, "up to k": 4}
+    for gap, said in ((-0.019, "1.9 points below it"), (0.2, "20.0 points above it")):
+        assert said in _verdict([{"k": 4}], [{**row, "mean gap": gap}])

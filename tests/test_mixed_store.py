@@ -35,8 +35,9 @@ def mixed(tmp_path: Path) -> Store:
 
 
 def test_every_view_answers_beside_runs_of_other_experiments(mixed: Store) -> None:
-    for view in catalog().order:
-        mixed.rows(f"SELECT * FROM {view}")
+    with mixed.held():
+        for view in catalog().order:
+            mixed.rows(f"SELECT * FROM {view}")
     plain = duckdb.connect()
     mixed.write_views()
     plain.execute(Path(mixed.url, "views.sql").read_text(encoding="utf-8"))

@@ -173,7 +173,7 @@ def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
     assert (found["run_id"], found["neuron"], found["against"]) == (run_id, "2.5", "head:0.1")
     assert found["operations"] == card.operations
     assert [token["token"] for token in found["tokens"]["-v"]] == [token["token"] for token in card.tokens["-v"][:4]]
-    shown = command("neuron", "2.5", "--model", folder, "--store", store.url, "--neurons-from", run_id)
+    shown = command("neuron", "2.5", "--model", folder, "--store", store.url, "--from", run_id)
     assert shown.exit_code == 0, shown.output
     assert card.verdict.split(".")[0] in shown.stdout
 
@@ -199,7 +199,7 @@ def test_mistakes_are_one_line(scanned: Scanned, tmp_path: Path) -> None:
         (["2.5,2.6", "--store", store.url], "neuron '2.5,2.6' names 2; a card is of one"),
         (["2_40", "--store", store.url, "--model", folder], "neuron 2.40 does not exist"),
         (["2.5", "--store", tmp_path], "has no finished neuron scan of bundled; run 'mathinterp scan neurons' first"),
-        (["2.5", "--store", store.url, "--neurons-from", run_id], "ranked the neurons of tiny, not of bundled"),
+        (["2.5", "--store", store.url, "--from", run_id], "ranked the neurons of tiny, not of bundled"),
         (["2.40", "--store", store.url, "--model", folder], "neuron 2.40 does not exist"),
     ):
         result = command("neuron", *words)

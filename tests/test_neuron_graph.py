@@ -20,7 +20,7 @@ from mathinterp.engine.lens.neurons import end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.figures import save
-from mathinterp.experiments.neuron_graph import NeuronGraph
+from mathinterp.experiments.neuron_graph import GraphShown, NeuronGraph
 from mathinterp.experiments.neuron_graph.figure import draw
 from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes, nodes_from
 from mathinterp.experiments.neuron_graph.summary import summarize
@@ -329,13 +329,13 @@ def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     )
     for row in share:
         assert row["share"] == pytest.approx(row["first_order"] / row["size"])
-    written = save(draw(Results(store, run.run_id), MADE[2].prompt.prompt_id), tmp_path / "drawn")
+    written = save(draw(Results(store, run.run_id), GraphShown(MADE[2].prompt.prompt_id)), tmp_path / "drawn")
     svg = written[1].read_text()
     assert written[0].read_bytes()[:4] == b"\x89PNG"
     for layer, neuron in NEURONS:
         assert f"{layer}.{neuron}" in svg
     with pytest.raises(UserError, match="has no graph 'zzz'"):
-        summarize(Results(store, run.run_id), "zzz")
+        summarize(Results(store, run.run_id), GraphShown("zzz"))
 
 
 # ---- the command ----
@@ -349,9 +349,9 @@ def command(folder: Path, *words: str | Path) -> Result:
 def test_mistakes_are_one_line(scanned: tuple[Path, str]) -> None:
     folder, run = scanned
     for words, message in (
-        (["--neurons-from", "nothing"], "no run 'nothing'"),
-        (["--neurons-from", run, "--edges", "few"], "--edges 'few' cannot be read"),
-        (["--neurons-from", run, "--ks", "some"], "--ks 'some' cannot be read"),
+        (["--from", "nothing"], "no run 'nothing'"),
+        (["--from", run, "--edges", "few"], "--edges 'few' cannot be read"),
+        (["--from", run, "--ks", "some"], "--ks 'some' cannot be read"),
     ):
         result = command(folder, *words)
         assert result.exit_code == 2, result.output
@@ -399,7 +399,7 @@ def test_edges_are_written_as_they_are_read() -> None:
 def test_command_makes_draws_and_resumes_a_graph(scanned: tuple[Path, str], tmp_path: Path) -> None:
     folder, source = scanned
     words = [
-        "--neurons-from",
+        "--from",
         source,
         "--top",
         "12",

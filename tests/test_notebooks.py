@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and are kept without outputs."""
+"""The notebooks run from top to bottom, use the library's face alone, and are kept with what they show."""
 
 import base64
 import json
@@ -17,12 +17,22 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_stored_without_outputs(path):
+def test_notebooks_are_stored_as_they_ran(path):
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert code
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_use_what_import_mathinterp_gives(path):
+    code = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    imported = re.findall(r"^\s*(?:import|from)\s+(mathinterp.*)$", code, re.MULTILINE)
+    assert imported == ["mathinterp as mi"]
+    assert not re.search(r"run_id = '?\{", code), "runs are named by $run"
 
 
 @pytest.fixture
@@ -37,14 +47,12 @@ def kernel(tmp_path, monkeypatch) -> str:
     return folder.name
 
 
-@pytest.mark.ray
-@pytest.mark.own_ray
+@pytest.mark.bundled
 def test_the_first_scan(tmp_path, monkeypatch, kernel):
     """Executed as a reader would, on fewer prompts; what it shows is what the store holds."""
     monkeypatch.setenv("MATHINTERP_NOTEBOOK_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("MATHINTERP_NOTEBOOK_LIMIT", "16")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     book = nbformat.read(FOLDER / "01_first_scan.ipynb", as_version=4)
     book.cells.append(nbformat.v4.new_code_cell("print('top:', top.to_json(orient='records'))"))
     client = NotebookClient(book, timeout=300, kernel_name=kernel, resources={"metadata": {"path": str(tmp_path)}})
@@ -55,8 +63,8 @@ def test_the_first_scan(tmp_path, monkeypatch, kernel):
     assert base64.b64decode(figure).startswith(b"\x89PNG")
     shown = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
     tables = [html for html in shown if "<table" in html]  # the progress bar is HTML too
-    assert len(tables) == 3  # leading heads, the published table's form, broken answers
-    assert "original" in tables[1]
+    assert len(tables) == 4  # scored tokens, leading heads, the published table's form, broken answers
+    assert "original" in tables[2]
 
     store = Store(tmp_path / "store")
     (run,) = store.rows("SELECT run_id, status, shards FROM runs")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mathinterp.engine.hooks import edited_output
-from mathinterp.engine.pairs import ends_of
+from mathinterp.engine.pairs import CleanPairs, ends_of
 from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.receivers import ReceiverEngine, receiving_features
 from mathinterp.models.anatomy import Anatomy
@@ -75,7 +75,7 @@ def receiver_logits(anatomy: Anatomy, pair: int, node: Node, freeze: str, receiv
 def test_sender_to_receiver_equals_two_hooked_passes(anatomy: Anatomy, freeze: str, receiver: str) -> None:
     asked = Receiver.parse(receiver)
     own, other = ends_of(anatomy, PAIRS.original), ends_of(anatomy, PAIRS.counterfactual)
-    engine = ReceiverEngine(anatomy, PAIRS, own, other, asked, max_rows=8)
+    engine = ReceiverEngine(anatomy, CleanPairs(PAIRS, own, other), asked, max_rows=8)
     for layer in range(asked.layer + 1):
         both: list[Node] = [Head(layer, 3), Mlp(layer)]
         nodes = [node for node in both if asked.hears(node, anatomy.shape.parallel)]

@@ -16,7 +16,7 @@ from mathinterp.cli.main import main
 from mathinterp.engine.pairs import pairs_of
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.paths import Paths
+from mathinterp.experiments.paths import Paths, ShownNodes
 from mathinterp.experiments.paths.figure import draw
 from mathinterp.experiments.paths.summary import summarize
 from mathinterp.experiments.results import Results
@@ -185,6 +185,7 @@ def stored(llama: Anatomy, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
     store.write_prompts(FINGERPRINT, tokenized_pairs(llama))
     for name, table in tables.items():
         store.write_shard(run.run_id, name, 0, table, {"scan": "paths"})
+    run.note({"noise_floor": 0.0})
     assert run.finish() == []
     return store, tables
 
@@ -243,7 +244,7 @@ def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[St
         }
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
     run_id = effects[0]["run_id"]
-    summary = summarize(Results(store, run_id), top=3)
+    summary = summarize(Results(store, run_id), ShownNodes(top=3))
     assert len(summary.data["top"]) == 9
     low = [row for row in agreement.values() if row["logit_logprob"] < 0.5]
     assert len([line for line in summary.warnings if "rank the nodes differently" in line]) == len(low)
@@ -265,7 +266,7 @@ def test_the_command_line_reports_key_heads(tmp_path: Path) -> None:
     assert (found["shards_done"], found["shards_reused"], len(found["pairs"])) == (0, found["shards"], 4)
     assert all(set(row) >= {"node", "effect", "low", "high", "q", "key"} for row in found["top"])
     store = Store(tmp_path / "store")
-    grid = np.asarray(draw(Results(store, found["run_id"])).axes[0].images[0].get_array())
+    grid = np.asarray(draw(Results(store, found["run_id"]), ShownNodes()).axes[0].images[0].get_array())
     assert grid.shape == (5, 9), "layers 0 to 4; eight heads and the MLP"
     for row in store.rows("SELECT * FROM path_effects WHERE operation = 'all'"):
         column = -1 if row["node"] == "mlp" else row["head"]

@@ -1,6 +1,7 @@
 """Pruning: sets of neurons, conditions against exported models, the table by hand, the command from start to end."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
+from mathinterp.local_files import whole_folder
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.models.random_shapes import random_config
@@ -25,7 +27,7 @@ from mathinterp.store import Store
 from mathinterp.tuning import sft_ray
 from mathinterp.tuning.controls import LoraJob
 from mathinterp.tuning.edit import zero_columns
-from mathinterp.tuning.folders import TUNING_FILE, written_whole
+from mathinterp.tuning.folders import TUNING_FILE
 from mathinterp.tuning.layout import padding_id
 from mathinterp.tuning.prune import Condition, Prune
 from mathinterp.tuning.pruning import default_top, pruned_neurons, random_kept
@@ -162,7 +164,7 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     rows = {(row["condition"], row["seed"]): row for row in told["accuracy"]}
     assert [name for name, _ in rows] == ["origin", "lora", "pruned", "pruned_lora", "random", "random_lora"]
     assert rows["pruned", 0]["kept"] == rows["random_lora", 0]["kept"] == told["kept"]
-    assert rows["pruned", 0]["kept_percent"] == pytest.approx(100 * told["kept"] / (4 * 608))
+    assert rows["pruned", 0]["kept_share"] == pytest.approx(told["kept"] / (4 * 608))
     assert rows["lora", 0]["kept"] is None
 
     # The exported models, by plain transformers and peft, say what the table says.
@@ -203,7 +205,7 @@ def test_zero_writes_a_model_without_heads(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "edit.json").read_text())["heads"] == ["0.6", "3.1"]
     for options, message in (
         (["--heads", "0.6"], "exists already"),
-        (["--heads", "0.6", "--heads-from", "x"], "in one way"),
+        (["--heads", "0.6", "--from", "x"], "in one way"),
         (["--neurons", "four"], "--neurons 'four' cannot be read"),
         ([], "nothing to zero"),
     ):
@@ -216,7 +218,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
 
     def write(content: str) -> None:
-        with written_whole(out) as part:
+        with whole_folder(out) as part:
             assert not list(part.iterdir())
             (part / content).touch()
             if content == "half":
@@ -228,6 +230,39 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     out.mkdir()  # an empty folder is free
     write("whole")
     assert [path.name for path in tmp_path.rglob("*")] == ["deep", "out", "whole"]
+
+
+@pytest.mark.parametrize("moment", ["first rename", "second rename"])
+def test_a_folder_that_is_replaced_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """Killed at either rename, the former content is there at the next call; a failed one restores it at once."""
+    out = tmp_path / "out"
+    with whole_folder(out) as part:
+        (part / "former").touch()
+    real, done = os.replace, []
+
+    def killed(source: Path, target: Path) -> None:
+        done.append(source)
+        if len(done) == (1 if moment == "first rename" else 2):
+            raise SystemExit("killed")  # no handler of OSError runs
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(SystemExit), whole_folder(out) as part:
+        (part / "new").touch()
+    monkeypatch.setattr(os, "replace", real)
+    with pytest.raises(KeyboardInterrupt), whole_folder(out) as part:
+        raise KeyboardInterrupt
+    assert [path.name for path in out.iterdir()] == ["former"]
+
+    def refused(source: Path, target: Path) -> None:
+        if source.name == ".out.part":
+            raise PermissionError(13, "not allowed")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(PermissionError), whole_folder(out):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "former"]
 
 
 def test_heads_carry_over_to_a_sibling(tmp_path: Path) -> None:

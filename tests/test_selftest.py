@@ -263,7 +263,7 @@ def test_a_scan_refuses_a_mask_that_is_wrong(monkeypatch: pytest.MonkeyPatch) ->
     anatomy = Anatomy(tiny_model("mistral-window"))
     assert packing_deviation(build_engine(anatomy, PROMPTS), anatomy, PROMPTS) < 1e-9
     mask_without_window(anatomy, monkeypatch)
-    with pytest.raises(RuntimeError, match="does not take the tree mask as expected; use --engine plain"):
+    with pytest.raises(RuntimeError, match="does not take the tree mask as expected; use `engine` plain"):
         packing_deviation(build_engine(anatomy, PROMPTS), anatomy, PROMPTS)
 
 
@@ -290,7 +290,7 @@ def strays(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_plain_engine_is_advised_only_where_it_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     anatomy = Anatomy(tiny_model("llama"))
-    assert "use --engine plain" in strays(anatomy, monkeypatch)
+    assert "use `engine` plain" in strays(anatomy, monkeypatch)
     whole = PlainEngine.baseline
 
     def padded_wrong(self: PlainEngine) -> Scores:
@@ -302,10 +302,10 @@ def test_the_plain_engine_is_advised_only_where_it_helps(monkeypatch: pytest.Mon
     monkeypatch.setattr(PlainEngine, "baseline", padded_wrong)
     told = strays(anatomy, monkeypatch)
     assert "padded batches" in told
-    assert "use --engine plain" not in told
+    assert "use `engine` plain" not in told
 
 
-@pytest.mark.parametrize(("dtype", "advice"), [(torch.float16, "; give --dtype float32"), (torch.float64, "")])
+@pytest.mark.parametrize(("dtype", "advice"), [(torch.float16, "; give `dtype` float32"), (torch.float64, "")])
 def test_a_model_that_is_nan_itself_is_not_blamed_on_the_engine(
     dtype: torch.dtype, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

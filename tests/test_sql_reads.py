@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -50,19 +51,26 @@ def files_below(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.fixture
-def store(tmp_path) -> Store:
-    """A small store, and a file that is none of its."""
-    (tmp_path / "secret.csv").write_text("word\nhidden\n")
-    made = Store(tmp_path / "store")
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """A small store."""
+    made = Store(tmp_path_factory.mktemp("filled") / "store")
     fill(made, [prompt("1")], [{"prompt_id": "1"}], [{"layer": 0, "head": 1, "prompt_id": "1"}])
-    return made
+    return Path(made.url)
+
+
+@pytest.fixture
+def store(filled, tmp_path) -> Store:
+    """A small store of the test's own, and a file that is none of its."""
+    (tmp_path / "secret.csv").write_text("word\nhidden\n")
+    return Store(shutil.copytree(filled, tmp_path / "store"))
 
 
 @pytest.mark.parametrize("sql", READS)
 def test_whatever_reads_is_allowed(store, sql):
-    assert store.stream(sql).read_all().num_rows >= 1
-    assert store.arrow(sql).num_rows >= 1
+    with store.held():  # all views are made once
+        assert store.stream(sql).read_all().num_rows >= 1
+        assert store.arrow(sql).num_rows >= 1
 
 
 @pytest.mark.parametrize("allow_files", [False, True])
@@ -75,6 +83,13 @@ def test_nothing_is_written_anywhere(store, tmp_path, monkeypatch, sql, allow_fi
         with pytest.raises(UserError, match=r"^SQL: [^\n]*$"):
             store.stream(sql.format(file=file), allow_files=allow_files).read_all()
     assert files_below(tmp_path) == before
+
+
+def test_what_does_more_than_read_is_refused_before_a_file_is_looked_at(store, monkeypatch):
+    monkeypatch.setattr(store, "_survey", None)
+    for ask in (store.arrow, store.stream):
+        with pytest.raises(UserError, match="this only reads"):
+            ask("DROP VIEW runs")
 
 
 OUTSIDE = [

@@ -18,10 +18,10 @@ import mathinterp as mi
 from mathinterp.cli.main import main
 from mathinterp.cli.sql import SHOWN
 from mathinterp.errors import UserError
+from mathinterp.frame import Frame
 from mathinterp.store import Store
 from mathinterp.store.export import export
-from mathinterp.store.frame import Frame
-from mathinterp.store.listing import list_views
+from mathinterp.store.listing import _counted, list_views
 from mathinterp.store.query import views_of
 from tests.small_store import fill, prompt
 
@@ -131,8 +131,9 @@ def test_refused_in_one_line(store, tmp_path, monkeypatch, words, said):
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
 
 
-def test_views_are_listed_with_what_they_say_and_hold(store):
-    views = {row["view"]: row for row in list_views(store, seconds=600).to_pylist()}
+def test_views_are_listed_with_what_they_say_and_hold(store, monkeypatch):
+    listed = list_views(store, seconds=600)
+    views = {row["view"]: row for row in listed.to_pylist()}
     assert {row["view"] for row in json.loads(sql(store, "--json").stdout)} == set(views)
     assert set(views) == set(views_of("SHOW TABLES"))
     assert views["runs"]["about"] == "one row per run."
@@ -141,6 +142,7 @@ def test_views_are_listed_with_what_they_say_and_hold(store):
     assert views["head_effects"]["rows"] == len(store.rows("SELECT * FROM head_effects")) > 0
     assert [row for row in views.values() if not row["about"]] == []
     assert all(row["about"][-1] in ".?" for row in views.values())
+    monkeypatch.setattr("mathinterp.store.listing.list_views", lambda _: listed)  # counted to the end
     lines = sql(store).stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("runs ")]
     assert line.split()[-1] == "1"
@@ -184,3 +186,19 @@ def test_integers_with_gaps_in_a_long_frame_stay_exact(store):
     assert str(frame["i"].dtype) == "Int64"
     assert frame["i"].tolist()[-2:] == [9007199254740993 + 99998, pd.NA]
     assert frame.arrow().equals(table)
+
+
+def test_counting_that_is_interrupted_while_it_fetches_leaves_the_rest_uncounted() -> None:
+    class Interrupted:
+        def interrupt(self) -> None: ...
+
+        def execute(self, sql: str) -> "Interrupted":
+            self.sql = sql
+            return self
+
+        def fetchall(self) -> list[tuple[int]]:
+            if self.sql.endswith("first"):
+                return [(3,)]
+            raise RuntimeError("Query interrupted")
+
+    assert _counted(Interrupted(), ["first", "second"], 60.0) == {"first": 3}

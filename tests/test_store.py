@@ -406,7 +406,7 @@ def test_store_that_is_a_file_is_refused(tmp_path):
 
 def test_store_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"is not writable .*choose another with --store"):
+    with pytest.raises(UserError, match=r"is not writable .*choose another `store`"):
         open_run(Store(tmp_path / "file" / "below"))
     with pytest.raises(UserError, match="is not writable"):
         open_run(Store("/proc/mathinterp"))

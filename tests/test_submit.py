@@ -18,6 +18,7 @@ from mathinterp.cluster.submit import checkout, measure_upload, submit
 from mathinterp.cluster.uploads import SECRETS
 from mathinterp.errors import UserError
 
+SILENT = {"output": io.StringIO(), "announce": lambda line: None}
 SCRIPT = """
 import os, sys
 import helper, mathinterp_marker
@@ -137,7 +138,7 @@ def test_an_upload_too_large_names_its_largest_files_and_submits_nothing(project
     with pytest.raises(
         UserError, match=r"4\.0 MiB.*less than 3\.0 MiB.*weights\.bin \(3\.0 MiB\), data\.bin \(1\.0 MiB\)"
     ):
-        submit("jobs/job.py", [], "http://127.0.0.1:1", working_dir=project)
+        submit("jobs/job.py", [], "http://127.0.0.1:1", working_dir=project, **SILENT)
 
 
 def test_the_projects_own_upload_is_small_enough():
@@ -180,13 +181,13 @@ def test_a_cluster_that_vanishes_is_told_in_one_line(project, monkeypatch):
 
 def test_mistakes_are_user_errors(project):
     with pytest.raises(UserError, match=r"job script 'no\.py' does not exist"):
-        submit("no.py", [], "http://127.0.0.1:1", working_dir=project)
+        submit("no.py", [], "http://127.0.0.1:1", working_dir=project, **SILENT)
     with pytest.raises(UserError, match="outside"):
-        submit(sys.executable, [], "http://127.0.0.1:1", working_dir=project)
+        submit(sys.executable, [], "http://127.0.0.1:1", working_dir=project, **SILENT)
     with pytest.raises(UserError, match=r"no Ray job service answers at http://127\.0\.0\.1:1;"):
-        submit("jobs/job.py", [], "127.0.0.1:1", working_dir=project)
+        submit("jobs/job.py", [], "127.0.0.1:1", working_dir=project, **SILENT)
     with pytest.raises(UserError, match="give the job service's address"):
-        submit("jobs/job.py", [], "ray://127.0.0.1:10001", working_dir=project)
+        submit("jobs/job.py", [], "ray://127.0.0.1:10001", working_dir=project, **SILENT)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ray's session where the temporary folder is long, missing or not to be written to: a short one, or one line."""
 
+import io
 import os
 import stat
 import tempfile
@@ -113,7 +114,7 @@ def test_no_place_for_temporary_files_at_all_is_one_line(monkeypatch):
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
     with pytest.raises(UserError, match=r"no temporary folder can be written .* set TMPDIR to one that can"):
-        submit("ray_jobs/head_scan.py", [], "http://127.0.0.1:1")
+        submit("ray_jobs/head_scan.py", [], "http://127.0.0.1:1", output=io.StringIO(), announce=print)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     done = CliRunner().invoke(main, ["evaluate", "--tasks", "two_digit,one_digit", "--limit", "2"])
     assert done.exit_code == 2

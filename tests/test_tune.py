@@ -66,7 +66,7 @@ def test_mistakes_are_one_line(tmp_path, tiny_folder):
     assert_one_line(cli(*command, *data, "--heads", "1.7"), "head 1.7 does not exist")
     assert_one_line(cli(*command, *data, "--heads", "one"), "--heads 'one' cannot be read")
     assert_one_line(cli(*command, *data), "no head is chosen")
-    assert_one_line(cli(*command, *data, "--heads-from", "none"), "no run 'none'")
+    assert_one_line(cli(*command, *data, "--from", "none"), "no run 'none'")
     assert_one_line(cli(*command, *data, "--heads-sql", "SELECT 1 AS layer"), "layer and head")
     assert_one_line(cli(*command, *data, "--heads", "1.1", "--epochs", "2"), "--steps or --epochs")
     assert_one_line(cli(*command, *data, "--heads", "1.1", "--top", "1"), "--top takes the first of a ranking")

@@ -16,7 +16,7 @@ from mathinterp.evaluation.jobs import Settings, check_jobs, prepare_jobs
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.prompt import Prompt
-from mathinterp.tuning.readable import read_examples_for
+from mathinterp.tuning.preview import read_source
 from tests.test_neighbours import CONFIGS
 from tests.tiny import VOCABULARY, save_tiny, tiny_tokenizer
 
@@ -156,9 +156,9 @@ def test_samples_that_would_change_the_shorter_ones_of_their_batch(kind: str) ->
     )
     model = resolve(ModelSpec(kind))
     with pytest.raises(UserError, match=r"mixed.jsonl, line 2 has 21 tokens, and beyond 12 .* `max_tokens` 12"):
-        read_examples_for(model, "mixed.jsonl", 0, 512)
-    samples, budget = read_examples_for(model, "mixed.jsonl", 0, 12)
-    assert (len(samples), budget.left_out) == (1, 1)
+        read_source(model, "mixed.jsonl", 0, 512)
+    source = read_source(model, "mixed.jsonl", 0, 12)
+    assert (len(source.samples), source.budget.left_out) == (1, 1)
 
 
 # ---- configs ----

@@ -52,20 +52,20 @@ def checkout(folder: Path) -> Path:
 def fresh() -> None:
     """Forget what was found before."""
     versions.source_digest.cache_clear()
-    versions._commit.cache_clear()
+    versions.checkout.cache_clear()
 
 
 def test_a_checkout_names_its_commit_and_whether_it_was_changed(tmp_path):
     package = checkout(tmp_path)
     commit = subprocess.check_output(["git", "-C", str(tmp_path), "rev-parse", "HEAD"], text=True).strip()
-    assert versions._commit(package) == {"commit": commit, "dirty": "no"}
+    assert versions.checkout(package) == {"commit": commit, "dirty": "no"}
     (tmp_path / "notes.txt").write_text("not in the package")
     (package / "b.py").write_text("y = 2\n")
     fresh()
-    assert versions._commit(package) == {"commit": commit, "dirty": "yes"}
+    assert versions.checkout(package) == {"commit": commit, "dirty": "yes"}
     shutil.rmtree(tmp_path / ".git")
     fresh()
-    assert versions._commit(package) == {}
+    assert versions.checkout(package) == {}
 
 
 def test_the_digest_is_of_the_source_files_wherever_they_lie(tmp_path):
@@ -107,7 +107,7 @@ def test_the_code_version_says_commit_or_files(monkeypatch):
         ("changed", {"commit": "0123456789abcdef", "dirty": "yes"}),
         ("installed", {}),
     ):
-        monkeypatch.setattr(versions, "_commit", lambda commit=commit: commit)
+        monkeypatch.setattr(versions, "checkout", lambda commit=commit: commit)
         said[name] = versions.code_version().removeprefix(mathinterp.__version__)
     assert said == {
         "clean": "+git.0123456789ab",
@@ -128,7 +128,7 @@ def test_a_resume_by_other_versions_is_told_in_one_line_and_stored(tmp_path, cap
     assert resumed.run_id == run, "versions are no part of the run id"
     assert caplog.messages == [
         f"run {run}: shards made by mathinterp's source files aaaa and bbbb, torch 2.11.0 and 2.13.0, device cpu and "
-        "cuda would mix; another --store keeps them apart"
+        "cuda would mix; another `store` keeps them apart"
     ]
     assert resumed.record["versions"] == [OLD, changed]
     (stored,) = store.rows("SELECT versions FROM runs")
@@ -143,7 +143,7 @@ def test_a_finished_run_of_other_versions_is_told_too(tmp_path, caplog):
     run.finish()
     open_run(store, SHARDS, versions=NEW)
     assert caplog.messages == [
-        f"run {run.run_id}: made by other versions (transformers 5.17.0 and 5.24.0); another --store computes it anew"
+        f"run {run.run_id}: made by other versions (transformers 5.17.0 and 5.24.0); another `store` computes it anew"
     ]
 
 

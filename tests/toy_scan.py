@@ -4,6 +4,7 @@ Its faults are no parameters: a disturbed and an undisturbed run have the same r
 """
 
 import os
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ class ToyScan(Experiment):
     seconds: float = 0.0  # each shard sleeps so long
     notebook: str = ""  # a folder: each replica writes its pid here, each fault its marker
     together: int = 0  # shards wait until so many replicas have loaded
-    always: dict[int, str] = field(default_factory=dict)  # layer -> fault: raise, nan, columns, hang
+    always: dict[int, str] = field(default_factory=dict)  # layer -> fault, see run
     once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
     astray: float = 0.0  # so much higher are the cells of every replica but the first (needs the notebook)
 
@@ -63,6 +64,14 @@ class ToyScan(Experiment):
             raise RuntimeError(f"layer {layer} is broken\nsecond line")
         if fault == "hang":
             time.sleep(3600)
+        if fault == "deadlock":
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        if fault == "busy":
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                pass
         weight = float(state.anatomy.value_vectors(layer % state.anatomy.shape.n_layers).double().sum())
         rows = [
             {

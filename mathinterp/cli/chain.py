@@ -1,5 +1,7 @@
 """``mathinterp chain``: ``mathinterp scan chain``, of one sentence as well (paper A, section 4.4)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -24,14 +26,15 @@ EXAMPLES = """
   mathinterp chain --sentence "The sum of 38 and 47 is" --layers 1-7 --out figures"""
 
 
-def run_chain(
-    experiment: type[Experiment], *, sentence: str | None, answer: str | None, separator: str | None, **options: Any
-) -> None:
-    """Run, or resume, the chain of one sentence or of a set of prompts, and say what it found."""
+def of_sentence(
+    run: Callable[..., None], experiment: type[Experiment], *, sentence: str | None, answer: str | None,
+    separator: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """``run`` the experiment with its options on one sentence, or on a set of prompts."""
     if sentence is None:
         if answer is not None or separator is not None:
             raise UserError("--answer and --separator belong to --sentence; a prompt file has fields of those names")
-        run_experiment(experiment, **options)
+        run(experiment, **options)
         return
     from mathinterp.prompts.sentence import sentence_prompt
 
@@ -39,9 +42,15 @@ def run_chain(
     for option in context.command.params:
         if option.name in OF_SETS and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE:
             raise UserError(f"{option.opts[0]} belongs to --prompts; --sentence is one sentence, on one replica")
-    run_experiment(experiment, **{**options, "replicas": 1}, sentence=sentence_prompt(sentence, answer, separator))
+    run(experiment, **{**options, "replicas": 1}, sentence=sentence_prompt(sentence, answer, separator))
 
 
-chain = experiment_command(Chain, run_chain)
-chain.params = [*SENTENCE, *chain.params]
+def sentence_command(run: Callable[..., None], verb: str = "scan") -> click.Command:
+    """The command of the chain, which takes one sentence too; see ``experiment_command``."""
+    command = experiment_command(Chain, partial(of_sentence, run), verb)
+    command.params = [*SENTENCE, *command.params]
+    return command
+
+
+chain = sentence_command(run_experiment)
 chain.help = f"{chain.help}{EXAMPLES}"

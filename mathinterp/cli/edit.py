@@ -14,6 +14,7 @@ from mathinterp.cli.options import (
     json_option,
     model_options,
     out_folder,
+    spec_of,
     store_option,
 )
 from mathinterp.cli.output import console, print_json
@@ -50,11 +51,9 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
       mathinterp edit --model smollm2
       mathinterp edit --model smollm2 --top 18 --text book.txt --out edited
     """
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.workflows.edit import edit_gender
 
-    spec = ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
-    made = edit_gender(spec, top=top, control_seeds=control_seeds, text=text, out=out, **options)
+    made = edit_gender(spec_of(options), top=top, control_seeds=control_seeds, text=text, out=out, **options)
     runs = [run for run in (made.found, made.edited) if run is not None]
     summaries = made.summaries() if made.complete else ()
     if as_json and made.edited is not None:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import Whole, cluster_options, json_option, model_options, place_to_read, store_option
+from mathinterp.cli.options import (
+    Whole,
+    cluster_options,
+    json_option,
+    model_options,
+    place_to_read,
+    spec_of,
+    store_option,
+)
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.gates import MOST_SEED
@@ -57,7 +65,7 @@ ALL_TASKS = "gsm8k,svamp,addsub,singleeq,multiarith,mmlu,commonsense_qa"
 @json_option()
 def evaluate(
     tasks: str, data_dir: str | None, limit: int | None, fewshot: int | None, examples: str | None, seed: int,
-    model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str, as_json: bool, **cluster: Any,
+    store: str, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Evaluate a model on benchmarks and prompt sets; every item's answer is kept.
 
@@ -74,10 +82,9 @@ def evaluate(
       mathinterp evaluate --model smollm2 --adapter tuned --tasks svamp,csqa --data-dir data --limit 32
     """
     from mathinterp.evaluation import jobs
-    from mathinterp.models.catalog import ModelSpec
 
     settings = jobs.Settings(data_dir, limit, fewshot, examples, seed)
-    found = jobs.evaluate(tasks, ModelSpec(model, adapter, dtype, trust_remote_code), settings, store, **cluster)
+    found = jobs.evaluate(tasks, spec_of(options), settings, store, **options)
     if as_json:
         runs = [{"task": job.task, **run_json(run)} for job, run in zip(found.jobs, found.runs, strict=True)]
         print_json({"runs": runs, "results": found.summary.results, "table": found.summary.table})

@@ -8,7 +8,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import click
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
     Real,
+    Renamed,
     Whole,
     cluster_options,
     json_option,
@@ -24,6 +25,7 @@ from mathinterp.cli.options import (
     out_folder,
     parameters_of,
     prompt_options,
+    spec_of,
     store_option,
     verbosity_options,
     with_flags,
@@ -36,10 +38,11 @@ from mathinterp.experiments.options import Option, options_of
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
+    from mathinterp.models.catalog import LoadedModel
+    from mathinterp.models.spec import ModelSpec
 
-MODEL = ("model", "adapter", "dtype", "trust_remote_code")  # options that make a ModelSpec
 
-
+@cache  # of a class options never change, and a command line asks three times
 def experiment_command(experiment: type[Experiment], run: Callable[..., None], verb: str = "scan") -> click.Command:
     """The command of an experiment; ``run`` gets the class and the parsed options.
 
@@ -50,9 +53,9 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared: list[Callable[[Any], Any]] = [model_options()]
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options()]
-    shared += [_out_option()] if _draws(experiment) else []
+    shared += [_out_option()] if experiment.draws() else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
-    own += [_retired_option(flag, instead) for flag, instead in experiment.retired.items()]
+    own += [_retired_option(name, instead) for name, instead in experiment.retired.items()]
     return ExperimentCommand(
         experiment.name,
         {"default_map": defaults},
@@ -78,8 +81,9 @@ def own_options(owner: type) -> list[click.Parameter]:
     return [_click_option(each, about, _type_of(owner, each.name)) for each, about in options_of(owner).values()]
 
 
-def _retired_option(flag: str, instead: str) -> click.Option:
+def _retired_option(name: str, instead: str) -> click.Option:
     """An option that there was once: it says what to write instead."""
+    flag, instead = with_flags(f"`{name}`"), with_flags(instead)
 
     def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None:
@@ -101,16 +105,18 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
     if hint is bool:
         flag += f"/--no-{flag[2:]}" if each.default else ""
         return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
-    default = None if each.default is dataclasses.MISSING else each.default
-    return click.Option(
+    has_default = each.default is not dataclasses.MISSING
+    default: dict[str, Any] = {"default": each.default} if has_default else {}  # click takes None for a given value
+    return Renamed(
         [flag, each.name],
+        former=[f"--{name}" for name in about.former],
         type=_click_type(about, hint),
-        default=default,
-        required=each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING,
-        show_default=default is not None and about.parse is None,
+        required=not has_default and each.default_factory is dataclasses.MISSING,
+        show_default=has_default and each.default is not None and about.parse is None,
         multiple=hint == tuple[str, ...],
         metavar=about.metavar,
         help=text,
+        **default,
     )
 
 
@@ -149,10 +155,6 @@ def _outdented(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-def _draws(experiment: type[Experiment]) -> bool:
-    return experiment.figure.__func__ is not Experiment.figure.__func__  # type: ignore[attr-defined]
-
-
 def _out_option() -> Callable[[click.Command], click.Command]:
     return click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
 
@@ -173,11 +175,11 @@ class Said:
 def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     """Run, or resume, an experiment and what follows from it; say what it found. Exit code 1 if it is incomplete."""
     chosen, shown, as_json, out = parse(experiment, options)
-    said: list[Said] = []
+    spec, said = spec_of(options), list[Said]()
     following: Experiment | None = chosen
     while following is not None:
-        run = run_chosen(following, shown=shown, **options)
-        results = Results(_store(run.store), run.run_id, partial(_load, options))
+        run = run_chosen(following, spec=spec, shown=shown, **options)
+        results = Results(_store(run.store), run.run_id, partial(_load, spec))
         with results.store.held():
             summary = type(following).summarize(results, shown) if run.rows or run.reused else None
             drawn = _draw(following, results, shown, out) if run.complete else []
@@ -203,7 +205,7 @@ def _told(said: Sequence[Said]) -> dict[str, Any]:
     first, *others = said
     key = first.experiment.follow_up_key
     told = {**run_json(first.run), **(dict(first.summary.data) if first.summary else {})}
-    told |= {"figures": [str(path) for path in first.drawn]} if _draws(type(first.experiment)) else {}
+    told |= {"figures": [str(path) for path in first.drawn]} if type(first.experiment).draws() else {}
     if others:
         return {**told, key or others[0].experiment.name: _told(others)}
     return told if key is None else {**told, key: None}
@@ -233,7 +235,7 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
 
 
 def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) -> list[Path]:
-    if out is None or not _draws(type(chosen)):
+    if out is None or not type(chosen).draws():
         return []
     from mathinterp.experiments.figures import save
     from mathinterp.text import file_name
@@ -252,11 +254,10 @@ def _store(url: str) -> Any:
     return Store(url)
 
 
-def _load(options: Mapping[str, Any]) -> Any:
-    """The model that the options name, on this machine."""
-    from mathinterp.models.catalog import ModelSpec, load
+def _load(spec: "ModelSpec") -> "LoadedModel":
+    from mathinterp.models.catalog import load
 
-    return load(ModelSpec(*(options[name] for name in MODEL)))
+    return load(spec)
 
 
 class ExperimentGroup(Group):

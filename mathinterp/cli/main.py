@@ -30,6 +30,7 @@ from mathinterp.cli.report import report
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
 from mathinterp.cli.sql import sql
+from mathinterp.cli.stability import stability
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
 from mathinterp.errors import Unfinished, UserError
@@ -52,7 +53,7 @@ class Commands(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Look before you run": ("models", "prompts", "plan", "selftest"),
         "Scan a model": ("scan", "pipeline", "league"),
-        "Explain what was found": ("knockout", "maskkeep", "neuron", "chain"),
+        "Explain what was found": ("stability", "knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
         "Serve results, and run on a cluster": ("sql", "report", "check", "submit"),
@@ -87,7 +88,7 @@ class Commands(Group):
                 click.echo("".join(traceback.format_exception(error)), err=True)
             raise UserMistake(with_flags(str(error))) from error
         except Unfinished as error:
-            raise click.ClickException(f"{error}; the same command goes on from here") from error
+            raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
@@ -111,7 +112,7 @@ class Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message; warnings are marked as such."""
         mark = "warning: " if record.levelno >= logging.WARNING else ""
-        click.echo(mark + one_line(record.getMessage()), err=True)
+        click.echo(mark + one_line(with_flags(record.getMessage())), err=True)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -132,7 +133,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, neuron,
-    report, sql, check, selftest, submit, tune, edit, evaluate, chain,
+    report, sql, check, selftest, submit, tune, edit, evaluate, chain, stability,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.options import Whole, json_option, model_options, store_option
+from mathinterp.cli.options import Whole, json_option, model_options, run_option, spec_of, store_option
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
 
 if TYPE_CHECKING:
@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("neuron")
-@click.option(
-    "--neurons-from",
-    default=None,
-    metavar="RUN_ID",
-    help="The finished 'scan neurons' run; default: the model's only one.",
-)
+@run_option("--neurons-from", "neurons_from", "The finished 'scan neurons' run; default: the model's only one.")
 @model_options()
 @click.option("--tokens", type=Whole(1), default=10, show_default=True, help="Tokens of each list.")
 @store_option()
@@ -35,16 +30,14 @@ def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_js
     Examples:
       mathinterp scan neurons --against head:0.6 --limit 160
       mathinterp neuron 4.312
-      mathinterp neuron 28.3696 --model MODEL --neurons-from RUN_ID --json
+      mathinterp neuron 28.3696 --model MODEL --from RUN_ID --json
     """
     from mathinterp.experiments.neurons.card import neuron_card
     from mathinterp.experiments.results import Shown
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.store import Store
 
-    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
     results = Store(store)
-    card = neuron_card(neuron, spec, results, neurons_from, tokens)
+    card = neuron_card(neuron, spec_of(options), results, neurons_from, tokens)
     if as_json:
         print_json({name: value for name, value in asdict(card).items() if name != "queries"})
         return

@@ -7,13 +7,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, check_writable, real, shortened, whole
 from mathinterp.local_files import resolved
+
+if TYPE_CHECKING:
+    from mathinterp.models.spec import ModelSpec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -57,9 +60,35 @@ def with_scratch(context: click.Context, parameter: click.Parameter, value: str 
 
 
 def with_flags(message: str, options: Sequence[click.Parameter] = ()) -> str:
-    """Fields that the library names in backticks, as flags: those of ``options``, else of the field's own name."""
+    """Fields that the library names in backticks, as flags: those of ``options``, else of the field's own name.
+
+    A run to build on is --from in every command, whatever is taken from it.
+    """
     flags = {str(each.name): each.opts[0] for each in options}
-    return re.sub(r"`(\w+)`", lambda field: flags.get(field[1], f"--{field[1].replace('_', '-')}"), message)
+
+    def flag(field: re.Match[str]) -> str:
+        own = "--from" if field[1].endswith("_from") else f"--{field[1].replace('_', '-')}"
+        return flags.get(field[1], own)
+
+    return re.sub(r"`(\w+)`", flag, message)
+
+
+class Renamed(click.Option):
+    """An option whose former names still work; help and reference do not show them."""
+
+    def __init__(self, *given: Any, former: Sequence[str] = (), **settings: Any):
+        super().__init__(*given, **settings)
+        self.former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Teach the parser all names."""
+        super().add_to_parser(parser, ctx)
+        parser.add_option(obj=self, opts=list(self.former), dest=self.name, action="store")
+
+
+def run_option(former: str, field: str, help: str) -> Callable[[Command], Command]:
+    """--from: the run that a command builds on."""
+    return click.option("--from", field, cls=Renamed, former=[former], default=None, metavar="RUN_ID", help=help)
 
 
 class Whole(click.IntRange):
@@ -192,6 +221,13 @@ def model_options() -> Callable[[Command], Command]:
     )  # fmt: skip
 
 
+def spec_of(options: dict[str, Any]) -> "ModelSpec":
+    """The model that the options of ``model_options`` name, which ``options`` then lacks."""
+    from mathinterp.models.spec import ModelSpec
+
+    return ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
+
+
 def prompt_options() -> Callable[[Command], Command]:
     """--prompts, --limit, --seed."""
     return apply(
@@ -240,7 +276,8 @@ def cluster_options() -> Callable[[Command], Command]:
 
 def set_level(level: int) -> None:
     """What the package logs: INFO what it does, WARNING what is doubtful, ERROR nothing."""
-    logging.getLogger("mathinterp").setLevel(level)
+    if (package := logging.getLogger("mathinterp")).level != level:  # setting it costs a look at every logger there is
+        package.setLevel(level)
 
 
 def verbosity_options() -> Callable[[Command], Command]:

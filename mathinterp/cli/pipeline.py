@@ -12,6 +12,7 @@ from mathinterp.cli.options import (
     json_option,
     model_options,
     prompt_options,
+    spec_of,
     store_option,
     with_flags,
 )
@@ -60,8 +61,7 @@ if TYPE_CHECKING:
 @json_option()
 def pipeline(
     transfer: tuple[str, ...], top: int, effect: str, ablation: str, ks: tuple[int, ...] | None, control_seeds: int,
-    model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str, limit: int | None,
-    seed: int, store: str, as_json: bool, **workers: Any,
+    prompt_name: str, limit: int | None, seed: int, store: str, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Which heads do the arithmetic, for which operation, what they look at, whether they hold; which MLPs follow.
 
@@ -82,19 +82,18 @@ def pipeline(
       mathinterp pipeline --model smollm2 --adapter smollm2-arithmetic --limit 64 --ks 1,2,4,8
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import prompts_of
     from mathinterp.store import Store
     from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, Workers, run_pipeline
 
     names = dict.fromkeys([prompt_name, *(name for name in transfer if name)])
     own, *others = (NamedPrompts(name, prompts_of(name, seed=seed, limit=limit)) for name in names)
-    spec = ModelSpec(model, adapter, dtype, trust_remote_code)
+    spec = spec_of(options)
     asked = Pipeline(top, effect, ablation, ks, control_seeds)
     opened = Store(store)
     try:
         with resumable():
-            result = run_pipeline(asked, spec, own, others, opened, Workers(**workers), _tell)
+            result = run_pipeline(asked, spec, own, others, opened, Workers(**options), _tell)
     except StageUnfinished as error:
         print_run(error.run)
         sys.exit(1)

@@ -10,28 +10,45 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from mathinterp.cli.chain import sentence_command
 from mathinterp.cli.experiment import ExperimentGroup, parse
+from mathinterp.cli.options import spec_of
 from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.plan import Plan
     from mathinterp.experiments import Experiment
+    from mathinterp.prompts.prompt import Prompt
 
+WORKFLOWS = {  # what runs in several steps, each of which decides the next; or a step -> the command that runs it
+    "pipeline": "pipeline",
+    "edit": "edit",
+    "gender_neurons": "edit",
+    "evaluate": "evaluate",
+    "sweep": "tune sweep",
+    "lora_sweep": "tune sweep",
+    "sweep_neurons": "tune sweep",
+    "prune": "tune prune",
+    "concept_zeroing": "scan concepts",
+}
 PER_DEVICE = ("model_bytes", "cache_bytes", "peak_bytes", "seconds")  # fields of a Plan that depend on the dtype
 
 
-def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
+def plan_experiment(experiment: "type[Experiment]", *, sentence: "Prompt | None" = None, **options: Any) -> None:
     """Print what the experiment would cost with these options; loads no weights and needs no Ray."""
     chosen, _, as_json, _ = parse(experiment, options)
-    from mathinterp.cluster.plan import measure_cpu, plan_scan
+    from mathinterp.cluster.plan import UPPER_BOUND, measure_cpu, plan_scan
     from mathinterp.cluster.run import prepare_work
-    from mathinterp.models.catalog import ModelSpec, resolve_dtype
+    from mathinterp.models.catalog import resolve_dtype
     from mathinterp.prompts import Prompts, prompts_of
     from mathinterp.store import Store
 
-    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    spec = spec_of(options)
     prompts = Prompts(())
-    if experiment.prompt_set is not None:
+    if sentence is not None:
+        prompts = Prompts((sentence,), sentence.text)
+    elif experiment.prompt_set is not None:
         limit = options["limit"] if experiment.prompts_needed is None else experiment.prompts_needed
         prompts = prompts_of(options["prompt_name"], seed=options["seed"], limit=limit)
     work = prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"]))
@@ -48,6 +65,8 @@ def plan_experiment(experiment: "type[Experiment]", **options: Any) -> None:
         counts = {name: value for name, value in asdict(on_cpu).items() if name not in PER_DEVICE}
         print_json({"model": model.label, **counts, "prompts": len(work.prompts), "devices": devices})
         return
+    if on_cpu.at_most:
+        console.print(UPPER_BOUND, highlight=False)
     _print(on_cpu, model.label, len(work.prompts), devices)
     console.print("Nothing was run. To run it:", highlight=False)
     console.print(f"  {_run_command(chosen.name)}", highlight=False, soft_wrap=True)
@@ -58,14 +77,39 @@ def _say_unknown(name: str, shards: int, as_json: bool) -> None:
     if as_json:
         print_json({"scan": name, "shards": shards, "flops": None})
     else:
-        console.print(f"{name}: {shards} shards; what they cost is not known to this experiment.", highlight=False)
+        console.print(
+            f"{name}: {counted(shards, 'shard')}; what this costs is not known to this experiment.", highlight=False
+        )
+
+
+def _of_workflow(name: str, words: str) -> click.Command:
+    """``plan NAME`` of what cannot be counted before it runs; it takes whatever options the command takes."""
+
+    def say(arguments: tuple[str, ...]) -> None:
+        if "--json" in arguments:
+            print_json({"scan": name, "command": words, "flops": None})
+        else:
+            line = f"{name}: part of 'mathinterp {words}'; its cost is not known in advance."
+            console.print(line, highlight=False, soft_wrap=True)
+
+    return click.Command(
+        name,
+        {"ignore_unknown_options": True},
+        callback=say,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        help=f"Say that the cost of 'mathinterp {words}' is not known in advance.\n\n\b\nExample:\n"
+        f"  mathinterp plan {name}",
+    )
 
 
 plan = ExperimentGroup(
     name="plan",
     run=plan_experiment,
     verb="plan",
-    others={},
+    others={
+        "chain": sentence_command(plan_experiment, "plan"),
+        **{name: _of_workflow(name, words) for name, words in WORKFLOWS.items()},
+    },
     help="""Show FLOPs, memory, rows and time of an experiment; loads no weights and needs no Ray.
 
     \b
@@ -91,8 +135,9 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
     facts = {
         "model": f"{label}, {cost.parameters:,} parameters"
         + (", compared with another of as many" if cost.models > 1 else ""),
-        "prompts": f"{prompts:,} prompts, {cost.tokens:,} tokens, {cost.nodes:,} positions of a clean pass",
-        "work": f"{cost.evaluations:,} forward evaluations in {cost.shards} shards, {_tera(cost.flops)} TFLOP"
+        "prompts": f"{counted(prompts, 'prompt')}, {cost.tokens:,} tokens, {cost.nodes:,} positions of a clean pass",
+        "work": f"{cost.evaluations:,} forward evaluations in {counted(cost.shards, 'shard')},"
+        + f" {_tera(cost.flops)} TFLOP"
         + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")
         + (f" and {_tera(cost.terms)} * 10^12 terms of neurons' sums" if cost.terms else ""),
         "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mathinterp.cli.options import json_option, model_options, out_file, prompt_options
+from mathinterp.cli.options import json_option, model_options, out_file, prompt_options, spec_of
 from mathinterp.cli.output import console, print_json, print_table
 
 
@@ -17,8 +17,8 @@ from mathinterp.cli.output import console, print_json, print_table
 @click.option("--out", default=None, callback=out_file, help="Write the prompts to this JSON-lines file.")
 @json_option()
 def prompts(
-    prompt_name: str, limit: int | None, seed: int, model: str, adapter: str | None, dtype: str,
-    trust_remote_code: bool, list_sets: bool, counterfactuals: bool, out: str | None, as_json: bool,
+    prompt_name: str, limit: int | None, seed: int, list_sets: bool, counterfactuals: bool, out: str | None,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Show prompts as a model sees them: text, answer, and which answer tokens are scored.
 
@@ -34,13 +34,13 @@ def prompts(
     if list_sets:
         print_json(_sets(seed)) if as_json else print_table(_sets(seed))
         return
-    from mathinterp.models.catalog import ModelSpec, resolve
+    from mathinterp.models.catalog import resolve
     from mathinterp.prompts import load_prompts, write_prompts
     from mathinterp.prompts.alignment import tokenize_prompts
     from mathinterp.prompts.pairs import with_counterfactuals
 
     chosen = load_prompts(prompt_name, seed=seed, limit=limit)
-    tokenizer = resolve(ModelSpec(model, adapter, dtype, trust_remote_code)).tokenizer
+    tokenizer = resolve(spec_of(options)).tokenizer
     if counterfactuals:
         chosen = with_counterfactuals(chosen, tokenizer)
     tokenized = tokenize_prompts(chosen, tokenizer)

@@ -6,10 +6,10 @@ from typing import Any
 import click
 
 from mathinterp.cli.experiment import print_summary
-from mathinterp.cli.options import cluster_options, fields_of, json_option, model_options, store_option
+from mathinterp.cli.options import cluster_options, fields_of, json_option, model_options, spec_of, store_option
 from mathinterp.cli.output import console, print_json
 from mathinterp.cli.running import print_run, run_json
-from mathinterp.cli.tuning import options_for, out_options, place_options, print_dry_run, say, spec_of
+from mathinterp.cli.tuning import options_for, out_options, place_options, print_dry_run, say
 from mathinterp.tuning.settings import PruneSettings
 
 

@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
+    from mathinterp.models.spec import ModelSpec
     from mathinterp.prompts.prompt import Prompt
 
 
 def run_chosen(
-    chosen: "Experiment", *, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, store: str,
-    address: str | None, replicas: int | None, gpus_per_replica: float | None, prompt_name: str | None = None,
-    limit: int | None = None, seed: int = 0, shown: Any = None, sentence: "Prompt | None" = None,
+    chosen: "Experiment", *, spec: "ModelSpec", store: str, shown: Any = None, prompt_name: str | None = None,
+    limit: int | None = None, seed: int = 0, sentence: "Prompt | None" = None, **workers: Any,
 ) -> "RunSummary":  # fmt: skip
-    """Run, or resume, a scan with the options of model_options, prompt_options, store_option and cluster_options.
+    """Run, or resume, a scan with the options of prompt_options, store_option and cluster_options (``workers``).
 
     Args:
         prompt_name: None for an experiment that needs no prompts.
@@ -27,8 +29,7 @@ def run_chosen(
         sentence: read it alone, instead of a set of prompts.
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
-    from mathinterp.cluster.run import run_scan
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.cluster.again import finished_again
     from mathinterp.prompts.given import Prompts, prompts_of
 
     if sentence is not None:
@@ -37,16 +38,13 @@ def run_chosen(
         prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
+    asked = {name: value for name, value in workers.items() if name != "replicas"}
+    if found := finished_again(chosen, spec, prompts, store, **asked):
+        return found
+    from mathinterp.cluster.run import run_scan  # torch, transformers
+
     with resumable():
-        return run_scan(
-            chosen,
-            ModelSpec(model, adapter, dtype, trust_remote_code),
-            prompts,
-            store,
-            replicas=replicas,
-            gpus_per_replica=gpus_per_replica,
-            address=address,
-        )
+        return run_scan(chosen, spec, prompts, store, **workers)
 
 
 @contextmanager
@@ -57,7 +55,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except NoReplicaLeft as error:
-        raise click.ClickException(f"{error}; the same command goes on from here") from error
+        raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:
@@ -82,9 +80,14 @@ def print_run(run: "RunSummary") -> None:
         work = f"{run.rows:,} rows in {run.seconds:.1f} s on {run.replicas} {run.device} replica(s){pace}"
     else:
         work = "nothing left to compute"
-    console.print(f"Run {run.run_id}: {work}; {run.reused} of {run.shards} shards were there already.", highlight=False)
+    there = f"{counted(run.shards, 'shard')} {'was' if run.shards == 1 else 'were'}"
+    console.print(
+        f"Run {run.run_id}: {work}; {run.reused} of {there} there already.",
+        highlight=False,
+    )
     for failure in run.failed:
-        click.echo(f"shard {failure.key} was given up: {failure.error} (traceback in the run's record)", err=True)
+        error = with_flags(failure.error)
+        click.echo(f"shard {failure.key} was given up: {error} (traceback in the run's record)", err=True)
     if run.failed or not run.complete:
         click.echo("the run is incomplete: the same command runs what is missing", err=True)
     say_where_at_last(run.store)

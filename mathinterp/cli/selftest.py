@@ -1,10 +1,11 @@
 """``mathinterp selftest``: prove the identities of the method on a user's own model."""
 
 import sys
+from typing import Any
 
 import click
 
-from mathinterp.cli.options import json_option, model_options, prompt_options
+from mathinterp.cli.options import json_option, model_options, prompt_options, spec_of
 from mathinterp.cli.output import console, print_json, print_table
 
 
@@ -13,10 +14,7 @@ from mathinterp.cli.output import console, print_json, print_table
 @prompt_options()
 @click.option("--device", default=None, help="cpu or cuda; default cuda where there is one.")
 @json_option()
-def selftest(
-    model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str, limit: int | None,
-    seed: int, device: str | None, as_json: bool,
-) -> None:  # fmt: skip
+def selftest(prompt_name: str, limit: int | None, seed: int, device: str | None, as_json: bool, **options: Any) -> None:
     """Check on your model that packed = plain, replay = full forward, hooks = zeroed weights, no-op = clean.
 
     Attention, coefficients, norms, the residual stream and the lens are also recomputed by hand from the parts that the
@@ -32,14 +30,14 @@ def selftest(
 
     from mathinterp.engine.selftest import selftest as run_checks
     from mathinterp.errors import UserError
-    from mathinterp.models.catalog import ModelSpec, load, resolve
+    from mathinterp.models.catalog import load, resolve
     from mathinterp.models.reading import read_prompts
     from mathinterp.prompts import load_prompts
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise UserError(f"--device '{device}' is not available here; take cpu")
-    resolved = resolve(ModelSpec(model, adapter, dtype, trust_remote_code), device)
+    resolved = resolve(spec_of(options), device)
     chosen = load_prompts(prompt_name, seed=seed, limit=8 if limit is None else limit)
     prompts = read_prompts(chosen, resolved)
     loaded = load(resolved, device)

@@ -41,8 +41,8 @@ def precise(**options: Any) -> None:
     \b
     Examples:
       mathinterp tune precise --heads 0.6,0.1 --data signed_two_digit_train --steps 100 --out tuned
-      mathinterp tune precise --heads-from RUN_ID --top 8 --data train.jsonl --held-out test.jsonl --out tuned
-      mathinterp tune precise --heads-from RUN_ID --top 8 --control random --data train.jsonl --out random
+      mathinterp tune precise --from RUN_ID --top 8 --data train.jsonl --held-out test.jsonl --out tuned
+      mathinterp tune precise --from RUN_ID --top 8 --control random --data train.jsonl --out random
     """
     from mathinterp.tuning.chosen import precise_job
 
@@ -102,7 +102,7 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     Example:
       mathinterp tune merge tuned --model bundled --out merged
     """
-    from mathinterp.models.catalog import ModelSpec
+    from mathinterp.models.spec import ModelSpec
     from mathinterp.tuning import edit
 
     merged = edit.merge(adapter, ModelSpec(model, None, dtype), out, say)

@@ -17,6 +17,7 @@ from mathinterp.cli.options import (
     model_options,
     out_folder,
     out_place,
+    spec_of,
     store_option,
     with_scratch,
 )
@@ -27,7 +28,6 @@ from mathinterp.tuning.settings import TuneSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.tuning.preview import Source
     from mathinterp.tuning.sft import SftConfig
     from mathinterp.tuning.sft_ray import TuningJob, TuningResult
@@ -98,13 +98,6 @@ def _out_unless_dry(context: click.Context, parameter: click.Parameter, value: P
 def say(line: str) -> None:
     """A line on the way, on stderr."""
     click.echo(line, err=True)
-
-
-def spec_of(options: dict[str, Any]) -> "ModelSpec":
-    """The model that the options of ``model_options`` name, which ``options`` then lacks."""
-    from mathinterp.models.catalog import ModelSpec
-
-    return ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
 
 
 def train(

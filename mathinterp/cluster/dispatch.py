@@ -12,19 +12,21 @@ The rules:
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
   blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
-- A replica says every few seconds, from a thread that does not compute, that it is there and how far its shard is.
-  One that has done so and then says nothing for ``silence`` seconds hangs, and is ended and replaced like a dead one.
-  However long a shard, a load or a compilation takes, this thread goes on meanwhile; what can keep it from running is
-  one call that holds Python's lock, seconds as a rule, so the default of five minutes is far from any of them. Only
-  time in which this loop itself ran is counted: after a suspension nobody is silent.
+- A replica says every few seconds, from a thread that does not compute, that it is there, how far its shard is and
+  whether the thread that computes moves (vital.py). One that has done so and then says nothing for ``silence`` seconds,
+  or only that nothing moves, hangs, and is ended and replaced like a dead one. However long a shard, a load or a
+  compilation takes, it moves meanwhile. Only time in which this loop itself ran is counted: after a suspension nobody
+  is silent.
 - Before a shard of a dead or silent replica is given to another one, or waited for, its file is looked for.
+- Shards may follow from finished ones (``source``). A replica with nothing to do while others work gets one before it
+  is known to be needed; a lone replica never does.
 - A UserError ends the run at once: no retry can put right what the user has to. So does Unfinished: a store that gave
   out, after its own retries.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,10 +55,14 @@ from mathinterp.cluster.events import (
     Receipt as Receipt,
 )
 from mathinterp.cluster.events import (
+    Source as Source,
+)
+from mathinterp.cluster.events import (
     Workers as Workers,
 )
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
+from mathinterp.text import counted
 
 SILENCE = 300.0  # seconds without a pulse after which a replica hangs
 LOOK = 20.0  # seconds without a pulse after which it gets no further shards, and its files are looked for
@@ -120,6 +126,7 @@ class Dispatcher:
         found: receipts of those of the given shards whose files are in the store.
         observer: told what happens.
         check: looks at each replica that joins, and may return a line of warning about it.
+        source: gives more shards while the loop runs; None: there are no more.
     """
 
     def __init__(
@@ -137,6 +144,7 @@ class Dispatcher:
         found: Callable[[Collection[str]], Mapping[str, Receipt]] = lambda keys: {},
         observer: Observer | None = None,
         check: Callable[[Ready], str | None] = lambda event: None,
+        source: Source | None = None,
     ):
         assert replicas >= 1
         assert window >= 1
@@ -151,6 +159,7 @@ class Dispatcher:
         self._silent: dict[int, float] = {}  # slot whose replica gives pulses -> seconds since it was heard of
         self._observer = observer or Observer()
         self._check = check
+        self._source = source
         self._fresh = deque(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
         self._retries: list[_Task] = []
         self._unfinished = len(self._fresh)
@@ -176,7 +185,9 @@ class Dispatcher:
         last_ready = turn = time.monotonic()
         while self._unfinished:
             if not self._ready and not self._starting:
-                raise NoReplicaLeft(f"no replica is left to run {self._unfinished} shards: {self._last_trouble}")
+                raise NoReplicaLeft(
+                    f"no replica is left to run {counted(self._unfinished, 'shard')}: {self._last_trouble}"
+                )
             for event in self._workers.wait(timeout=1.0):
                 self._handle(event)
             turn, before = time.monotonic(), turn
@@ -204,7 +215,7 @@ class Dispatcher:
                 self._look(slot)
             if now >= self._silence:
                 self._workers.abandon(slot)
-                self._replica_lost(Lost(slot, f"it hangs: nothing was heard of it for {now:.0f} s"))
+                self._replica_lost(Lost(slot, f"it hangs: nothing in it has moved for {now:.0f} s"))
 
     def _look(self, slot: int) -> None:
         """Count the shards of the slot's window whose files are there."""
@@ -219,10 +230,18 @@ class Dispatcher:
         self._unfinished -= 1
         self.outcome.receipts.append(event.receipt)
         self._observer.finished(event)
+        if self._source is not None:
+            self._add(self._source.finished(event.shard))
+
+    def _add(self, shards: Sequence[Shard]) -> None:
+        if shards:
+            self._fresh.extend(_Task(shard) for shard in sorted(shards, key=lambda shard: -shard.cost))
+            self._unfinished += len(shards)
+            self._observer.added(shards)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Pulse) or event.slot in self._silent:
-            self._silent[event.slot] = 0.0
+            self._silent[event.slot] = event.still if isinstance(event, Pulse) else 0.0
         if isinstance(event, Pulse):
             self._observer.pulse(event)
         elif (
@@ -270,7 +289,7 @@ class Dispatcher:
         self._look(event.slot)
         window = list(self._in_flight[event.slot].values())
         self._in_flight[event.slot].clear()
-        self._observer.trouble(f"a replica died, {len(window)} shards go back to the queue: {event.reason}")
+        self._observer.trouble(f"a replica died, {counted(len(window), 'shard')} back to the queue: {event.reason}")
         self._fresh.extendleft(reversed(window[1:]))
         for running in window[:1]:
             running.losses += 1
@@ -298,6 +317,7 @@ class Dispatcher:
 
     def _fill(self) -> None:
         """Give every ready replica a shard before any gets a second one."""
+        self._start_early()
         for depth in range(1, self._window + 1):
             for slot in self._ready:
                 if len(self._in_flight[slot]) >= depth or self._silent.get(slot, 0.0) >= LOOK:
@@ -308,6 +328,15 @@ class Dispatcher:
                 if task is not None:
                     self._in_flight[slot][task.shard.key] = task
                     self._workers.submit(slot, task.shard)
+
+    def _start_early(self) -> None:
+        """As many shards as there are replicas with nothing to do, while others are at work."""
+        idle = [slot for slot in self._ready if not self._in_flight[slot] and self._silent.get(slot, 0.0) < LOOK]
+        while self._source is not None and len(self._ready) > 1 and len(self._fresh) + len(self._retries) < len(idle):
+            shard = self._source.early()
+            if shard is None:
+                return
+            self._add([shard])
 
     def _take(self, slot: int) -> _Task | None:
         if self._fresh:

@@ -3,6 +3,7 @@
 Knows shards; decides nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class Pulse:
 
     slot: int
     done: float = 0.0
+    still: float = 0.0  # seconds for which the shard has not moved
 
 
 Event = Ready | Finished | Failed | Lost | Pulse
@@ -87,8 +89,21 @@ class Workers(Protocol):
         """What has happened, oldest first; blocks for the first event, at most ``timeout`` seconds."""
 
 
+class Source(Protocol):
+    """Where shards come from that follow from others (see experiments/growing.py)."""
+
+    def finished(self, shard: Shard) -> Sequence[Shard]:
+        """A shard is written: those that can run now and could not before."""
+
+    def early(self) -> Shard | None:
+        """A shard for a replica that has nothing to do, while others are at work; None: let it wait."""
+
+
 class Observer:
     """Told what happens, for a progress bar or a log; does nothing by itself."""
+
+    def added(self, shards: Sequence[Shard]) -> None:
+        """There are more shards than were said at first."""
 
     def ready(self, event: Ready) -> None:
         """A replica has loaded."""

@@ -4,15 +4,20 @@ Knows threads; knows nothing about experiments or stores. The replica lives as l
 many threads afterwards as before.
 """
 
+import logging
 import traceback
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import torch
 
+from mathinterp.cluster import dispatch
 from mathinterp.cluster.dispatch import Event, Failed, Finished, Ready
 from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.cluster.vital import watch
 from mathinterp.experiments.base import Shard
+
+logger = logging.getLogger(__name__)
 
 LOADING = None  # in place of a shard
 
@@ -32,6 +37,7 @@ class LocalWorkers:
         self._asked: deque[Shard | None] = deque()
         self._pool = ThreadPoolExecutor(at_once, "shard") if at_once > 1 else None
         self._running: dict[Future[Event], Shard | None] = {}
+        self._unwatch = watch(lambda: self._replica.pulse()[1], dispatch.SILENCE, logger.warning)
 
     def start(self, slot: int) -> None:
         """Load the model as soon as somebody waits."""
@@ -44,12 +50,12 @@ class LocalWorkers:
         self._ask(shard)
 
     def abandon(self, slot: int) -> None:
-        """Never asked for: a replica of this process gives no pulses that could stay away."""
+        """Never asked for: what hangs in this process cannot be ended, and is told by a warning."""
         raise AssertionError(slot)
 
     def pulse(self) -> float:
         """The part of the running shard that is done, if known."""
-        return self._replica.pulse()
+        return self._replica.pulse()[0]
 
     def _ask(self, shard: Shard | None) -> None:
         if self._pool is None:
@@ -76,6 +82,7 @@ class LocalWorkers:
 
     def close(self) -> None:
         """Let go of the replica; what it has written stays."""
+        self._unwatch()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._replica.close()

@@ -18,6 +18,7 @@ from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.costs import PACK_SIZE, parameters
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.text import counted
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -34,6 +35,7 @@ DEVICE_TFLOPS: dict[str, tuple[float, float]] = {
 DEVICE_TERMS = {device: 4.5 * tflops / 50.0 for device, (_, tflops) in DEVICE_TFLOPS.items()}
 CAPPED_TERMS = 0.016  # of that speed under a final soft-cap: each term by itself, as the direct form's 250 s on an H100
 GPU_EFFICIENCY = 0.8  # of that ceiling that whole layers reach: .77 to .89 measured on an H100
+UPPER_BOUND = "Which cells are computed depends on the data; this is the full grid, the most that it can come to."
 TREES, TREE_NODES = 14, 72  # in the batch that a CPU is measured with, as ablations of short prompts have them
 
 
@@ -65,13 +67,15 @@ class Plan:
     cache_bytes: int  # what is kept of clean passes
     peak_bytes: int  # device memory of a replica, about
     seconds: dict[str, float]  # of computing: device -> on one GPU of that kind, or on all cores of this CPU
+    at_most: bool = False  # which cells are computed depends on the data: all of this is of the full grid
 
     def __str__(self) -> str:
         """For people, a line each."""
         times = ", ".join(f"{device} {seconds:.3g} s" for device, seconds in self.seconds.items())
         plain = "" if self.plain_flops is None else f" ({self.plain_flops / 1e12:.3g} by full forward passes)"
+        bound = f"{UPPER_BOUND}\n" if self.at_most else ""
         return (
-            f"{self.scan}: {self.evaluations:,} forward evaluations in {self.shards} shards,"
+            f"{bound}{self.scan}: {self.evaluations:,} forward evaluations in {counted(self.shards, 'shard')},"
             f" {self.flops / 1e12:.3g} TFLOP{plain}\n"
             f"{self.rows:,} rows, about {self.result_bytes / 1e6:.3g} MB; a replica takes about"
             f" {self.peak_bytes / 1e9:.3g} GB\ncomputing takes about: {times}"
@@ -94,6 +98,7 @@ def plan_scan(
         dtype: of weights and activations, a key of DTYPE_BYTES.
         cpu: this CPU's speed; None leaves it out of ``seconds``.
     """
+    asked, scan = scan, scan.whole()
     shards = scan.shards(shape, prompts)
     cost = scan.cost(shape, prompts, shards)
     if cost is None:
@@ -117,6 +122,7 @@ def plan_scan(
         cache_bytes=kept,
         peak_bytes=weights + kept + width * cost.working + cost.working_bytes,
         seconds=_seconds(cost.flops, cost.terms, dtype, cpu, capped=shape.logit_softcap is not None),
+        at_most=scan is not asked,
     )
 
 

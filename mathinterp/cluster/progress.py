@@ -59,6 +59,12 @@ class Pace:
         self._told: dict[int, float] = {}  # slot -> part of its running shard, as told
         self.started: float | None = None  # when the first replica was ready
 
+    def add(self, shards: Sequence[Shard]) -> None:
+        """More shards are to run."""
+        new = {shard.key: max(shard.cost, LEAST) for shard in shards}
+        self._left |= new
+        self._total += sum(new.values())
+
     def ready(self, slot: int, now: float) -> None:
         """The replica of ``slot`` computes from now on."""
         self.started = now if self.started is None else self.started
@@ -131,6 +137,7 @@ class ScanProgress(QuietProgress):
         self._replicas = replicas
         self._pace = Pace(shards)
         self._inside = inside
+        self._grows = False
         self._shards_done = 0
         self._evaluations_done = 0
         self._ready = 0
@@ -168,6 +175,14 @@ class ScanProgress(QuietProgress):
         while not self._ended.wait(1.0):
             self._pace.tell(0, self._inside())
             self._show()
+
+    def added(self, shards: Sequence[Shard]) -> None:
+        """More shards than were known: what is done is then a part of those known so far."""
+        self._total += len(shards)
+        self._pace.add(shards)
+        self._grows = True
+        if self._bar is not None:
+            self._bar.update(self._task, total=self._total)
 
     def ready(self, event: Ready) -> None:
         """The clock of the pace starts with the first replica."""
@@ -212,7 +227,8 @@ class ScanProgress(QuietProgress):
             told.insert(1, f"about {duration(to_go)} to go")
         pace = self._evaluations_done / max(now - self._pace.started, 1e-9)
         told.insert(0, f"{pace:,.0f} evaluations/s" if self._shards_done else "first shards running")
-        return f"{self._pace.done(now):.0%} done, {', '.join(told)}"
+        known = " of what is known to be needed" if self._grows else ""
+        return f"{self._pace.done(now):.0%} done{known}, {', '.join(told)}"
 
 
 def duration(seconds: float) -> str:

@@ -24,7 +24,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 class RayWorkers:
     """Runs ``actor_class(*arguments)`` in each slot; the class has ``load() -> dict`` and ``run(shard) -> Receipt``.
 
-    If it has ``pulse() -> float`` too, the part of the running shard that is done, it is asked for that all the time.
+    If it has ``pulse()`` too, the part of the running shard that is done and for how long it has stood still, it is
+    asked for that all the time.
 
     Args:
         actor_class: a plain class.
@@ -91,11 +92,11 @@ class RayWorkers:
         """That of a living actor; the death of another is told by the call that waits for it."""
         slot = self._asked.pop(reference)
         try:
-            done = ray.get(reference)
+            done, still = ray.get(reference)
         except RayError:
             return []
         self._due[slot] = time.monotonic() + PULSE_SECONDS
-        return [Pulse(slot, done)]
+        return [Pulse(slot, done, still)]
 
     def _event(self, reference: Any) -> Event:
         slot, shard = self._waiting[reference]

@@ -25,6 +25,7 @@ from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.dispatch import Receipt
 from mathinterp.cluster.temporary import private
+from mathinterp.cluster.vital import Vital
 from mathinterp.engine import batching
 from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
@@ -71,6 +72,7 @@ class Replica:
         self._store = Store(job.store_url)
         self._state: Any = None
         self._versions: dict[str, str] = {}
+        self._vital = Vital()
         self._computing: tuple[int, float] | None = None  # evaluations of the shard, and the counter when it began
         self._turns = ThreadPoolExecutor(1, "computing") if job.device == "cuda" else None
 
@@ -156,13 +158,16 @@ class Replica:
             halved=computed.halved,
         )
 
-    def pulse(self) -> float:
-        """The part of the shard being computed that is done; 0 where the engine does not count. Of any thread."""
-        computing = self._computing
+    def pulse(self) -> tuple[float, float]:
+        """The part of the shard being computed that is done, and for how many seconds it has not moved. Of any thread.
+
+        The first is 0 where the engine does not count.
+        """
+        computing, still = self._computing, self._vital.still()
         if computing is None:
-            return 0.0
+            return 0.0, still
         evaluations, before = computing
-        return min((batching.evaluated - before) / evaluations, 1.0) if evaluations else 0.0
+        return (min((batching.evaluated - before) / evaluations, 1.0) if evaluations else 0.0), still
 
     def close(self) -> None:
         """Let go of the model and of the thread that computes."""
@@ -175,9 +180,11 @@ class Replica:
         if self._job.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._computing = (self._job.scan.evaluations(shard, self._job.prompts), batching.evaluated)
+        self._vital.begin()
         try:
             table = self._job.scan.run(self._state, shard)
         finally:
+            self._vital.end()
             self._computing = None
         memory = _peak_memory(self._job.device)
         return Computed(table, time.perf_counter() - started, memory, batching.halved - halved)

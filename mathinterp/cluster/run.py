@@ -11,50 +11,32 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from mathinterp.cluster import again
 from mathinterp.cluster.agreement import PROBE, Agreement
-from mathinterp.cluster.dispatch import Dispatcher, Outcome, ShardFailure
+from mathinterp.cluster.dispatch import Dispatcher, Outcome
 from mathinterp.cluster.found import found_in
+from mathinterp.cluster.growth import Growth
 from mathinterp.cluster.places import Here, OnRay, Placement, place_of
 from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.replica import ReplicaJob, made_here
+from mathinterp.cluster.summary import RunSummary as RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.experiments.costs import parameters
+from mathinterp.experiments.growing import Growing
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, ModelSource, NamedSource
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.store import Run, Store, prompts_fingerprint
+from mathinterp.text import counted
 from mathinterp.versions import code_version
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """How a call of run_scan ended."""
-
-    run_id: str
-    store: str  # absolute path or URL
-    shards: int  # of the whole run
-    reused: int  # finished by earlier calls
-    done: int  # finished by this call
-    rows: int  # written by this call
-    evaluations: int  # forward evaluations behind these rows
-    seconds: float  # of this call
-    device: str | None  # "cuda" or "cpu"; None: nothing was left to do
-    replicas: int
-    replicas_lost: int
-    busy: float  # part of the ready replicas' time that went into shards
-    peak_memory: int  # bytes, most of any replica
-    failed: list[ShardFailure] = field(default_factory=list)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every shard of the run has its file."""
-        return self.reused + self.done == self.shards
 
 
 @dataclass(frozen=True)
@@ -68,6 +50,12 @@ class Work:
     prompts_label: str
     shards: tuple[Shard, ...]
     columns: Columns = field(default_factory=dict)  # further facts about prompts, kept beside them
+    growing: Growing | None = None  # where further shards follow from rows
+
+    @property
+    def listed(self) -> list[str]:
+        """Keys of what the run's record begins with."""
+        return [shard.key for shard in self.shards] + ([self.growing.closing.key] if self.growing else [])
 
 
 def run_scan(
@@ -108,25 +96,44 @@ def run_scan(
     if scan.one_replica and (replicas or 1) != 1:
         raise UserError(f"{scan.name} runs on one replica, as each shard needs those before it; leave out `replicas`")
     store = Store(store_url)
-    model = Model(model) if isinstance(model, ModelSpec) else model
+    spec, model = model, Model(model) if isinstance(model, ModelSpec) else model
     with ExitStack() as stack:
         place = place_of(model, stack, replicas, gpus_per_replica, address)
-        work = bound_work(scan, place.described(), prompts, store, prompts_label)
+        with again.remembered(scan, spec, prompts, gpus_per_replica, address) as found:
+            work = bound_work(scan, place.described(), prompts, store, prompts_label)
+            found.update(opening(work, place.device()) if prompts_label is None else {})
         run = open_run(store, work, place.device())
-        missing = set(run.missing_shards())
+        growth, missing = to_compute(store, work, run)
+        there = len(run.shards) - len(missing) - (growth is not None)  # whose closing shard is written again
         logger.info(
             f"run {run.run_id}: {scan.name} of {work.model.label} ({work.model.dtype}, {work.model.fingerprint}),"
-            f" {len(work.prompts)} prompts, {len(missing)} of {len(work.shards)} shards to compute in {store.url}"
+            f" {len(work.prompts)} prompts, {len(missing)} of {len(run.shards)} shards to compute in {store.url}"
         )
         outcome, placement = Outcome(), None
         if missing:
             weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
             placement = place.placement(1 if work.scan.one_replica else len(missing), weights)
             logger.info(f"{placement.replicas} replicas on {placement.device}")
-            outcome = dispatch(work, run, store, missing, place, placement, max_attempts, progress)
+            outcome = dispatch(work, run, store, missing, place, placement, max_attempts, progress, growth)
         else:
+            if growth is not None:
+                growth.close(metadata(work))
             run.finish()
-    return summarize(work, run, store, missing, outcome, placement, time.monotonic() - started)
+    return summarize(work, run, store, growth, there, outcome, placement, time.monotonic() - started)
+
+
+def to_compute(store: Store, work: Work, run: Run) -> tuple[Growth | None, list[Shard]]:
+    """The shards that have no file, and where further ones come from; a finished run grows no more."""
+    missing = set(run.missing_shards())
+    if work.growing is None or not missing:
+        return None, [shard for shard in work.shards if shard.key in missing]
+    growth = Growth(work.growing, run, store, partial(evaluations_of, work))
+    return growth, growth.missing()
+
+
+def evaluations_of(work: Work, shards: Sequence[Shard]) -> dict[str, int]:
+    """Shard key -> forward evaluations in it."""
+    return {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
 
 
 def prepare_work(
@@ -153,58 +160,68 @@ def bound_work(
     context = Context(model, prompts, store)
     scan = scan.bind(context)
     tokenized = context.read(scan)
-    shards = tuple(scan.shards(model.shape, tokenized))
-    assert shards, f"scan {scan.name}: its work was cut into no shards"
+    growing = scan.growing(model.shape, tokenized)
+    shards = tuple(scan.shards(model.shape, tokenized) if growing is None else growing.first())
+    if not shards:
+        raise UserError(f"{scan.name} has nothing to do here: one of its lists, `layers` for example, may be empty")
     assert len({shard.key for shard in shards}) == len(shards), f"scan {scan.name}: shard keys must be unique"
-    return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns)
+    return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns, growing)
 
 
 def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
     """The run's record in the store, new or earlier, and its prompts; tells if other versions began it."""
-    run = store.open_run(
-        scan=work.scan.name,
-        model=work.model.label,
-        model_fingerprint=work.model.fingerprint,
-        prompts=work.prompts_label,
-        prompts_fingerprint=work.prompts_fingerprint,
-        dtype=work.model.dtype,
-        parameters=work.scan.parameters(),
-        code_version=code_version(),
-        versions=made_here(work.scan, work.model, device),
-        shards=[shard.key for shard in work.shards],
-    )
+    run = store.open_run(**opening(work, device))
     store.write_prompts(work.prompts_fingerprint, work.prompts, work.columns)
     return run
+
+
+def opening(work: Work, device: str) -> dict[str, Any]:
+    """What ``Store.open_run`` is given; plain JSON."""
+    return {
+        "scan": work.scan.name,
+        "model": work.model.label,
+        "model_fingerprint": work.model.fingerprint,
+        "prompts": work.prompts_label,
+        "prompts_fingerprint": work.prompts_fingerprint,
+        "dtype": work.model.dtype,
+        "parameters": work.scan.parameters(),
+        "code_version": code_version(),
+        "versions": made_here(work.scan, work.model, device),
+        "shards": work.listed,
+    }
 
 
 def dispatch(
     work: Work,
     run: Run,
     store: Store,
-    missing: set[str],
+    shards: Sequence[Shard],
     place: Here | OnRay,
     placement: Placement,
     max_attempts: int,
     progress: bool,
+    growth: Growth | None = None,
 ) -> Outcome:
     """Run the missing shards, and bring the run's record up to date however that ends."""
-    shards = [shard for shard in work.shards if shard.key in missing]
-    evaluations = {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
     progress = progress and logger.isEnabledFor(logging.WARNING)  # nothing where the log is silenced
     job = replica_job(work, run, store, placement)
     outcome = Outcome()
     try:
         with place.workers(job, placement) as workers:
             inside = getattr(workers, "pulse", None)  # of a replica in this process
+            evaluations = growth.evaluations if growth else evaluations_of(work, shards)
             counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside)
             shown = counted if progress else QuietProgress()
             dispatcher = Dispatcher(
                 workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
-                check=Agreement(run).joined, found=found_in(store, run),
+                check=Agreement(run).joined, found=found_in(store, run), source=growth,
             )  # fmt: skip
             outcome = dispatcher.outcome
             with shown:
-                return dispatcher.run()
+                dispatcher.run()
+        if growth is not None:
+            growth.close(metadata(work))
+        return outcome
     finally:
         close_run(run, outcome)
 
@@ -223,17 +240,22 @@ def replica_job(
         run_id=run.run_id,
         device=placement.device,
         threads=placement.threads,
-        metadata={
-            "scan": work.scan.name,
-            "parameters": work.scan.parameters(),
-            "model": work.model.label,
-            "model_fingerprint": work.model.fingerprint,
-            "prompts": work.prompts_label,
-            "prompts_fingerprint": work.prompts_fingerprint,
-            "dtype": work.model.dtype,
-            "code_version": code_version(),
-        },
+        metadata=metadata(work),
     )
+
+
+def metadata(work: Work) -> dict[str, Any]:
+    """What the footer of each file says about its rows."""
+    return {
+        "scan": work.scan.name,
+        "parameters": work.scan.parameters(),
+        "model": work.model.label,
+        "model_fingerprint": work.model.fingerprint,
+        "prompts": work.prompts_label,
+        "prompts_fingerprint": work.prompts_fingerprint,
+        "dtype": work.model.dtype,
+        "code_version": code_version(),
+    }
 
 
 def close_run(run: Run, outcome: Outcome) -> None:
@@ -268,7 +290,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
     unseen = [receipt for receipt in outcome.receipts if receipt.key in set(missing)]
     if unseen:
         raise UserError(
-            f"{len(unseen)} shards were written on {unseen[0].node} but are not in the store as this machine sees it;"
+            f"{counted(len(unseen), 'shard')} written on {unseen[0].node} but not in the store as this machine sees it;"
             " give `store` a folder that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
         )
 
@@ -277,21 +299,22 @@ def summarize(
     work: Work,
     run: Run,
     store: Store,
-    missing: set[str],
+    growth: Growth | None,
+    there: int,
     outcome: Outcome,
     placement: Placement | None,
     seconds: float,
 ) -> RunSummary:
-    """The outcome in the numbers a user asks for."""
-    done = {receipt.key for receipt in outcome.receipts}
+    """The outcome in the numbers a user asks for; ``there``: shards that had their file before."""
+    done, known = {receipt.key for receipt in outcome.receipts}, work.shards if growth is None else growth.known
     return RunSummary(
         run_id=run.run_id,
         store=store.url,
-        shards=len(work.shards),
-        reused=len(work.shards) - len(missing),
-        done=len(done),
+        shards=len(run.shards),
+        reused=there,
+        done=len(done) + (growth is not None and growth.closed),
         rows=sum(receipt.rows for receipt in outcome.receipts),
-        evaluations=sum(work.scan.evaluations(shard, work.prompts) for shard in work.shards if shard.key in done),
+        evaluations=sum(evaluations_of(work, [shard for shard in known if shard.key in done]).values()),
         seconds=seconds,
         device=placement.device if placement else None,
         replicas=placement.replicas if placement else 0,

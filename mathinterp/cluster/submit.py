@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -82,9 +81,9 @@ def submit(
     args: Sequence[str],
     address: str,
     *,
+    output: TextIO,
+    announce: Callable[[str], None],
     working_dir: str | os.PathLike[str] | None = None,
-    output: TextIO | None = None,
-    announce: Callable[[str], None] | None = None,
 ) -> int:
     """Run ``job args...`` on the head node of a cluster and follow its log to the end.
 
@@ -94,10 +93,10 @@ def submit(
         job: a script (.py) inside ``working_dir``, a name of JOBS, or the words of a command, as in "scan mlps".
         args: its command line.
         address: of the job service, for example http://127.0.0.1:8265 (`ray dashboard cluster.yaml` forwards it).
+        output: where the job's log goes.
+        announce: told the job's id, and how to find or stop it.
         working_dir: the folder to upload, which is the job's current folder; None: the checkout that holds mathinterp,
             an empty folder where there is none.
-        output: where the job's log goes; None: stdout.
-        announce: told the job's id, and how to find or stop it; None: printed to stderr.
     Returns:
         0 if the job succeeded, else 1, as `ray job submit` does; 1 also if the cluster no longer answers.
     Raises:
@@ -120,11 +119,10 @@ def submit(
         number = client.submit_job(
             entrypoint=shlex.join(["python", *entrypoint, *args]), runtime_env=runtime_env, entrypoint_num_gpus=0
         )
-    announce = announce or (lambda line: print(line, file=sys.stderr, flush=True))
     sent = f"{_mib(sum(upload.bytes for upload in uploads))} uploaded{uploads[0].left_out}"
     announce(f"job {number}: {sent}; to stop it: ray job stop {number} --address {address}")
     try:
-        return _follow(client, number, output or sys.stdout, announce)
+        return _follow(client, number, output, announce)
     except KeyboardInterrupt:
         announce(
             f"job {number} goes on; to stop it: ray job stop {number} --address {address}; to follow it again:"
@@ -168,7 +166,7 @@ def _client(address: str) -> JobSubmissionClient:
     if "://" not in address:
         address = f"http://{address}"
     if not address.startswith(("http://", "https://")):
-        raise UserError(f"--address {address}: give the job service's address, for example http://127.0.0.1:8265")
+        raise UserError(f"`address` {address}: give the job service's address, for example http://127.0.0.1:8265")
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:

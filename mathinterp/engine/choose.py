@@ -15,6 +15,7 @@ from mathinterp.engine.intervention import CLEAN, Intervention, Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Answers, Scores
+from mathinterp.engine.tree.packing import BatchShape
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -22,14 +23,10 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 COMPILE_FROM_NODES = 20_000_000  # node evaluations (tree nodes x edits) from which compiling (some 20 s) pays on a GPU
 
 
-class Engine(Protocol):
-    """What experiments need of an engine: ``PlainEngine``, ``PackedEngine``, ``PackedReplay``, ``EndRows``."""
+class Runner(Protocol):
+    """What scores answers under interventions: an ``Engine``, or ``EndRows``."""
 
-    name: str
     answers: Answers
-
-    def baseline(self) -> Scores:
-        """Scores of the unedited model: 1 x A."""
 
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
         """Scores under each intervention by itself: E x A; CLEAN gives the unedited model's.
@@ -39,6 +36,15 @@ class Engine(Protocol):
         Raises:
             FloatingPointError: NaN or infinity; names the intervention and the prompt.
         """
+
+
+class Engine(Runner, Protocol):
+    """What experiments need of an engine: ``PlainEngine``, ``PackedEngine``, ``PackedReplay``."""
+
+    name: str
+
+    def baseline(self) -> Scores:
+        """Scores of the unedited model: 1 x A."""
 
     def activations(self, site: str, layer: int, tokens: Tokens) -> torch.Tensor:
         """Clean activations of n tokens at a site: n Z."""
@@ -57,7 +63,7 @@ def choose(asked: str, tree_mask: bool) -> str:
     if asked not in ENGINES:
         raise UserError(f"engine '{asked}' is not known; take one of {', '.join(ENGINES)}")
     if asked == "packed" and not tree_mask:
-        raise UserError("this model family takes no tree mask; use --engine plain (or auto)")
+        raise UserError("this model family takes no tree mask; use `engine` plain (or auto)")
     return "plain" if asked == "plain" or not tree_mask else "packed"
 
 
@@ -77,6 +83,7 @@ def build_engine(
     edits_in_all: int = 16,
     max_tokens: int | None = None,
     compiled: bool | None = None,
+    shape: BatchShape | None = None,
 ) -> Engine:
     """Make the engine and run its clean pass.
 
@@ -86,6 +93,7 @@ def build_engine(
         edits_in_all: edits of the whole scan; decides whether compiling pays.
         max_tokens: most token rows in one forward pass; None = by device.
         compiled: whether the packed engine compiles layers; None = ``pays_to_compile``.
+        shape: of the packed engine's batches; None = the one of least work.
     """
     if choose(asked, anatomy.family.tree_mask) == "plain":
         rows = max_tokens or 8192
@@ -99,6 +107,7 @@ def build_engine(
         edits_per_batch=edits_per_batch,
         max_tokens=max_tokens,
         compiled=compiled,
+        shape=shape,
     )
 
 
@@ -125,13 +134,13 @@ def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokeni
 
 
 def _why_it_strays(engine: Engine, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> str:
-    """What is at fault, and what helps; ``--engine plain`` is advised only where it gives each prompt's own numbers."""
+    """What is at fault, and what helps; The engine plain is advised only where it gives each prompt's own numbers."""
     alone = PlainEngine(anatomy, prompts, batch_size=1).baseline()
     dtype = str(anatomy.dtype).removeprefix("torch.")
     if not np.isfinite(alone.logprob_EA).all():
         narrow = anatomy.dtype == torch.float16
-        return f"the model itself gives NaN or infinity in {dtype}" + ("; give --dtype float32" if narrow else "")
+        return f"the model itself gives NaN or infinity in {dtype}" + ("; give `dtype` float32" if narrow else "")
     limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
     if engine.name != "plain" and PlainEngine(anatomy, prompts).baseline().difference(alone) <= limit:
-        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use --engine plain and report this"
-    return f"{anatomy.shape.model_type} does not take padded batches either (no --engine helps); report this"
+        return f"{anatomy.shape.model_type} does not take the tree mask as expected; use `engine` plain and report this"
+    return f"{anatomy.shape.model_type} does not take padded batches either (no `engine` helps); report this"

@@ -19,7 +19,7 @@ from mathinterp.engine.paths.frozen import CPU_ROWS, GPU_ROWS
 from mathinterp.engine.paths.patching import Prefix, RowCache
 from mathinterp.engine.placement import Placement, hooked
 from mathinterp.engine.replay import Replay
-from mathinterp.engine.scores import Answers, Scores
+from mathinterp.engine.scores import Answers
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -41,8 +41,6 @@ class EndRows(Replay[_OneLength]):
         max_rows: most rows in one batch; None = by device. Halved for good when memory runs out.
     """
 
-    name = "end rows"
-
     @torch.no_grad()
     def __init__(self, anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], max_rows: int | None = None):
         self.ends_P = np.array([prompt.end for prompt in prompts])
@@ -62,14 +60,6 @@ class EndRows(Replay[_OneLength]):
         super().__init__(anatomy, prompts, answers, groups, inputs_LPD, most)
         for group in groups:
             self._fill(inputs_LPD, 0, CLEAN, self._placement(), group)
-
-    def baseline(self) -> Scores:
-        """Scores of the unedited model: 1 x P."""
-        return self.run([CLEAN])
-
-    def activations(self, site: str, layer: int, tokens: Tokens) -> torch.Tensor:
-        """Other engines have activations."""
-        raise NotImplementedError("END rows keep no activations; take those of another engine")
 
     def _placement(self) -> Placement:
         return Placement(self.anatomy, len(self.prompts), 1, self._flat)

@@ -5,59 +5,73 @@ A hook that never fires is an error, and nothing stays hooked after an exception
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from mathinterp.models.anatomy import Anatomy
 
 Edit = Callable[[torch.Tensor], torch.Tensor]  # what an activation becomes
+Look = Callable[[torch.Tensor], object]
 
 
-@contextmanager
-def edited_input(module: nn.Module, edit: Edit) -> Iterator[None]:
+def edited_input(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
     """Within the block, ``module`` reads ``edit(input)`` instead of its input."""
-    fired = 0
 
     def hook(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        nonlocal fired
-        fired += 1
         return (edit(args[0]), *args[1:])
 
-    handle = module.register_forward_pre_hook(hook)
-    try:
-        yield
-        assert fired > 0, f"the hook on {type(module).__name__} never fired"
-    finally:
-        handle.remove()
+    return _counted(module, module.register_forward_pre_hook, hook)
+
+
+def edited_output(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
+    """Within the block, ``module`` gives ``edit(output)`` instead of its output (the first item of a tuple)."""
+
+    def hook(_: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> object:
+        return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(output)
+
+    return _counted(module, module.register_forward_hook, hook)
 
 
 @contextmanager
-def edited_output(module: nn.Module, edit: Edit) -> Iterator[None]:
-    """Within the block, ``module`` gives ``edit(output)`` instead of its output (the first item of a tuple)."""
+def _counted(
+    module: nn.Module, register: Callable[[Callable[..., Any]], RemovableHandle], hook: Callable[..., Any]
+) -> Iterator[None]:
     fired = 0
 
-    def hook(_: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> object:
+    def counted(*given: Any) -> Any:
         nonlocal fired
         fired += 1
-        return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(output)
+        return hook(*given)
 
-    handle = module.register_forward_hook(hook)
+    handle = register(counted)
     try:
         yield
         assert fired > 0, f"the hook on {type(module).__name__} never fired"
     finally:
         handle.remove()
+
+
+def watched(module: nn.Module, of_input: bool, look: Look) -> AbstractContextManager[None]:
+    """Within the block, ``look`` gets ``module``'s input (else its output), and nothing changes."""
+
+    def edit(value: torch.Tensor) -> torch.Tensor:
+        look(value)
+        return value
+
+    return (edited_input if of_input else edited_output)(module, edit)
 
 
 def caught_input(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
     """Collects ``module``'s inputs within the block."""
-    return _caught(module, edited_input)
+    return _caught(module, True)
 
 
 def caught_output(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:
-    """Collects ``module``'s outputs within the block; the model goes on with a copy: Falcon adds into it."""
-    return _caught(module, edited_output, go_on_with=torch.clone)
+    """Collects ``module``'s outputs within the block."""
+    return _caught(module, False)
 
 
 def edited_site(anatomy: Anatomy, site: str, layer: int, edit: Edit) -> AbstractContextManager[None]:
@@ -68,8 +82,7 @@ def edited_site(anatomy: Anatomy, site: str, layer: int, edit: Edit) -> Abstract
 
 def caught_site(anatomy: Anatomy, site: str, layer: int) -> AbstractContextManager[list[torch.Tensor]]:
     """Collects the activations at a site within the block."""
-    module, is_input = _module(anatomy, site, layer)
-    return (caught_input if is_input else caught_output)(module)
+    return _caught(*_module(anatomy, site, layer))
 
 
 def _module(anatomy: Anatomy, site: str, layer: int) -> tuple[nn.Module, bool]:
@@ -82,30 +95,17 @@ def _module(anatomy: Anatomy, site: str, layer: int) -> tuple[nn.Module, bool]:
 
 
 @contextmanager
-def _caught(
-    module: nn.Module,
-    edited: Callable[[nn.Module, Edit], AbstractContextManager[None]],
-    go_on_with: Edit = lambda value: value,
-) -> Iterator[list[torch.Tensor]]:
+def _caught(module: nn.Module, of_input: bool) -> Iterator[list[torch.Tensor]]:
     caught: list[torch.Tensor] = []
-
-    def keep(value: torch.Tensor) -> torch.Tensor:
-        caught.append(value)
-        return go_on_with(value)
-
-    with edited(module, keep):
-        yield caught
+    with watched(module, of_input, lambda value: caught.append(value if of_input else value.clone())):
+        yield caught  # outputs are copies: Falcon adds into what a module gave
 
 
 @contextmanager
 def zeroed_columns(anatomy: Anatomy, layer: int, head: int) -> Iterator[None]:
     """Within the block, the head's columns of o_proj's weight are zero: paper A's own way of ablating a head."""
-    projection = anatomy.output_projection(layer)
-    rows = anatomy.head_slice(head)
-    conv1d = type(projection).__name__ == "Conv1D"
     with torch.no_grad():
-        weight = projection.get_parameter("weight")
-        part = weight[rows] if conv1d else weight[:, rows]
+        part = anatomy.output_weight(layer)[anatomy.head_slice(head)]
         saved = part.clone()
         part.zero_()
     try:

@@ -148,6 +148,11 @@ def no_op(anatomy: Anatomy, layer: int) -> Intervention:
     return (Change("head", layer, (), Value.zero(anatomy, "head", layer)),)
 
 
+def first_middle_last(layers: int) -> list[int]:
+    """The layers in which a no-op says how far an engine strays from itself."""
+    return sorted({0, layers // 2, layers - 1})
+
+
 def site_width(anatomy: Anatomy, site: str) -> int:
     """Z: numbers per token."""
     shape = anatomy.shape

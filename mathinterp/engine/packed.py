@@ -25,6 +25,7 @@ from mathinterp.engine.intervention import (
     Intervention,
     Tokens,
     Value,
+    first_middle_last,
     intervention,
     label,
     no_op,
@@ -38,7 +39,7 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.replay import PackedReplay
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
 from mathinterp.engine.tree.attention import serves
-from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, Group, lay_out
+from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, BatchShape, Group, lay_out
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -57,6 +58,7 @@ class PackedEngine:
         pack_size: nodes a pack aimed at; None = the size of least work.
         compiled: compile layers and scoring (worth it on CUDA for long runs).
         tree_attention: attention without dense masks (tree_attention.py); None = where its kernel serves, if compiled.
+        shape: of all batches, also of too few edits: engines of other prompts that have it need no new compilation.
     """
 
     name = "packed"
@@ -72,6 +74,7 @@ class PackedEngine:
         pack_size: int | None = None,
         compiled: bool = False,
         tree_attention: bool | None = None,
+        shape: BatchShape | None = None,
     ):
         self.anatomy, self.prompts = anatomy, prompts
         self.device, self.dtype = anatomy.device, anatomy.dtype
@@ -88,7 +91,9 @@ class PackedEngine:
             max_tokens=self.max_tokens,
             pack_size=pack_size,
             dense_masks=not self.tree_attention,
+            shape=shape,
         )
+        self._whole_batches = shape is not None
         self.forest, self.groups, self.edits_per_batch = layout.forest, layout.groups, layout.edits_per_batch
         self.layers = Layers(anatomy, tree_attention=self.tree_attention, compiled=compiled)
         self._score_logits = score_logits
@@ -143,20 +148,20 @@ class PackedEngine:
     def baseline(self) -> Scores:
         """Scores (1 x A) of the unedited model: a no-op edit of the last layer, in the batch shape of real edits."""
         if self._baseline is None:
-            self._baseline = self._no_op(self.anatomy.shape.n_layers - 1, self.groups)
+            self._baseline = self._no_op(self.anatomy.shape.n_layers - 1)
         return self._baseline
 
-    def _no_op(self, layer: int, groups: Sequence[Group]) -> Scores:
+    def _no_op(self, layer: int, groups: Sequence[int] | None = None) -> Scores:
         return self._run([*no_op(self.anatomy, layer)] * self._copies(1), groups).first()
 
     # ---- interventions ----
 
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
-        """See ``choose.Engine.run``: heads or the MLP of one layer take the fast way, others that of replay.py."""
+        """See ``choose.Runner.run``: heads or the MLP of one layer take the fast way, others that of replay.py."""
         changes = [changes[0] for changes in interventions if len(changes) == 1]
         if base or len(changes) < len(interventions) or not _at_one_place(changes):
             return self.replay.run(interventions, base)
-        result = self._run(changes, self.groups)
+        result = self._run(changes)
         try:
             check_finite(result, [label(changes) for changes in interventions], self.answers, self.prompts)
         except FloatingPointError:  # NaN spreads over a pack: full passes name the prompt it came from
@@ -173,29 +178,35 @@ class PackedEngine:
         """Run units of one layer on the first group of packs: on a GPU that compiles all that ``run`` would."""
         (site,) = {site_of(unit) for unit in units}
         zero = Value.zero(self.anatomy, site, units[0].layer)
-        self._run([intervention([unit], zero)[0] for unit in units], self.groups[:1])
+        self._run([intervention([unit], zero)[0] for unit in units], [0])
 
     def placement(self) -> Placement:
         """Packs x nodes."""
         return Placement(self.anatomy, self.forest.n_packs, self.forest.pack_size, self._nodes)
 
-    def _run(self, changes: Sequence[Change], groups: Sequence[Group]) -> Scores:
-        """Scores under each change by itself, all at one place and with one value: E x A."""
+    def _run(self, changes: Sequence[Change], groups: Sequence[int] | None = None) -> Scores:
+        """Scores under each change by itself, all at one place and with one value: E x A; of some groups, or of all."""
         board = ScoreBoard(len(changes), len(self.answers), self.anatomy)
         placement = self.placement()
-        for group, calls in zip(groups, self.calls, strict=False):
-            self._run_group(board, changes, placement, group, calls)
+        for number in range(len(self.groups)) if groups is None else groups:
+            self._run_group(board, changes, placement, self.groups[number], self.calls[number])
         return board.scores(self.answers.gold_A)
 
     def _run_group(
         self, board: ScoreBoard, changes: Sequence[Change], placement: Placement, group: Group, calls: RecordedCalls
     ) -> None:
-        def run(start: int, stop: int) -> None:
-            hidden = self._replay(changes[start:stop], placement, group, calls)
-            self._score_group(board, start, stop - start, group, hidden)
-
         rows = len(group.packs) * self.forest.pack_size
-        at_once = max(1, min(self.edits_per_batch, self.max_tokens // rows))
+        at_once = whole = max(1, min(self.edits_per_batch, self.max_tokens // rows))
+
+        def run(start: int, stop: int) -> None:
+            nonlocal whole
+            asked = changes[start:stop]
+            if stop < len(changes):
+                whole = len(asked)  # fewer where memory ran out
+            filled = [*asked, *[asked[-1]] * (whole - len(asked))] if self._whole_batches else asked
+            hidden = self._replay(filled, placement, group, calls)
+            self._score_group(board, start, len(asked), group, hidden[: len(asked) * len(group.packs)])
+
         if (fitting := in_batches(len(changes), at_once, run, self.share(group))) < at_once:
             self.max_tokens = fitting * rows
 
@@ -280,24 +291,13 @@ class PackedEngine:
     def noise_floor(self, baseline: Scores) -> dict[str, float]:
         """How far a no-op edit of the first, middle and last layer strays from the baseline: nats and flips.
 
-        Measured on the answers of the first group of packs.
+        Measured on the answers of the first, middle and last group of packs.
         """
-        last = self.anatomy.shape.n_layers - 1
-        group = self.groups[0]
-        answers = group.answers.cpu().numpy()
-        expected = baseline.at(answers)
-        logprob, logit, flips = 0.0, 0.0, 0
-        for layer in sorted({0, (last + 1) // 2, last}):
-            found = self._no_op(layer, [group]).at(answers)
-            logprob = max(logprob, float(np.abs(found.logprob_EA - expected.logprob_EA).max()))
-            logit = max(logit, float(np.abs(found.logit_EA - expected.logit_EA).max()))
-            flips = max(flips, int((found.predicted_EA != expected.predicted_EA).sum()))
-        return {
-            "max_logprob_deviation": logprob,
-            "max_logit_deviation": logit,
-            "flipped_predictions": flips,
-            "answers": len(answers),
-        }
+        groups = sorted({0, len(self.groups) // 2, len(self.groups) - 1})
+        answers = np.concatenate([self.groups[number].answers.cpu().numpy() for number in groups])
+        layers = first_middle_last(self.anatomy.shape.n_layers)
+        found = Scores.together([self._no_op(layer, groups).at(answers) for layer in layers])
+        return found.noise(baseline.at(answers))
 
     # ---- what replicas compare ----
 
@@ -311,7 +311,7 @@ class PackedEngine:
         for layer in (0, self.anatomy.shape.n_layers - 1):
             zero = Value.zero(self.anatomy, "head", layer)
             changes = [Change("head", layer, (row % heads,), zero) for row in range(self._copies(1))]
-            found.append(self._run(changes, [group]).at(group.answers.cpu().numpy()))
+            found.append(self._run(changes, [0]).at(group.answers.cpu().numpy()))
         return Cells.joined([Cells.of([s.logprob_EA, s.logit_EA], s.predicted_EA) for s in found])
 
 

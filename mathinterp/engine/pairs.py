@@ -6,15 +6,16 @@ The sentences end there, so nothing after END is computed.
 Shape legend: P pair, L layer, B pair of one batch, T token, H query head, Z o_proj input width, D model width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from mathinterp.engine.batching import like_lengths
-from mathinterp.engine.hooks import edited_input, edited_output
+from mathinterp.engine.hooks import Look, watched
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.pairs import first_digit
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -68,6 +69,10 @@ class Batch:
         """B X: each sentence's END row."""
         return values_BTX[torch.arange(len(self.ends), device=values_BTX.device), self.ends]
 
+    def keeper(self, kept: list[torch.Tensor]) -> Look:
+        """For ``hooks.watched``: adds the END rows of what it sees to ``kept``."""
+        return lambda values_BTX: kept.append(self.at_end(values_BTX))
+
     def forward(self, anatomy: Anatomy) -> None:
         """Run the decoder; what it computes is for hooks to see.
 
@@ -106,12 +111,26 @@ class Ends:
     mlp_LPD: torch.Tensor  # output of the MLP module
     final_PD: torch.Tensor  # input of the final norm
 
+    def chosen(self, at: np.ndarray) -> "Ends":
+        """The activations of some sentences alone."""
+        return Ends(
+            self.embedded_PD[at], self.heads_LPZ[:, at], self.attention_LPD[:, at], self.mlp_LPD[:, at],
+            self.final_PD[at],
+        )  # fmt: skip
 
-def chosen(ends: Ends, at: np.ndarray) -> Ends:
-    """The activations of some sentences alone."""
-    return Ends(
-        ends.embedded_PD[at], ends.heads_LPZ[:, at], ends.attention_LPD[:, at], ends.mlp_LPD[:, at], ends.final_PD[at]
-    )
+
+@dataclass(frozen=True)
+class CleanPairs:
+    """Pairs, and what each side has at END in a clean pass."""
+
+    pairs: Pairs
+    original: Ends
+    counterfactual: Ends
+
+    def chosen(self, keep_P: np.ndarray) -> "CleanPairs":
+        """The pairs at the indices ``keep_P`` alone."""
+        ends = (side.chosen(keep_P) for side in (self.original, self.counterfactual))
+        return CleanPairs(self.pairs.chosen(keep_P), *ends)
 
 
 @torch.no_grad()
@@ -126,22 +145,18 @@ def ends_of(anatomy: Anatomy, sentences: Sequence[tuple[int, ...]], max_tokens: 
         mlp_LPD=like.new_empty(shape.n_layers, P, shape.d_model),
         final_PD=like.new_empty(P, shape.d_model),
     )
+    stores = [(anatomy.layers[0], True, ends.embedded_PD), (anatomy.final_norm, True, ends.final_PD)]
+    for layer in range(shape.n_layers):
+        projection = anatomy.output_projection(layer)
+        stores += [(projection, True, ends.heads_LPZ[layer]), (projection, False, ends.attention_LPD[layer])]
+        stores.append((anatomy.mlp(layer), False, ends.mlp_LPD[layer]))
     for batch in batches_of(sentences, anatomy, max_tokens):
 
-        def keep(store_PX: torch.Tensor, batch: Batch = batch) -> Callable[[torch.Tensor], torch.Tensor]:
-            def edit(values_BTX: torch.Tensor) -> torch.Tensor:
-                store_PX[batch.rows] = batch.at_end(values_BTX)
-                return values_BTX
-
-            return edit
+        def keep(values_BTX: torch.Tensor, store_PX: torch.Tensor, batch: Batch = batch) -> None:
+            store_PX[batch.rows] = batch.at_end(values_BTX)
 
         with ExitStack() as hooks:
-            hooks.enter_context(edited_input(anatomy.layers[0], keep(ends.embedded_PD)))
-            hooks.enter_context(edited_input(anatomy.final_norm, keep(ends.final_PD)))
-            for layer in range(shape.n_layers):
-                projection = anatomy.output_projection(layer)
-                hooks.enter_context(edited_input(projection, keep(ends.heads_LPZ[layer])))
-                hooks.enter_context(edited_output(projection, keep(ends.attention_LPD[layer])))
-                hooks.enter_context(edited_output(anatomy.mlp(layer), keep(ends.mlp_LPD[layer])))
+            for module, of_input, store_PX in stores:
+                hooks.enter_context(watched(module, of_input, partial(keep, store_PX=store_PX)))
             batch.forward(anatomy)
     return ends

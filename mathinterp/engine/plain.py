@@ -11,7 +11,7 @@ import torch
 
 from mathinterp.engine.batching import like_lengths
 from mathinterp.engine.hooks import caught_input, caught_site
-from mathinterp.engine.intervention import CLEAN, Intervention, Tokens, label, site_width
+from mathinterp.engine.intervention import CLEAN, Intervention, Tokens, first_middle_last, label, no_op, site_width
 from mathinterp.engine.placement import Placement, hooked
 from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answer_logits, answers_of, check_finite, score
 from mathinterp.models.anatomy import Anatomy
@@ -46,7 +46,7 @@ class PlainEngine:
 
     @torch.inference_mode()
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
-        """See ``choose.Engine.run``; ``base`` saves nothing here."""
+        """See ``choose.Runner.run``; ``base`` saves nothing here."""
         board = ScoreBoard(len(interventions), len(self.answers), self.anatomy)
         placement = Placement(self.anatomy, len(self.prompts), self.length, self._flat)
         for row, changes in enumerate(interventions):
@@ -57,6 +57,11 @@ class PlainEngine:
         result = board.scores(self.answers.gold_A)
         check_finite(result, [label(changes) for changes in interventions], self.answers, self.prompts)
         return result
+
+    def noise_floor(self, baseline: Scores) -> dict[str, float]:
+        """How far a no-op edit of the first, middle and last layer strays from the baseline, on all answers."""
+        layers = first_middle_last(self.anatomy.shape.n_layers)
+        return self.run([no_op(self.anatomy, layer) for layer in layers]).noise(baseline)
 
     def _flat(self, tokens: Tokens) -> np.ndarray:
         flat: np.ndarray = tokens.prompt_n * self.length + tokens.token_n

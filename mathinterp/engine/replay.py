@@ -57,7 +57,7 @@ class Replay(ABC, Generic[Rows]):
 
     @torch.inference_mode()
     def run(self, interventions: Sequence[Intervention], base: Intervention = CLEAN) -> Scores:
-        """See ``choose.Engine.run``."""
+        """See ``choose.Runner.run``."""
         assert interventions, "no interventions to run"
         placement = self._placement()
         self._cache_inputs(base, placement)

@@ -57,6 +57,21 @@ class Scores:
         pairs = ((self.logprob_EA, other.logprob_EA), (self.logit_EA, other.logit_EA))
         return float(np.max([np.abs(mine - theirs).max() for mine, theirs in pairs]))
 
+    def noise(self, baseline: "Scores") -> dict[str, float]:
+        """How far passes that change nothing (E x A) stray from the baseline: most nats, logits and flips in a pass."""
+        flips_EA = self.predicted_EA != baseline.predicted_EA
+        return {
+            "max_logprob_deviation": float(np.abs(self.logprob_EA - baseline.logprob_EA).max()),
+            "max_logit_deviation": float(np.abs(self.logit_EA - baseline.logit_EA).max()),
+            "flipped_predictions": int(flips_EA.sum(axis=1).max()),
+            "answers": flips_EA.shape[1],
+        }
+
+    @staticmethod
+    def together(parts: Sequence["Scores"]) -> "Scores":
+        """The interventions of all parts, in their order."""
+        return Scores(*(np.concatenate(columns) for columns in zip(*(part._columns for part in parts), strict=True)))
+
     def at(self, answers_A: np.ndarray) -> "Scores":
         """The scores of some answer tokens alone."""
         return Scores(*(column[:, answers_A] for column in self._columns))

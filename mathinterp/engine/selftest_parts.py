@@ -121,8 +121,7 @@ def _end_heads(
     anatomy: Anatomy, layer: int, fed: Sequence[int], projection: Projection, which_C: torch.Tensor, only_end: bool
 ) -> torch.Tensor:
     """o_proj's input at END with some features of a projection zero, at END or at every token: Z."""
-    width = _width(projection)
-    features = torch.arange(width)[projection.features][which_C].to(anatomy.device)
+    features = projection.places[which_C].to(anatomy.device)
 
     def zero(output_BTC: torch.Tensor) -> torch.Tensor:
         output_BTC = output_BTC.clone()
@@ -137,17 +136,11 @@ def _end_heads(
     return caught[0][0, -1]
 
 
-def _width(projection: Projection) -> int:
-    """Output features of the projection's whole module."""
-    weight = projection.module.get_parameter("weight")
-    return weight.shape[1] if type(projection.module).__name__ == "Conv1D" else weight.shape[0]
-
-
 def _overlap(anatomy: Anatomy, layer: int) -> bool:
     taken: set[tuple[int, int]] = set()
     count = 0
     for projection in (anatomy.query(layer), anatomy.key(layer), anatomy.value(layer)):
-        features = torch.arange(_width(projection))[projection.features].tolist()
+        features = projection.places.tolist()
         taken |= {(id(projection.module), feature) for feature in features}
         count += len(features)
     return len(taken) < count

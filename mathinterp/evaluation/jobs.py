@@ -111,7 +111,7 @@ def parse_tasks(tasks: str | Sequence[str]) -> list[str]:
         if not known:
             raise UserError(
                 f"task '{shortened(name)}' is not known; the benchmarks are {', '.join(ORDER)}, and prompt sets (see"
-                " 'mathinterp prompts --list') or prompt files are taken too"
+                " 'mathinterp prompts `list`') or prompt files are taken too"
             )
     return list(dict.fromkeys(names))
 

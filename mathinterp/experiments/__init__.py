@@ -8,6 +8,7 @@ from typing import Any
 
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.options import option
+from mathinterp.experiments.ranking import Ranking
 from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head, Neuron
@@ -17,6 +18,7 @@ __all__ = [
     "Experiment",
     "Head",
     "Neuron",
+    "Ranking",
     "Results",
     "Shard",
     "Shown",
@@ -25,6 +27,13 @@ __all__ = [
     "Table",
     "option",
 ]
+
+
+def __dir__() -> list[str]:
+    """Also the experiments, which are imported when they are first used."""
+    from mathinterp.experiments.registry import experiments
+
+    return sorted({*globals(), *__all__, *(experiment.__name__ for experiment in experiments().values())})
 
 
 def __getattr__(name: str) -> Any:

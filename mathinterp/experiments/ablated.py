@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from mathinterp.engine.choose import Engine, build_engine, packing_deviation, pays_to_compile
 from mathinterp.engine.intervention import Intervention, Tokens, Value, intervention
 from mathinterp.engine.packed import PackedEngine
+from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.scores import Scores
+from mathinterp.engine.tree.packing import BatchShape
 from mathinterp.experiments.ablation import Ablation
 from mathinterp.experiments.base import Subject
 from mathinterp.models.anatomy import Anatomy
@@ -30,9 +33,13 @@ class AblationState:
     counterfactual: Engine | None  # the same prompts with X_c in place of X_r
     notes: dict[str, Any]
     values: dict[tuple[str, int], Value] = field(default_factory=dict)  # by site and layer; see ``ablated``
+    whole: "AblationState | None" = None  # all prompts, where these are some of them and means are over all
+    places: np.ndarray | None = None  # of these among them
 
 
-def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool) -> Engine:
+def build_scan_engine(
+    scan: Ablation, subject: Subject, edits_per_batch: int, compiled: bool, shape: BatchShape | None = None
+) -> Engine:
     """The engine that runs the scan's edits."""
     return build_engine(
         subject.anatomy,
@@ -42,30 +49,51 @@ def build_scan_engine(scan: Ablation, subject: Subject, edits_per_batch: int, co
         edits_per_batch=edits_per_batch,
         max_tokens=subject.max_tokens,
         compiled=compiled,
+        shape=shape,
     )
 
 
-def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
+def prepare(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int, **how: Any) -> AblationState:
     """``engines_of`` with the run's noise and what its means are over: done once per replica."""
-    state = engines_of(scan, subject, edits_per_batch, edits_in_all)
-    if isinstance(state.engine, PackedEngine):
-        state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
-    if scan.ablation in ("mean", "dataset_mean"):
-        groups = Counter(_mean_groups(scan, subject.prompts))
-        state.notes["prompts_per_mean"] = {"fewest": min(groups.values()), "most": max(groups.values())}
+    state = engines_of(scan, subject, edits_per_batch, edits_in_all, **how)
+    assert isinstance(state.engine, PackedEngine | PlainEngine), f"the {state.engine.name} engine tells no noise"
+    state.notes["noise_floor"] = state.engine.noise_floor(state.engine.baseline())
+    state.notes |= means_noted(scan, subject.prompts)
     return state
 
 
-def engines_of(scan: Ablation, subject: Subject, edits_per_batch: int, edits_in_all: int) -> AblationState:
-    """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone."""
+def means_noted(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> dict[str, Any]:
+    """For the run's notes: what the means are over, if there are any."""
+    if scan.ablation not in ("mean", "dataset_mean"):
+        return {}
+    groups = Counter(_mean_groups(scan, prompts))
+    return {"prompts_per_mean": {"fewest": min(groups.values()), "most": max(groups.values())}}
+
+
+def engines_of(
+    scan: Ablation,
+    subject: Subject,
+    edits_per_batch: int,
+    edits_in_all: int,
+    *,
+    checked: bool = True,
+    shape: BatchShape | None = None,
+) -> AblationState:
+    """Clean pass, and counterfactual pass where needed; the engine is checked against prompts alone, if ``checked``.
+
+    Args:
+        shape: of all batches, which are then compiled; None: by the number of edits.
+    """
     anatomy, prompts = subject.anatomy, with_distractors(subject.prompts)
-    compiled = pays_to_compile(anatomy.device.type, prompts, edits_in_all)
-    engine = build_scan_engine(scan, subject, edits_per_batch, compiled)
+    compiled = shape is not None or pays_to_compile(anatomy.device.type, prompts, edits_in_all)
+    engine = build_scan_engine(scan, subject, edits_per_batch, compiled, shape)
     counterfactual = None
     if scan.needs_counterfactuals:
         pairs = [dataclasses.replace(p, input_ids=_counterfactual_ids(p)) for p in prompts]
         counterfactual = build_engine(anatomy, pairs, asked=scan.engine, max_tokens=subject.max_tokens)
-    notes: dict[str, Any] = {"engine": engine.name, "packing_deviation": packing_deviation(engine, anatomy, prompts)}
+    notes: dict[str, Any] = {"engine": engine.name}
+    if checked:
+        notes["packing_deviation"] = packing_deviation(engine, anatomy, prompts)
     if isinstance(engine, PackedEngine):
         forest = engine.forest
         notes |= {"nodes": forest.n_nodes, "packs": forest.n_packs, "pack_size": forest.pack_size}
@@ -97,6 +125,8 @@ def private_from(scan: Ablation, prompts: Sequence[TokenizedPrompt]) -> list[int
 
 def value_of(scan: Ablation, state: AblationState, site: str, layer: int) -> Value:
     """What the activations of ``site`` in ``layer`` become."""
+    if state.whole is not None:
+        return _mean_of_whole(scan, state, site, layer)
     everywhere = scan.edited_positions == "all"
     tokens = (Tokens.every if everywhere else Tokens.ends)(state.prompts)
     if scan.ablation == "zero":
@@ -106,6 +136,18 @@ def value_of(scan: Ablation, state: AblationState, site: str, layer: int) -> Val
     if scan.ablation == "resample":
         return Value(rows_nZ, tokens)
     return Value.mean(rows_nZ) if everywhere else Value.mean(rows_nZ, tokens, _mean_groups(scan, state.prompts))
+
+
+def _mean_of_whole(scan: Ablation, state: AblationState, site: str, layer: int) -> Value:
+    """The means over all prompts, at END of those that are here."""
+    assert state.whole is not None
+    known = state.whole.values
+    if (site, layer) not in known:
+        known[site, layer] = value_of(scan, state.whole, site, layer)
+    value = known[site, layer]
+    if value.tokens is None or value.rows is None:
+        return value
+    return Value(value.rows[torch.as_tensor(state.places, device=value.rows.device)], Tokens.ends(state.prompts))
 
 
 def ablated(scan: Ablation, state: AblationState, units: Iterable[Unit]) -> Intervention:

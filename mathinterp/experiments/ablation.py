@@ -110,5 +110,5 @@ class Ablation(Experiment):
         return Cells.joined([own, engine.cells()]) if isinstance(engine, PackedEngine) else own
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """Interventions one at a time, each from its own layer on."""
-        return replayed(self, shape, prompts, shards)
+        """Interventions one at a time, each from its own layer on, unless the experiment has a ``cost.py``."""
+        return super().cost(shape, prompts, shards) or replayed(self, shape, prompts, shards)

@@ -5,8 +5,9 @@ Knows the views of head and MLP scans; knows nothing about models or how rows we
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import prompts_of, reach_warnings, rough_warnings, unrankable
+from mathinterp.experiments.reach import noise_warnings, prompts_of, reach_warnings, rough_warnings, unrankable
 from mathinterp.experiments.results import SIGNIFICANT, Results, Row, Shown, Summary, per_operation
+from mathinterp.experiments.stability import stability_lines
 from mathinterp.experiments.thin_means import thin_mean_warnings
 
 COSTLY, NEGLIGIBLE = 10, 2  # points of accuracy: paper A counts heads that cost 10 or more, and under 2
@@ -37,6 +38,7 @@ def summarize_ablation(
     why = unrankable(results, effects)
     ranked = _ranked(results, effects, top, list(why))
     verdict = "" if "all" in why else _verdict(results, effects, word)
+    stable = [] if "all" in why else stability_lines(results)
     doubts = [_doubt(word, why)] if why else []
     differences = _differences(results, node, top)
     prompts, tests = prompts_of(results), results.rows(f"SELECT count(DISTINCT node) AS n FROM {effects}")[0]["n"]
@@ -47,11 +49,13 @@ def summarize_ablation(
             *_tables(ranked, why),
             *([Shown(DIFFERENCES, per_operation(differences))] if differences else []),
             verdict,
+            *stable,
         ],
         data={
             "baseline": baseline,
             "verdict": verdict or " ".join(doubts),
             "top": ranked,
+            "stability": stable,
             "accuracy_ranks_nothing": why,
             **({"logit_differences": differences} if differences else {}),
         },
@@ -65,6 +69,7 @@ def summarize_ablation(
         ],
         warnings=[
             *thin_mean_warnings(results.store, results.run_id),
+            *noise_warnings(results),
             *rough_warnings(prompts),
             *([] if "all" in why else reach_warnings(prompts, tests, word)),
         ],

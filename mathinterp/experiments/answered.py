@@ -34,6 +34,16 @@ def kept_prompts(subject: Subject, keep_all: bool) -> tuple[list[TokenizedPrompt
     return kept, {"prompts": len(right_P), "answered_rightly": int(right_P.sum()), "prompts_kept": len(kept)}
 
 
+def kept_pairs(right_P: np.ndarray, keep_all: bool) -> np.ndarray:
+    """P booleans: the pairs to read, those answered rightly unless all are; raises UserError if none is left."""
+    if not keep_all and not right_P.any():
+        raise UserError(
+            f"the model answers none of the {len(right_P)} prompts right (first digit), so no pair is kept; take"
+            " prompts that it can answer, or `keep_all`"
+        )
+    return np.ones_like(right_P) if keep_all else right_P
+
+
 @torch.inference_mode()
 def answered_rightly(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], max_tokens: int | None = None) -> np.ndarray:
     """P booleans, from one pass over the prompts up to END under the model's own attention."""

@@ -7,9 +7,12 @@ is quick to list and to plan: heavy imports belong into ``prepare`` and ``run``.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from mathinterp.engine.cells import Cells
     from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.finished_run import HeadRanking
+    from mathinterp.experiments.growing import Growing
+    from mathinterp.experiments.ranking import Ranking
     from mathinterp.models.anatomy import Anatomy, ModelShape
     from mathinterp.models.catalog import ResolvedModel
     from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
@@ -106,9 +111,10 @@ class Experiment(ABC):
     reads_neurons: ClassVar[bool] = False  # True: it names single neurons, which mixtures of experts have not
     on_command_line: ClassVar[bool] = True  # False: a step of a workflow, which has its own command
     own_command: ClassVar[bool] = False  # True: `mathinterp NAME` does the same as `mathinterp scan NAME`
-    retired: ClassVar[Mapping[str, str]] = {}  # former flags -> the command that is there instead
+    retired: ClassVar[Mapping[str, str]] = {}  # former options -> what is there instead
     one_replica: ClassVar[bool] = False  # True: a shard needs those before it, so that one replica does all, in order
     head_ranking: ClassVar[HeadRanking | None] = None  # how a finished run ranks heads; None: it ranks none
+    node_ranking: ClassVar[Ranking | None] = None  # of its nodes, for `mathinterp stability`; None: it ranks none
 
     @property
     def needs_counterfactuals(self) -> bool:
@@ -139,6 +145,14 @@ class Experiment(ABC):
     @abstractmethod
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """Cut the work; must depend on the arguments alone, never on the number of replicas."""
+
+    def growing(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> Growing | None:
+        """Which shards follow from rows, for a run that begins with ``shards``; None: there are no others."""
+        return None
+
+    def whole(self) -> Experiment:
+        """The experiment that computes all that this one might, for planning."""
+        return self
 
     @abstractmethod
     def prepare(self, subject: Subject) -> Any:
@@ -182,12 +196,16 @@ class Experiment(ABC):
         return len(prompts) * len(shard.work.get("heads") or shard.work.get("layers") or [shard])
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost | None:
-        """FLOPs, rows and memory, counted before anything loads; None: not known, and ``plan`` says so."""
-        return None
+        """FLOPs, rows and memory, counted before anything loads; None: not known, and ``plan`` says so.
+
+        By default what ``cost_of(experiment, shape, prompts, shards)`` in ``cost.py`` of its folder returns.
+        """
+        own = self._beside("cost", "cost_of")
+        return own(self, shape, prompts, shards) if own else None
 
     def notes(self, state: Any) -> dict[str, Any]:
-        """Facts about the run worth storing beside it (engine chosen, noise floor); plain JSON."""
-        return {}
+        """Facts about the run worth storing beside it (engine chosen, noise floor), as plain JSON: ``state.notes``."""
+        return dict(getattr(state, "notes", {}))
 
     def check_shown(self, shown: Any, prompts: Sequence[Prompt]) -> None:
         """Raise UserError, before anything runs, for a value of ``show_options`` that will find nothing to show."""
@@ -195,15 +213,49 @@ class Experiment(ABC):
 
     @classmethod
     def summarize(cls, results: Results, shown: Any) -> Summary:
-        """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``."""
+        """What a finished run says, from stored rows alone; ``shown`` is a value of ``show_options``.
+
+        By default what ``summarize(results, shown)`` in ``summary.py`` of its folder returns; without ``shown`` where
+        there are no such options.
+        """
+        if own := cls._beside("summary", "summarize"):
+            return own(*cls._asked(results, shown))  # type: ignore[no-any-return]
         queries = [results.query(f"SELECT * FROM {table} WHERE run_id = $run LIMIT 20") for table in cls.tables]
         return Summary(queries=queries)
 
     @classmethod
     def figure(cls, results: Results, shown: Any) -> Figure | None:
-        """A picture of a finished run; None: there is none to draw."""
-        return None
+        """A picture of a finished run; None: there is none to draw.
+
+        By default what ``draw`` in ``figure.py`` of its folder returns, called as ``summarize`` is.
+        """
+        own = cls._beside("figure", "draw")
+        return own(*cls._asked(results, shown)) if own else None
+
+    @classmethod
+    def draws(cls) -> bool:
+        """Whether finished runs have a figure."""
+        inherited = cls.figure.__func__ is Experiment.figure.__func__  # type: ignore[attr-defined]
+        return not inherited or _in_folder(cls, "figure") is not None
 
     def follow_up(self, results: Results, shown: Any) -> Experiment | None:
         """The experiment that the finished run asks for, on the same model and prompts; None: it stands alone."""
         return None
+
+    @classmethod
+    def _beside(cls, part: str, function: str) -> Callable[..., Any] | None:
+        module = _in_folder(cls, part)
+        return None if module is None else getattr(importlib.import_module(module), function, None)
+
+    @classmethod
+    def _asked(cls, results: Results, shown: Any) -> tuple[Any, ...]:
+        return (results,) if cls.show_options is NothingToShow else (results, shown)
+
+
+def _in_folder(experiment: type[Experiment], part: str) -> str | None:
+    """The module ``part`` in the folder of an experiment, or of one that it derives from; None: there is none."""
+    for owner in experiment.__mro__:
+        name = f"{owner.__module__}.{part}"
+        if hasattr(sys.modules.get(owner.__module__), "__path__") and find_spec(name):
+            return name
+    return None

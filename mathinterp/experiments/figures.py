@@ -62,7 +62,7 @@ def effect_map(effects: pd.DataFrame, label: str) -> Figure:
     figure, axes = panels(len(operations))
     image = None
     for axis, operation in zip(axes, operations, strict=True):
-        grid = _grid(effects[effects["operation"] == operation])
+        grid = node_grid(effects[effects["operation"] == operation], "effect")
         image = axis.imshow(grid, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto", origin="lower")
         axis.set(title=operation, xlabel="head", ylabel="layer")
         whole_numbers(axis.xaxis, axis.yaxis)
@@ -73,15 +73,14 @@ def effect_map(effects: pd.DataFrame, label: str) -> Figure:
     return figure
 
 
-def _grid(effects: pd.DataFrame) -> np.ndarray:
-    """Layers x heads, and one more column for MLPs where there are any; NaN where nothing was measured."""
-    heads = effects[effects["node"] == "head"]
-    mlps = effects[effects["node"] == "mlp"]
+def node_grid(rows: pd.DataFrame, column: str) -> np.ndarray:
+    """``column`` as layers x heads, and one more for MLPs where there are any; NaN where nothing was measured."""
+    heads, mlps = rows[rows["node"] == "head"], rows[rows["node"] == "mlp"]
     n_heads = int(heads["head"].max()) + 1 if len(heads) else 0
-    grid = np.full((int(effects["layer"].max()) + 1, n_heads + (1 if len(mlps) else 0)), np.nan)
-    grid[heads["layer"].astype(int), heads["head"].astype(int)] = heads["effect"]
+    grid = np.full((int(rows["layer"].max()) + 1, n_heads + (1 if len(mlps) else 0)), np.nan)
+    grid[heads["layer"].astype(int), heads["head"].astype(int)] = heads[column]
     if len(mlps):
-        grid[mlps["layer"].astype(int), -1] = mlps["effect"]
+        grid[mlps["layer"].astype(int), -1] = mlps[column]
     return grid
 
 

@@ -42,7 +42,11 @@ def finished_run(store: Store, run_id: str, ranked: str, scans: Iterable[str]) -
         scans: the kinds of scan that rank them.
     Raises UserError if there is no such run, it is another kind of scan, or it is not finished.
     """
-    found = store.rows("SELECT * EXCLUDE (parameters) FROM runs WHERE run_id = $run", {"run": run_id})
+    found = store.rows(
+        """SELECT * EXCLUDE (parameters), (parameters ->> 'decide') IS NOT NULL AS adaptive
+           FROM runs WHERE run_id = $run""",
+        {"run": run_id},
+    )
     if not found:
         raise UserError(
             f"no run '{run_id}' in {store.url}; see: mathinterp sql"
@@ -56,6 +60,11 @@ def finished_run(store: Store, run_id: str, ranked: str, scans: Iterable[str]) -
         raise UserError(
             f"run {run_id} has {run['shards_done']} of {run['shards']} shards: a ranking of some {ranked} would"
             " mislead; finish it with the same command"
+        )
+    if run.pop("adaptive"):
+        raise UserError(
+            f"run {run_id} decided of each node by itself (`decide`), on prompts of its own number: that is no ranking;"
+            " take a run without it, or name the nodes that its view of decisions has above the threshold"
         )
     return run
 

@@ -23,6 +23,7 @@ class Option:
 
     help: one sentence for ``--help``.
     flag: the name on the command line; None = the field's own, with dashes.
+    former: names that it had there, which still work and are not shown.
     parse: text -> value, for what is neither text, number, flag nor a choice. Raises UserError.
     choices: the values there are; None among them is left out of the help.
     least, most: smallest and largest number allowed.
@@ -32,6 +33,7 @@ class Option:
 
     help: str
     flag: str | None = None
+    former: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     choices: tuple[str | None, ...] = ()
     least: float | None = None

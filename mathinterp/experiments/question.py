@@ -6,11 +6,12 @@ these units: the same engines, replacements and rules of what counts as right.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from mathinterp.engine.intervention import site_of
+from mathinterp.engine.intervention import Tokens, label, site_of
 from mathinterp.engine.scores import Scores
 from mathinterp.errors import UserError
 from mathinterp.experiments.ablated import AblationState, ablated, engines_of
@@ -18,13 +19,15 @@ from mathinterp.experiments.ablation import ABLATIONS
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.options import read_heads, read_layers, read_neurons
+from mathinterp.experiments.own_value import Chosen, engine_for, is_intervention, own_intervention, tokens_of
+from mathinterp.frame import Frame
 from mathinterp.models.anatomy import ModelShape
-from mathinterp.models.handle import Model
+from mathinterp.models.handle import Model, model_of
 from mathinterp.models.reading import read_prompts
 from mathinterp.models.units import Head, Mlp, Neuron
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.pairs import with_counterfactuals
-from mathinterp.store.frame import Frame
+from mathinterp.prompts.prompt import with_distractors
 
 
 @dataclass(frozen=True)
@@ -64,30 +67,37 @@ class Answered:
 
 
 def ablate(
-    model: Model,
+    model: Model | str,
     prompts: Any,
     *,
     heads: str | Iterable[Any] | None = None,
     mlps: str | Iterable[int] | None = None,
     neurons: str | Iterable[Any] | None = None,
-    value: str = "zero",
+    value: Any = "zero",
     positions: str | None = None,
+    tokens: Chosen = None,
     scoring: str | None = None,
 ) -> Answered:
     """Replace the named units together and answer all prompts again; nothing is stored.
 
     Args:
-        model: from ``load`` or ``wrap``.
+        model: from ``load`` or ``wrap``, or a name.
         prompts: as for ``mathinterp.prompts``.
         heads: for example ["0.6", "0.1"], "0.6,0.1" or [(0, 6)].
         mlps: layers whose whole MLP is replaced, for example [3].
         neurons: for example ["5.17"].
         value: "zero", "mean" over the counterfactual prompts, "resample" from the paired counterfactual, or
-            "dataset_mean" over the prompts themselves.
+            "dataset_mean" over the prompts themselves. Or one's own: a number that activations are multiplied by; a
+            vector (of the site's width; for heads also of one head's, which each gets); ``mathinterp.prompts(...)``,
+            one for each prompt, whose activations are taken; a ``Value``, or an ``Intervention``, which names its units
+            itself (mathinterp.engine.intervention).
         positions: tokens that are edited, "all" or "end"; None: all for zero, else end.
+        tokens: where, for "zero" and values of one's own: "all", "end", indices of tokens like [0, 3], or token types
+            like ["operand_a"]; None: all, but END for activations of other prompts.
         scoring: "token", "first_token" or "exact_match"; None: token, but first_token when only END is edited.
     Raises:
-        UserError: nothing is named, a unit does not exist, or a prompt cannot be read.
+        UserError: nothing is named, a unit or token does not exist, a vector has another width, or a prompt cannot be
+            read.
 
     >>> import mathinterp as mi
     >>> model = mi.load("bundled")
@@ -96,12 +106,32 @@ def ablate(
     True
     >>> list(answer.effects["operation"])
     ['all', 'add', 'div', 'mul', 'sub']
+
+    Half of the head at the first word, a vector in its place, and what it says on other prompts at END:
+
+    >>> plus, times = ([f"{a} {sign} 31 =" for a in (12, 45)] for sign in ("+", "*"))
+    >>> asked = mi.prompts([{"text": text, "answer": str(sum)} for text, sum in zip(plus, (43, 76))])
+    >>> other = mi.prompts([{"text": text, "answer": str(product)} for text, product in zip(times, (372, 1395))])
+    >>> mi.ablate(model, asked, heads=["0.6"], value=0.5, tokens=["first"]).what
+    'head 0.6 replaced (times 0.5, first)'
+    >>> mi.ablate(model, asked, heads=["0.6"], value=[0.0] * 32).drop == mi.ablate(model, asked, heads=["0.6"]).drop
+    True
+    >>> mi.ablate(model, asked, heads=["0.6"], value=other).what
+    'head 0.6 replaced (other prompts, end)'
     """
+    model = model_of(model)
+    units_of = partial(_units, model.described.shape)
+    chosen = read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ()
+    if tokens is not None or not isinstance(value, str):
+        if positions is not None:
+            raise UserError("`positions` belongs to the named values; say in `tokens` where")
+        if is_intervention(value) and (any(chosen) or tokens is not None):
+            raise UserError("an intervention names its units and tokens itself; leave out the others")
+        return _own(model, prompts, value, [] if is_intervention(value) else units_of(*chosen), tokens, scoring)
     if value not in ABLATIONS:
         raise UserError(f"`value` '{value}' is not known; take one of {', '.join(ABLATIONS)}")
     scan = Heads(value, positions=positions, scoring=scoring)
-    shape = model.described.shape
-    units = _units(shape, read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ())
+    units = units_of(*chosen)
     given: Sequence[Any] = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)
     if scan.needs_counterfactuals:
         given = with_counterfactuals(given, model.tokenizer)
@@ -111,6 +141,42 @@ def ablate(
         state = engines_of(scan, Subject(loaded.anatomy, tokenized, tokenizer=loaded.tokenizer), 1, 1)
         rows = _rows(state, state.engine.baseline(), state.engine.run([ablated(scan, state, units)]))
     return Answered(what, Frame(rows), Frame(_effects(rows, scan.parameters()["scoring"])))
+
+
+def _own(
+    model: Model, prompts: Any, value: Any, units: list[Head | Mlp | Neuron], tokens: Chosen, scoring: str | None
+) -> Answered:
+    """The answers under an intervention of one's own; see ``ablate``."""
+    if isinstance(value, str) and value != "zero":
+        raise UserError(f"`tokens` belongs to zero and to values of one's own, not to `value` '{value}'")
+    patches = isinstance(value, Prompts)
+    where = "end" if patches and tokens is None else tokens
+    tokenized = read_prompts(prompts if isinstance(prompts, Prompts) else prompts_of(prompts), model.described)
+    others = read_prompts(value, model.described) if patches else None
+    scoring = Heads(positions="end" if where == "end" else "all", scoring=scoring).parameters()["scoring"]
+    with model.lent() as loaded:
+        asked = with_distractors(tokenized)
+        places = tokens_of(where, asked, loaded.tokenizer)
+        changes = own_intervention(value, units, places, loaded.anatomy, asked, others)
+        engine = engine_for(changes, loaded.anatomy, asked)
+        state = AblationState(loaded.anatomy, asked, engine, None, {})
+        rows = _rows(state, engine.baseline(), engine.run([changes]))
+    what = f"{_named(units) or label(changes)} replaced ({_told(value)}, {_told_tokens(where)})"
+    return Answered(what, Frame(rows), Frame(_effects(rows, scoring)))
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return f"times {value:g}"
+    return "other prompts" if isinstance(value, Prompts) else "own value"
+
+
+def _told_tokens(where: Any) -> str:
+    if where is None or isinstance(where, str | int):
+        return "all" if where is None else str(where)
+    return "own tokens" if isinstance(where, Tokens) else ", ".join(map(str, where))
 
 
 def _units(

@@ -37,6 +37,14 @@ def prompts_needed(tests: int) -> int:
     return next(n for n in range(1, 10_000) if smallest_q(n, tests) < SIGNIFICANT)
 
 
+def noise_warnings(results: Results) -> list[str]:
+    """A line if a run did not note what a change of nothing does: then no effect is called sure."""
+    (run,) = results.rows("SELECT (notes ->> 'noise_floor') IS NULL AS unknown FROM run_records WHERE run_id = $run")
+    if not run["unknown"]:
+        return []
+    return ["the run's noise floor is not known, so that no effect is called sure; another `store` computes it anew"]
+
+
 def rough_warnings(prompts: Sequence[Row]) -> list[str]:
     """A line if some operation has so few prompts (pairs) that its figures are rough."""
     few = [f"'{row['operation']}' ({row['prompts']})" for row in prompts if row["prompts"] < ROUGH]

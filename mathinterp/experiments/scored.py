@@ -4,14 +4,30 @@ Knows engines and tables; knows nothing about what was changed.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import pyarrow as pa
 
 from mathinterp.engine.choose import build_engine
-from mathinterp.engine.scores import Answers, Scores, check_finite
+from mathinterp.engine.scores import Answers, Scores, answers_of, check_finite
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import BASELINE
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt, with_distractors
+
+
+@dataclass
+class ScoredState:
+    """What a replica keeps between conditions; the model is as loaded before and after each."""
+
+    subject: Subject
+    answers: Answers
+
+    @classmethod
+    def of(cls, subject: Subject) -> Self:
+        """Of a replica's model and prompts."""
+        return cls(subject, answers_of(with_distractors(subject.prompts)))
 
 
 def scores_of(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> Scores:
@@ -20,6 +36,12 @@ def scores_of(anatomy: Anatomy, prompts: Sequence[TokenizedPrompt]) -> Scores:
     scores = engine.baseline()
     check_finite(scores, ["model"], engine.answers, prompts)
     return scores
+
+
+def baseline_rows(state: ScoredState) -> pa.Table:
+    """Rows of the model as it is."""
+    prompts = state.subject.prompts
+    return score_table(BASELINE, prompts, state.answers, scores_of(state.subject.anatomy, prompts), {})
 
 
 def score_table(

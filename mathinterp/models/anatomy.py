@@ -4,6 +4,7 @@ Knows module paths and sizes, for any family of families.py; knows nothing about
 Shape legend: B batch, T position, L layer, H query head, G key/value group, D model width, K neurons, V vocabulary.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,19 @@ class ModelShape:
         self.check_layer(layer)
         if not 0 <= head < self.n_heads:
             raise UserError(f"head {layer}.{head} does not exist: each layer has heads 0 to {self.n_heads - 1}")
+
+    def check_neuron(self, layer: int, neuron: int) -> None:
+        """Raise UserError unless neuron ``layer.neuron`` exists."""
+        self.check_layer(layer)
+        if not 0 <= neuron < self.n_neurons:
+            raise UserError(f"neuron {layer}.{neuron} does not exist: each layer has neurons 0 to {self.n_neurons - 1}")
+
+    def chosen_layers(self, asked: Iterable[int] | None) -> list[int]:
+        """The layers asked for, ascending; None: all. Raises UserError for one that does not exist."""
+        layers = list(range(self.n_layers)) if asked is None else sorted(set(asked))
+        for layer in layers:
+            self.check_layer(layer)
+        return layers
 
 
 def model_shape(config: PretrainedConfig) -> ModelShape:
@@ -123,6 +137,11 @@ class Projection:
     def weight(self) -> torch.Tensor:
         """features x D: row i reads the normed residual stream into output feature i."""
         return input_major_weight(self.module).T[self.features]
+
+    @property
+    def places(self) -> torch.Tensor:
+        """The features as indices into the module's outputs, on the CPU."""
+        return torch.arange(input_major_weight(self.module).shape[1], device="cpu")[self.features]
 
     @property
     def bias(self) -> torch.Tensor | None:

@@ -5,8 +5,9 @@ Knows where the folder is and how to write there safely; knows nothing about wha
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
+
+from mathinterp.local_files import whole_file
 
 
 def cache_folder() -> Path:
@@ -19,11 +20,5 @@ def write_atomic(file: Path, text: str) -> None:
     """Write a cache entry under a temporary name and rename it; a cache that cannot be written is no error."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".writing-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.replace(temporary, file)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        with whole_file(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")

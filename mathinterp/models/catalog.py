@@ -41,6 +41,7 @@ from mathinterp.models.sources import (
     smollm2_file,
     weight_files,
 )
+from mathinterp.models.spec import ModelSpec as ModelSpec
 from mathinterp.models.tokenizer_files import folder_tokenizer
 from mathinterp.prompts.json_lines import json_file
 
@@ -50,27 +51,6 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """What a user asks for; plain JSON through ``dataclasses.asdict``.
-
-    ``name`` is ``bundled``, ``smollm2``, a Hugging Face folder, a ``.gguf`` file, a hub id, or ``random:<shape>``.
-    ``adapter`` is a PEFT LoRA folder or the name of one that comes with the package. ``dtype`` is one of DTYPES or
-    ``auto``: float32 on a CPU, bfloat16 on a GPU (float16 on one that has no bfloat16).
-    """
-
-    name: str = "bundled"
-    adapter: str | None = None
-    dtype: str = "auto"
-    trust_remote_code: bool = False
-
-    @property
-    def label(self) -> str:
-        """A short name for tables: the model's, and the adapter's after a plus sign."""
-        short = _short(self.name)
-        return short if self.adapter is None else f"{short}+{_short(self.adapter)}"
 
 
 @dataclass(frozen=True)
@@ -291,8 +271,3 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
             said = f"{type(error).__name__} {said}"
         raise UserError(f"model '{spec.name}' cannot be read: {said}") from error
     return config, tokenizer
-
-
-def _short(name: str) -> str:
-    """The last part of a path, else the name itself."""
-    return name if name.startswith("random:") else Path(name).name.removesuffix(".gguf") or name

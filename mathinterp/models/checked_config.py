@@ -5,13 +5,11 @@ Knows configs and transformers' own classes; loads no weights.
 
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_LAYERS, shortened
-from mathinterp.models.families import family_of
-from mathinterp.models.random_shapes import stand_in_config
+from mathinterp.models.random_shapes import stand_in_config, without_weights
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -51,10 +49,7 @@ def check_buildable(config: PretrainedConfig, name: str) -> None:
             " config.json"
         )
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(
-                stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
-            )
+        without_weights(stand_in_config(config))
     except Exception as error:  # whatever a config makes transformers raise, it is the config that is wrong
         said = " ".join(str(error).split())[:300]
         raise UserError(

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mathinterp.errors import UserError
-from mathinterp.models.families import family_of
-from mathinterp.models.random_shapes import stand_in_config
+from mathinterp.models.random_shapes import stand_in_config, without_weights
 
 # Fields that change what some decoder computes; one that the class at hand does not have is not computed with. Those
 # that bring weights of their own, such as biases, are missed in the weights.
@@ -103,11 +101,8 @@ def check_rotation(folder: Path, fields: dict[str, Any], config: PreTrainedConfi
             )
     part = given.get("partial_rotary_factor", given.get("rotary_pct", first.get("partial_rotary_factor", 1.0)))
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            stand_in_config(config), attn_implementation=family_of(config.model_type).attention_backend
-        )
-    rotated = [2 * buffer.numel() for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    buffers = without_weights(stand_in_config(config)).named_buffers()
+    rotated = [2 * buffer.numel() for name, buffer in buffers if name.endswith("inv_freq")]
     wanted = 2 * ((int(width * part) + 1) // 2)
     if any(found != wanted for found in rotated):
         raise UserError(

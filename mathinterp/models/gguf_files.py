@@ -29,6 +29,7 @@ from mathinterp.models.gguf_settings import apply_settings
 from mathinterp.models.gguf_tensors import apply_tensors
 from mathinterp.models.gguf_tokenizer import file_tokenizer
 from mathinterp.models.loading import load_weights
+from mathinterp.models.random_shapes import without_weights
 
 _CHECKS = 1  # counts the ways in which headers were read and checked: one kept under another number is read again
 _KEPT_PARAMETERS = 500_000_000  # the weights of larger models (2 GB in float32) are not copied into the cache
@@ -75,7 +76,7 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
     if (folder / "model.safetensors").is_file():
         return folder, None
     original = file.parent, file.name
-    if _parameters(config) > _KEPT_PARAMETERS:
+    if without_weights(config).num_parameters() > _KEPT_PARAMETERS:
         return original
     model = load_weights(file.parent, config, device=torch.device("cpu"), dtype=torch.float32, gguf_file=file.name)
     # named_parameters() names tied weights once, as transformers' own files do.
@@ -87,11 +88,6 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
 
     _keep(folder, save)
     return (folder, None) if (folder / "model.safetensors").is_file() else original
-
-
-def _parameters(config: PreTrainedConfig) -> int:
-    with torch.device("meta"):
-        return int(transformers.AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def _entry(kind: str, digest: str) -> Path:

@@ -4,12 +4,15 @@ transformers passes over tensors that it has no name for. Knows the names of the
 llama.cpp keeps as a tensor and transformers in the config; knows nothing about how tensors are stored.
 """
 
+from collections.abc import Sequence
+
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mathinterp.errors import UserError
 from mathinterp.models.gguf_metadata import GgufMetadata
+from mathinterp.models.random_shapes import without_weights
 
 ROPE_FACTORS = "rope_freqs.weight"
 _TOLERANCE = 1e-4  # relative, of float32 factors worked out by two programs
@@ -28,7 +31,8 @@ def apply_tensors(metadata: GgufMetadata, config: PreTrainedConfig) -> None:
 
     architectures = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(architectures[metadata.architecture], config.num_hidden_layers)
-    places = {_in_file(names, name): tensor for name, tensor in _parameters(config).items()}
+    # A tied unembedding is not among the parameters, nor in the file.
+    places = {_in_file(names, name): tensor for name, tensor in without_weights(config).named_parameters()}
     left_over = sorted(set(metadata.tensors) - set(places) - {ROPE_FACTORS})
     missing = sorted(str(name) for name in set(places) - set(metadata.tensors))
     for found, what in ((left_over, "holds tensors that the model has no place for"), (missing, "lacks tensors")):
@@ -40,12 +44,16 @@ def apply_tensors(metadata: GgufMetadata, config: PreTrainedConfig) -> None:
             f"GGUF file '{metadata.file}' has a token_embd.weight of {embedding[0]} x {embedding[1]}, its settings say "
             f"{expected[0]} x {expected[1]}"
         )
+    for name, parameter in places.items():
+        held, wanted = metadata.tensors[name].shape, tuple(parameter.shape)
+        if sorted(held) != sorted(wanted):  # some are kept transposed
+            raise UserError(
+                f"GGUF file '{metadata.file}' has a {name} of {_sizes(held)}, its settings say {_sizes(wanted)}"
+            )
 
 
-def _parameters(config: PreTrainedConfig) -> dict[str, torch.nn.Parameter]:
-    """A tied unembedding is not among them, nor in the file."""
-    with torch.device("meta"):
-        return dict(AutoModelForCausalLM.from_config(config).named_parameters())
+def _sizes(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _in_file(names: "object", parameter: str) -> str:

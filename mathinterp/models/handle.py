@@ -189,6 +189,15 @@ class Model:
         return f"<Model {self.label}, {self.described.dtype}, {self.fingerprint}>"
 
 
+def model_of(given: "Model | str") -> Model:
+    """The model itself, or the one of that name; raises UserError for anything else."""
+    if isinstance(given, str):
+        return Model(ModelSpec(given))
+    if not isinstance(given, Model):
+        raise UserError(f"`model` is a {type(given).__name__}: give a name, or a model that `load` or `wrap` returned")
+    return given
+
+
 class WrappedModel(Model):
     """An object in memory; its content is its identity. It stays where it is, and comes back as it was.
 

@@ -107,6 +107,11 @@ def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtyp
     return model
 
 
+def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of ``config`` with its family's attention backend on the meta device: names and shapes alone."""
+    return build_random(config, 0, torch.device("meta"), torch.float32)
+
+
 def stand_in_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A copy of ``config`` with only as many layers as show every kind: the first, each kind between, the last.
 

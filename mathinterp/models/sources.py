@@ -14,7 +14,6 @@ from typing import Literal
 
 from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import check_place
-from mathinterp.models.random_shapes import parse_random
 from mathinterp.prompts.json_lines import json_file
 
 MODELS_FOLDER = Path(__file__).parent
@@ -57,6 +56,8 @@ def find_source(name: str, trust_remote_code: bool = False) -> Source:
     Raises UserError when there is none, saying where it was looked for and how to get it.
     """
     if name.startswith("random:"):
+        from mathinterp.models.random_shapes import parse_random  # which needs torch
+
         parse_random(name)
         return Source("random", name, None)
     if name == "bundled":
@@ -82,7 +83,7 @@ def _check_misspelt(name: str) -> None:
     if "/" in name:
         return
     if name in known_adapters():
-        raise UserError(f"'{name}' is an adapter, not a model: give it as --adapter and its base as --model")
+        raise UserError(f"'{name}' is an adapter, not a model: give it as `adapter` and its base as `model`")
     if alike := difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=NEARLY):
         raise UserError(
             f"there is no model '{name}'. Did you mean '{alike[0]}'? 'mathinterp models' lists the names; a model of"
@@ -134,12 +135,12 @@ def check_folder(folder: Path) -> Path:
     """Raise UserError unless ``folder`` holds a config, safetensors weights and a tokenizer."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
-            raise UserError(f"'{folder}' is a PEFT adapter, not a model: give it as --adapter and its base as --model")
+            raise UserError(f"'{folder}' is a PEFT adapter, not a model: give it as `adapter` and its base as `model`")
         raise UserError(f"model folder '{folder}' has no config.json")
     if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"model folder '{folder}' also holds adapter_config.json, so it is unclear what its weights are: "
-            "move the adapter into a folder of its own and give that as --adapter"
+            "move the adapter into a folder of its own and give that as `adapter`"
         )
     weight_files(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):

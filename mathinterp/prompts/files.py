@@ -10,10 +10,8 @@ further column of the prompt, unless it is nearly the name of one of these.
 
 import difflib
 import json
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 from mathinterp.errors import UserError
 from mathinterp.gates import check_file
+from mathinterp.local_files import whole_file
 from mathinterp.prompts.json_lines import (
     NumberText,
     check_characters,
@@ -60,21 +59,26 @@ def read_rows(path: str | Path) -> list[tuple[Prompt, dict[str, str]]]:
     """The prompts of a file, each with its further columns; raises UserError as ``read_prompts`` does."""
     path = Path(path)
     rows: list[tuple[Prompt, dict[str, str]]] = []
-    line_of: dict[str, int] = {}
+    taken: dict[str, str] = {}
     for number, line in lines_of(path, "prompts"):
         where = f"{path}, line {number}"
         record = json_object(line, where, FORM, parse_float=NumberText, parse_int=NumberText)
         prompt, more = prompt_of(record, number, where)
-        if prompt.prompt_id in line_of:
-            raise UserError(
-                f"{where}: prompt_id '{prompt.prompt_id}' is already that of line {line_of[prompt.prompt_id]};"
-                " give each prompt its own"
-            )
-        line_of[prompt.prompt_id] = number
+        take_id(prompt, where, f"line {number}", taken)
         rows.append((prompt, more))
     if not rows:
         raise UserError(f"{path} holds no prompts; write one JSON object with text and answer per line")
     return rows
+
+
+def take_id(prompt: Prompt, where: str, place: str, taken: dict[str, str]) -> None:
+    """Note which row has the prompt's id; raises UserError where an earlier one has it, naming that one's place."""
+    if prompt.prompt_id in taken:
+        raise UserError(
+            f"{where}: prompt_id '{prompt.prompt_id}' is already that of {taken[prompt.prompt_id]}; give each prompt"
+            " its own"
+        )
+    taken[prompt.prompt_id] = place
 
 
 def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
@@ -84,19 +88,11 @@ def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     """
     path = Path(path)
     check_file(path, "prompts")
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
+        with whole_file(path) as temporary, temporary.open("x", encoding="utf-8") as file:
             file.writelines(json.dumps(_record(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write prompts to {path}: {error.strerror}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _once(name: str, text: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.files import prompt_of, read_rows
+from mathinterp.prompts.files import prompt_of, read_rows, take_id
 from mathinterp.prompts.json_lines import NumberText, exists
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
@@ -106,7 +106,7 @@ def _joined(rows: Sequence[tuple[Prompt, Mapping[str, str]]]) -> Prompts:
 
 def _of_rows(source: Any) -> Prompts:
     """Prompts of a list or a frame; raises UserError naming the row."""
-    place: dict[str, int] = {}
+    taken: dict[str, str] = {}
     rows = []
     for number, given in enumerate(_records(source)):
         where = f"prompts[{number}]"
@@ -115,12 +115,7 @@ def _of_rows(source: Any) -> Prompts:
         else:
             record = {str(name): _plain(value) for name, value in _record(given, where).items()}
             prompt, more = prompt_of(record, number + 1, where)
-        if prompt.prompt_id in place:
-            raise UserError(
-                f"{where}: prompt_id '{prompt.prompt_id}' is already that of prompts[{place[prompt.prompt_id]}]; give"
-                " each prompt its own"
-            )
-        place[prompt.prompt_id] = number
+        take_id(prompt, where, where, taken)
         rows.append((prompt, more))
     if not rows:
         raise UserError("there are no prompts; give at least one")

@@ -55,7 +55,7 @@ def operator_spans(prompt: Prompt) -> list[tuple[int, int]]:
     if prompt.template in WORD_PROBLEMS:
         raise UserError(
             f"prompt '{prompt.prompt_id}': a word problem ({prompt.template}) has no operator to make neutral; take "
-            "another set, or write this one to a file (mathinterp prompts --out) and add the field counterfactual there"
+            "another set, or write this one to a file (mathinterp prompts `out`) and add the field counterfactual there"
         )
     operators = NEUTRAL_WORDS.get(prompt.operation or "")
     if operators is None:

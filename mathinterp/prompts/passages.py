@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
+from mathinterp.prompts.alignment import adds_bos
 from mathinterp.prompts.json_lines import read_text
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def encode_passages(
     Raises UserError for a word that the tokenizer does not know.
     """
     pieces: list[tuple[int, ...]] = []
-    bos = tokenizer("a")["input_ids"][: int(_adds_bos(tokenizer))]
+    bos = tokenizer("a")["input_ids"][: int(adds_bos(tokenizer))]
     for passage in passages:
         encoded = tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)
         ids, spans = encoded["input_ids"], encoded["offset_mapping"]
@@ -53,7 +54,3 @@ def encode_passages(
         room = longest - len(bos)
         pieces += [(*bos, *ids[start : start + room]) for start in range(0, len(ids), room)]
     return tuple(piece for piece in pieces if len(piece) > 1)
-
-
-def _adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id

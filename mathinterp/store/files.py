@@ -92,7 +92,7 @@ class StoreFiles:
                     pass
         except Exception as error:  # object stores raise their vendors' own exception types
             raise UserError(
-                f"store '{self.root}' is not writable ({_reason(error)}); choose another with --store"
+                f"store '{self.root}' is not writable ({_reason(error)}); choose another `store`"
             ) from error
 
     def write(self, name: str, content: bytes) -> None:

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed, StoreFiles
+from mathinterp.store.query import refusal
+from mathinterp.store.reading import closed_connection
 from mathinterp.store.survey import PROMPT_TABLES, Record, Survey, Surveyor
 from mathinterp.store.writer import checksum, damage, has_checksums
 
@@ -106,10 +108,13 @@ def deeper_faults(files: StoreFiles, surveyor: Surveyor, survey: Survey, readabl
 
 
 def _distrust_damaged(files: StoreFiles, surveyor: Surveyor, names: Iterable[str]) -> None:
+    reader = closed_connection(files)
     for name in names:
         try:
             with files.open(name) as file:
                 why = damage(file)
+            if why is None and (refused := refusal(reader, files.address(name))):
+                why = f"damaged ({refused})"
         except StoreFailed:
             raise
         except OSError as error:

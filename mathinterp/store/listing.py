@@ -22,7 +22,8 @@ def list_views(store: Store, seconds: float = SECONDS) -> pa.Table:
     named = "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal ORDER BY column_index"
     for view, column in connection.execute(named).fetchall():
         columns.setdefault(view, []).append(column)
-    rows = _counted(connection, sorted(columns, key=lambda view: (view not in catalog().tables, view)), seconds)
+    simple_first = [view for view in catalog().order if view in columns]  # each after those it reads
+    rows = _counted(connection, sorted(simple_first, key=lambda view: view not in catalog().tables), seconds)
     listed = [
         {"view": view, "about": catalog().about[view], "columns": columns[view], "rows": rows.get(view)}
         for view in sorted(columns)
@@ -41,8 +42,9 @@ def _counted(connection: duckdb.DuckDBPyConnection, views: list[str], seconds: f
             if time.monotonic() >= end:
                 break
             [(rows[view],)] = connection.execute(f"SELECT count(*) FROM {view}").fetchall()
-    except duckdb.InterruptException:
-        pass
+    except (duckdb.InterruptException, RuntimeError) as error:  # the second is what fetching makes of it
+        if isinstance(error, RuntimeError) and "interrupted" not in str(error):
+            raise
     finally:
         timer.cancel()
     return rows

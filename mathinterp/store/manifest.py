@@ -11,7 +11,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +86,20 @@ def _fields_fit(record: Mapping[str, Any]) -> bool:
         and isinstance(shards, list) and len(shards) > 0
         and all(isinstance(shard, str) and _SHARD.fullmatch(shard) for shard in shards)
         and len(set(shards)) == len(shards)
+        and _are_grown(record.get("grown", []), shards)
         and isinstance(files, dict) and all(_is_file_entry(entry) for entry in files.values())
     )  # fmt: skip
+
+
+def _are_grown(grown: Any, shards: list[str]) -> bool:
+    """Whether these are shards with their work, as ``Run.grow`` keeps them."""
+    kinds = {"table": str, "index": int, "work": dict, "cost": int | float}
+    return isinstance(grown, list) and all(
+        isinstance(shard, dict)
+        and all(isinstance(shard.get(name), kind) for name, kind in kinds.items())
+        and f"{shard['table']}/{shard['index']:05d}" in shards
+        for shard in grown
+    )
 
 
 def _is_file_entry(entry: Any) -> bool:
@@ -130,6 +142,14 @@ class Run:
         """Keys of the shards that have no good file yet, in the run's order."""
         finished = self._store.finished_shards(self.run_id, self.record)
         return [shard for shard in self.record["shards"] if shard not in finished]
+
+    def grow(self, shards: Sequence[Mapping[str, Any]]) -> None:
+        """Add shards (table, index, work, cost) that followed from rows; in the record before any of them runs."""
+        self.record["grown"] = [*self.record.get("grown", []), *map(dict, shards)]
+        keys = [f"{shard['table']}/{shard['index']:05d}" for shard in shards]
+        assert not set(keys) & set(self.record["shards"]), keys
+        self.record["shards"] = [*self.record["shards"], *keys]
+        save_record(self._store.files, self.record)
 
     def made_by(self, versions: Mapping[str, str]) -> None:
         """Remember what computed shards of this run, a replica's packages; tell if others computed some before."""
@@ -206,10 +226,11 @@ def resumed_record(
     record: dict[str, Any], code_version: str, versions: Mapping[str, str], shards: list[str]
 ) -> dict[str, Any]:
     """An earlier record, opened again; raises UserError if the run was then cut into other shards."""
-    if record["shards"] != shards:
+    grown = len(record.get("grown", []))
+    if record["shards"][: len(record["shards"]) - grown] != shards:
         raise UserError(
             f"run {record['run_id']} of this store was cut into other shards by version {record['code_version']}; "
-            f"use another --store, or delete {record_name(record['run_id'])} and its result folders"
+            f"use another `store`, or delete {record_name(record['run_id'])} and its result folders"
         )
     known = record["code_version"].split(", ")
     if code_version not in known:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.survey import Survey
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.store.reader import StoreReader
@@ -47,7 +48,8 @@ def warn_of_partial_runs(reader: "StoreReader", found: Survey, sql: str, values:
         return
     partial.sort(reverse=True)  # the newest first
     named = ", ".join(
-        f"{run} ({found.records[run]['scan']}: {done} of {shards} shards)" for _, run, done, shards in partial[:NAMED]
+        f"{run} ({found.records[run]['scan']}: {done} of {counted(shards, 'shard')})"
+        for _, run, done, shards in partial[:NAMED]
     )
     more = f" and {len(partial) - NAMED} more" if partial[NAMED:] else ""
     logger.warning(

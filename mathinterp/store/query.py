@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from string import Template
 from typing import Any
 
@@ -110,7 +111,8 @@ def add_views(
         listed = {"names": [files.address(name) for name in names]}
         chosen = "SELECT coalesce(list(name ORDER BY name), []::VARCHAR[]) FROM (SELECT unnest($names) AS name)"
         connection.execute(f"SET VARIABLE files_{table} = ({chosen})", listed)
-    connection.execute(views)
+    with told():
+        connection.execute(views)
 
 
 def _variable(table: str) -> str:
@@ -121,26 +123,28 @@ def _has_shards(table: str) -> bool:
     return table == ELSEWHERE or (table != "runs" and catalog().tables[table].partition == "run_id")
 
 
-def relation(
-    connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None
-) -> duckdb.DuckDBPyRelation:
-    """A query that only reads, ``$name`` taking its value from ``values``; raises UserError."""
+def require_reading(sql: str) -> None:
+    """Raise UserError unless ``sql`` is one statement that only reads; no file is looked at."""
     with told():
-        check_reads(connection, sql)
-        named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
-        return connection.sql(sql, params=named or None)
+        check_reads(_parser().cursor(), sql)
+
+
+@lru_cache(maxsize=1)
+def _parser() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect()
 
 
 def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
-    """The rows of ``relation``; raises as it does."""
-    found = relation(connection, sql, values)
+    """The rows of a query, ``$name`` in it taking its value from ``values``; raises UserError."""
+    named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
     with told():
-        return found.to_arrow_table()
+        return connection.sql(sql, params=named or None).to_arrow_table()
 
 
 def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
-    """The rows of ``relation`` in batches as they are computed; raises as it does, also between batches."""
-    found = relation(connection, sql)
+    """The rows of a query in batches as they are computed; raises UserError, also between batches."""
+    with told():
+        found = connection.sql(sql)
 
     def batches() -> Iterator[pa.RecordBatch]:
         with told():
@@ -160,6 +164,20 @@ def told() -> Iterator[None]:
         if isinstance(error, OSError) and not re.match(r"[A-Z][\w ]* Error: ", str(error)):
             raise
         raise UserError(f"SQL: {str(error).splitlines()[0]}{_advice(str(error))}") from error
+
+
+def refusal(connection: duckdb.DuckDBPyConnection, address: str) -> str | None:
+    """Why DuckDB cannot read a result file, as it is after some changes of a footer that other readers overlook."""
+    try:
+        connection.sql("SELECT * FROM read_parquet($file)", params={"file": address}).to_arrow_table()
+    except duckdb.Error as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def is_of_a_file(error: BaseException | None) -> bool:
+    """Whether an error of DuckDB's is the fault of a file; a footer's have no class of their own."""
+    return isinstance(error, duckdb.IOException | duckdb.InvalidInputException) or type(error) is duckdb.Error
 
 
 def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str]:

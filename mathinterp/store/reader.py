@@ -23,7 +23,7 @@ from mathinterp.store.survey import ELSEWHERE, Survey, Surveyor
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mathinterp.store.frame import Frame
+    from mathinterp.frame import Frame
 
 
 Answer = TypeVar("Answer")
@@ -103,7 +103,8 @@ class StoreReader:
     def _told_connection(
         self, sql: str, values: Mapping[str, Any] | None = None, *, allow_files: bool = False
     ) -> duckdb.DuckDBPyConnection:
-        """A connection for a query, whose reader is told of unfinished runs."""
+        """A connection for a query that only reads, whose reader is told of unfinished runs."""
+        query.require_reading(sql)
         views = query.views_of(sql)
         connection = self._new_connection(views, allow_files=True) if allow_files else self._connect(views)
         found = self._survey(catalog().tables_of(views), self._held or Held())
@@ -117,7 +118,7 @@ class StoreReader:
             return ask()
         except UserError as error:
             self.runs_looked_at = told
-            if not isinstance(error.__cause__, duckdb.IOException | duckdb.InvalidInputException):
+            if not query.is_of_a_file(error.__cause__):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), self._held or Held())
             self._held = None if self._held is None else Held()
@@ -176,7 +177,7 @@ class StoreReader:
            more
         0    42
         """
-        from mathinterp.store.frame import Frame
+        from mathinterp.frame import Frame
 
         self.require_runs()
         return Frame.of(self.arrow(query, values))

@@ -14,13 +14,13 @@ import hashlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.alignment import token_columns
+from mathinterp.prompts.alignment import AT_ONCE, token_columns
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
@@ -118,6 +118,18 @@ class Store(StoreReader):
         self.write_views()
         return Run(self, record)
 
+    def has_finished(self, run: str, prompts_fingerprint: str) -> bool:
+        """Whether a record says that the run is finished, and its prompts are here, whole."""
+        try:
+            record = read_record(self.files, run)
+        except ValueError:
+            return False
+        return (
+            record is not None
+            and record["finished_at"] is not None
+            and all(intact_prompts(self.files, self._surveyor, table, prompts_fingerprint) for table in PROMPT_TABLES)
+        )
+
     def _made_before(self, earlier: Mapping[str, Any], versions: Mapping[str, str]) -> list[dict[str, str]]:
         """What made the shards that are there; a warning tells if ``versions`` would add others to them."""
         made: list[dict[str, str]] = earlier.get("versions", [])
@@ -127,9 +139,9 @@ class Store(StoreReader):
             return made
         finished = self.finished_shards(run, earlier)
         if finished >= set(earlier["shards"]):
-            logger.warning(f"run {run}: made by other versions ({differing}); another --store computes it anew")
+            logger.warning(f"run {run}: made by other versions ({differing}); another `store` computes it anew")
         elif finished:
-            logger.warning(f"run {run}: shards made by {differing} would mix; another --store keeps them apart")
+            logger.warning(f"run {run}: shards made by {differing} would mix; another `store` keeps them apart")
         return made if finished else []
 
     def finished_shards(self, run: str, record: Mapping[str, Any] | None = None) -> set[str]:
@@ -213,13 +225,11 @@ class Store(StoreReader):
         """
         places = [f"{table}/prompts_fingerprint={fingerprint}" for table in PROMPT_TABLES]
         self.files.remove_stale(*places)
-        makers: dict[str, Callable[[], dict[str, list[Any]]]] = {
-            "prompts": lambda: _prompt_columns(prompts),
-            "answer_tokens": lambda: token_columns(prompts),
-        }
+        makers = {"prompts": _prompt_columns, "answer_tokens": token_columns}
         missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
-        for table in missing:
-            self._write_prompt_table(table, fingerprint, makers[table]())
+        for table in missing:  # in parts, as lists of Python take many times the memory of Arrow
+            parts = (prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE))
+            self._write_prompt_table(table, fingerprint, map(makers[table], parts))
         more = [
             {"prompt_id": prompt.prompt.prompt_id, "name": name, "value": value}
             for prompt in prompts
@@ -230,13 +240,15 @@ class Store(StoreReader):
         ]
         if more:
             columns_of = {name: [row[name] for row in more] for name in ("prompt_id", "name", "value")}
-            self._write_prompt_table("prompt_columns", fingerprint, columns_of)
+            self._write_prompt_table("prompt_columns", fingerprint, [columns_of])
         if missing or more:
             self.write_views()
 
-    def _write_prompt_table(self, table: str, fingerprint: str, columns: dict[str, list[Any]]) -> None:
+    def _write_prompt_table(self, table: str, fingerprint: str, parts: Iterable[dict[str, list[Any]]]) -> None:
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
-        content = encode(pa.Table.from_pydict(columns, catalog().tables[table].schema), table, config)
+        schema = catalog().tables[table].schema
+        rows = pa.concat_tables([schema.empty_table(), *(pa.Table.from_pydict(part, schema) for part in parts)])
+        content = encode(rows, table, config)
         self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
 
     def write_views(self) -> None:

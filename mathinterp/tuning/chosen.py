@@ -48,9 +48,9 @@ def precise_job(choice: Choice, base: ResolvedModel, store: Store, say: Callable
     if choice.heads_from is not None:
         say_whose_ranking(store, choice.heads_from, base, say)
     if chosen:
-        say(f"heads that train: {_names(chosen)}")
+        say(f"heads that train: {', '.join(map(str, chosen))}")
     if choice.with_groups and (moved := heads_that_move_along(base.shape, chosen)):
-        say(f"they share keys and values with {_names(moved)}, which move along")
+        say(f"they share keys and values with {', '.join(map(str, moved))}, which move along")
     return job
 
 
@@ -76,7 +76,3 @@ def _pairs_of(field: str, sql: str, unit: str, store: Store) -> list[tuple[int, 
     if not all(isinstance(row.get(name), int) for row in rows for name in ("layer", unit)):
         raise UserError(f"`{field}` must return whole numbers layer and {unit}; it returns {', '.join(rows[0])}")
     return [(row["layer"], row[unit]) for row in rows]
-
-
-def _names(heads: Sequence[Head]) -> str:
-    return ", ".join(f"{layer}.{head}" for layer, head in heads)

@@ -152,8 +152,6 @@ class LoraJob:
             r=self.rank,
             lora_alpha=self.alpha,
             target_modules=list(modules),
-            lora_dropout=0.0,
-            bias="none",
             fan_in_fan_out={type(module).__name__ == "Conv1D" for module in modules.values()} == {True},
             task_type="CAUSAL_LM",
         )

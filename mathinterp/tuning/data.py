@@ -120,7 +120,7 @@ def read_examples(name: str, seed: int = 0) -> list[Example]:
     if not exists(path):
         raise UserError(
             f"`data` '{shortened(name)}' is neither a file that exists nor a prompt set; see"
-            " 'mathinterp prompts --list'"
+            " 'mathinterp prompts `list`'"
         )
     form = '; write {"prompt": ..., "response": ...}'
     records = json_lines(path, "samples", form, parse_float=NumberText, parse_int=NumberText)

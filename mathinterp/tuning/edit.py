@@ -36,11 +36,7 @@ def zero_columns(anatomy: Anatomy, neurons: Sequence[Neuron] = (), heads: Sequen
     for layer, head in heads:
         shape.check_head(layer, head)
     for layer, neuron in neurons:
-        shape.check_layer(layer)
-        if not 0 <= neuron < shape.n_neurons:
-            raise UserError(
-                f"neuron {layer}.{neuron} does not exist: each layer has neurons 0 to {shape.n_neurons - 1}"
-            )
+        shape.check_neuron(layer, neuron)
     for layer in sorted({layer for layer, _ in neurons}):
         chosen = torch.tensor([neuron for at, neuron in neurons if at == layer], device=anatomy.device)
         anatomy.value_vectors(layer)[chosen] = 0

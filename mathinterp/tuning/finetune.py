@@ -33,13 +33,9 @@ class Prepared:
     held_out: Sequence[Source]
 
 
-def silent(line: str) -> None:
-    """Says nothing."""
-
-
 def tune(
     job: TuningJob, spec: ModelSpec, settings: TuneSettings, out: Path, *, chosen_from: str | None = None,
-    say: Say = silent,
+    say: Say = lambda line: None,
 ) -> TuningResult:  # fmt: skip
     """Train what ``job`` says of a model, or resume that, and leave what was learnt in the folder ``out``.
 
@@ -61,8 +57,9 @@ def resolve_tuned(spec: ModelSpec, settings: TuneSettings) -> ResolvedModel:
 
 
 def prepare_tuning(
-    job: TuningJob, base: ResolvedModel, settings: TuneSettings, *, chosen_from: str | None = None, say: Say = silent
-) -> Prepared:
+    job: TuningJob, base: ResolvedModel, settings: TuneSettings, *, chosen_from: str | None = None,
+    say: Say = lambda line: None,
+) -> Prepared:  # fmt: skip
     """Read the data and put together what trains; ``say`` gets what they come to. Raises UserError for mistakes."""
     names, weights = weighted(settings.data)
     data, held_out = (
@@ -92,7 +89,7 @@ def prepare_tuning(
     return Prepared(named(tuning, base), base, data, held_out)
 
 
-def run_tuning(prepared: Prepared, settings: TuneSettings, out: Path, say: Say = silent) -> TuningResult:
+def run_tuning(prepared: Prepared, settings: TuneSettings, out: Path, say: Say = lambda line: None) -> TuningResult:
     """Train, or resume; raises as ``tune`` does."""
     return fit(
         prepared.tuning, workers=settings.workers, gpu=settings.gpu, out=out, storage=settings.storage,

@@ -1,18 +1,39 @@
 """Folders that fine-tuning leaves: written whole or not at all, and what they say of themselves. Needs no torch."""
 
-import contextlib
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_writable
+from mathinterp.local_files import whole_folder
 from mathinterp.models.fingerprint import file_digests
 from mathinterp.prompts.json_lines import json_file
 
 TUNING_FILE = "tuning.json"  # in what a fine-tuning leaves: run, base, settings, figures
 EDIT_FILE = "edit.json"  # in a model with columns at zero: which, of which base
+
+
+def check_storage(storage: str) -> None:
+    """Raise UserError unless checkpoints can be written there, through Arrow, as Ray Train writes them."""
+    if "://" not in storage:
+        check_writable(storage, "`storage`")
+        return
+    try:
+        files, place = pyarrow.fs.FileSystem.from_uri(storage)
+        probe = f"{place}/.probe-{uuid4().hex}"
+        files.create_dir(place)
+        with files.open_output_stream(probe) as stream:
+            stream.write(b" ")
+        files.delete_file(probe)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise UserError(f"`storage` '{storage}' cannot be written ({why}); give a folder or a URL that can") from error
 
 
 def check_free(out: Path) -> None:
@@ -33,7 +54,7 @@ def written_or_same(out: Path, write: Callable[[Path], None]) -> bool:
     Raises UserError if something else is there.
     """
     if not out.exists() or not any(out.iterdir()):
-        with written_whole(out) as part:
+        with whole_folder(out) as part:
             write(part)
         return True
     with tempfile.TemporaryDirectory(dir=out.resolve().parent, prefix=f".{out.name}.") as again:
@@ -46,20 +67,6 @@ def written_or_same(out: Path, write: Callable[[Path], None]) -> bool:
 def _contents(folder: Path) -> dict[Path, str]:
     files = [file for file in sorted(folder.rglob("*")) if not file.is_dir()]
     return dict(zip((file.relative_to(folder) for file in files), file_digests(files), strict=True))
-
-
-@contextlib.contextmanager
-def written_whole(out: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of ``out`` at the end of the block, or of nothing if it raises.
-
-    What ``out`` held is gone then: ask ``check_free`` before where that matters.
-    """
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)  # of a call that was killed
-    part.mkdir(parents=True)
-    yield part
-    shutil.rmtree(out, ignore_errors=True)
-    part.replace(out)
 
 
 def read_about(file: Path, *fields: str) -> dict[str, Any]:

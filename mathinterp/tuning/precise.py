@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
-from mathinterp.models.anatomy import Anatomy, ModelShape, Projection, input_major_weight
+from mathinterp.models.anatomy import Anatomy, ModelShape, Projection
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.models.fingerprint import in_order
 from mathinterp.models.units import Head, Neuron
@@ -46,11 +46,7 @@ class Selection:
         if self.neurons or self.mlp_layers:
             shape.check_neurons()
         for layer, neuron in self.neurons:
-            shape.check_layer(layer)
-            if not 0 <= neuron < shape.n_neurons:
-                raise UserError(
-                    f"neuron {layer}.{neuron} does not exist: each layer has neurons 0 to {shape.n_neurons - 1}"
-                )
+            shape.check_neuron(layer, neuron)
         for layer in self.mlp_layers:
             shape.check_layer(layer)
         for chosen, what in ((self.heads, "head"), (self.neurons, "neuron")):
@@ -81,11 +77,12 @@ def parts_of(anatomy: Anatomy, selection: Selection) -> list[Part]:
     def add(module: nn.Module, side: Literal["rows", "columns"], features: Sequence[int]) -> None:
         found.setdefault((names[module], side), []).extend(features)
 
+    d_head = anatomy.shape.d_head
     for layer in sorted({layer for layer, _ in selection.heads}):
         heads = sorted(head for at, head in selection.heads if at == layer)
         for projection, units in _projections(anatomy, layer, heads, selection.with_groups):
-            add(projection.module, "rows", _features(projection, units, anatomy.shape.d_head))
-        columns = [i for head in heads for i in _span(anatomy.head_slice(head))]
+            add(projection.module, "rows", _features(projection, units, d_head))
+        columns = [head * d_head + i for head in heads for i in range(d_head)]
         add(anatomy.output_projection(layer), "columns", columns)
     for layer, neurons in _neurons_by_layer(selection, anatomy.shape).items():
         gate = anatomy.gate(layer)
@@ -101,16 +98,6 @@ def heads_that_move_along(shape: ModelShape, heads: Sequence[Head]) -> list[Head
     groups = {(layer, head // size) for layer, head in heads}
     members = [Head(layer, group * size + i) for layer, group in sorted(groups) for i in range(size)]
     return [head for head in members if head not in set(heads)]
-
-
-def trained_count(parts: Sequence[Part], anatomy: Anatomy) -> int:
-    """How many parameters the parts have."""
-    modules = dict(anatomy.model.named_modules())
-    count = 0
-    for part in parts:
-        inputs, outputs = input_major_weight(modules[part.module]).shape
-        count += len(part.features) * (inputs if part.side == "rows" else outputs)
-    return count
 
 
 def attach(model: PreTrainedModel, parts: Sequence[Part]) -> PeftModel:
@@ -130,8 +117,6 @@ def attach(model: PreTrainedModel, parts: Sequence[Part]) -> PeftModel:
         target_modules=list(ranks),
         rank_pattern=dict(ranks),
         alpha_pattern=dict(ranks),
-        lora_dropout=0.0,
-        bias="none",
         fan_in_fan_out=stored_as_input_major.pop(),
         task_type="CAUSAL_LM",
     )
@@ -232,9 +217,7 @@ def _projections(
 
 def _features(projection: Projection, units: Sequence[int], width: int) -> list[int]:
     """Output features of the module that belong to these heads (groups, neurons) of ``width`` features each."""
-    every = torch.arange(input_major_weight(projection.module).shape[1], device="cpu")
-    outputs = every[projection.features].view(-1, width)
-    return outputs[list(units)].flatten().tolist()
+    return projection.places.view(-1, width)[list(units)].flatten().tolist()
 
 
 def _neurons_by_layer(selection: Selection, shape: ModelShape) -> dict[int, list[int]]:
@@ -245,7 +228,3 @@ def _neurons_by_layer(selection: Selection, shape: ModelShape) -> dict[int, list
         else sorted(neuron for at, neuron in selection.neurons if at == layer)
         for layer in layers
     }
-
-
-def _span(where: slice) -> range:
-    return range(where.start, where.stop)

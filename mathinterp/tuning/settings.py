@@ -5,7 +5,7 @@ Knows numbers and names; knows nothing about models. Needs no torch.
 
 import math
 from dataclasses import MISSING, dataclass
-from typing import Any
+from functools import partial
 
 from mathinterp.engine.lens import TARGETS
 from mathinterp.errors import UserError
@@ -19,6 +19,7 @@ MOST_SAMPLES = 10**8  # of a training, whose order is drawn before it begins
 LONGEST_ROW = 2**17  # tokens of a packed row
 CONTROLS = ("random", "random_layer", "bottom")
 DEFAULT_TOP = 32
+read_mlps, read_deep = (partial(read_layers, field=field) for field in ("mlps", "deep"))
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,15 @@ class TuneSettings:
         normalized(self, data=_names(self.data), held_out=_names(self.held_out))
 
 
-def _read_mlps(given: Any) -> tuple[int, ...] | None:
-    return read_layers(given, "mlps")
-
-
 @dataclass(frozen=True)
 class Choice:
     """What a precise fine-tuning trains, before the store and the model are asked."""
 
     heads: tuple[Head, ...] | None = option(None, "layer.head, for example 17.22,14.19.", parse=read_heads)
-    heads_from: str | None = option(None, "The first heads of a head scan, path scan or masking.", metavar="RUN_ID")
+    heads_from: str | None = option(
+        None, "The first heads of a head scan, path scan or masking.",
+        flag="from", former=("heads-from",), metavar="RUN_ID",
+    )  # fmt: skip
     heads_sql: str | None = option(None, "Any query on the store that returns layer and head.", metavar="SQL")
     top: int | None = option(None, "So many heads of the ranking.", least=1, shown=str(DEFAULT_TOP))
     control: str | None = option(
@@ -84,16 +84,19 @@ class Choice:
         " signed effects are those that help when they are out.",
         choices=(*CONTROLS, None),
     )
-    control_seed: int = option(0, "Of the random heads.", least=0, most=MOST_SEED)
+    control_seed: int = option(
+        0, "Which draw of random heads: 0, 1, 2, ...", flag="control-draw", former=("control-seed",),
+        least=0, most=MOST_SEED,
+    )  # fmt: skip
     with_groups: bool = option(False, "Grouped-query models: train the heads' k and v groups too.")
     mlps: tuple[int, ...] | None = option(
-        None, "Also all MLP neurons of these layers, for example 12-14.", parse=_read_mlps
+        None, "Also all MLP neurons of these layers, for example 12-14.", parse=read_mlps
     )
     neurons: tuple[Neuron, ...] | None = option(None, "Also these MLP neurons, layer.neuron.", parse=read_neurons)
     neurons_sql: str | None = option(None, "Also those of a query that returns layer and neuron.", metavar="SQL")
 
     def __post_init__(self) -> None:
-        normalized(self, heads=read_heads(self.heads), mlps=_read_mlps(self.mlps), neurons=read_neurons(self.neurons))
+        normalized(self, heads=read_heads(self.heads), mlps=read_mlps(self.mlps), neurons=read_neurons(self.neurons))
         check_options(self)
         if self.heads is not None and self.top is not None:
             raise UserError("`top` takes the first of a ranking (`heads_from`, `heads_sql`); with `heads` leave it out")
@@ -166,17 +169,16 @@ class SweepSettings(LoraSettings):
         normalized(self, layers=read_layers(self.layers), rates=read_rates(self.rates))
 
 
-def _read_deep(given: Any) -> tuple[int, ...] | None:
-    return read_layers(given, "deep")
-
-
 @dataclass(frozen=True)
 class PruneSettings(LoraSettings):
     """Deep layers pruned to the neurons that a LoRA enhances."""
 
     layer: int | None = option(None, "With the LoRA.", least=0, shown="by depth (9 of 32)")
     deep: tuple[int, ...] | None = option(
-        None, "Layers to prune, for example 17-31.", parse=_read_deep, shown="by depth (17-31 of 32)"
+        None,
+        "Layers to prune, for example 17-31.",
+        parse=read_deep,
+        shown="by depth (17-31 of 32)",
     )
     top: int | None = option(None, "Neurons kept per case.", least=1, shown="the share 500 is of 165,120")
     lr: float = option(5e-4, "Peak learning rate of every LoRA.", least=0)
@@ -187,7 +189,7 @@ class PruneSettings(LoraSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        normalized(self, deep=_read_deep(self.deep))
+        normalized(self, deep=read_deep(self.deep))
         if not self.lr > 0:
             raise UserError(f"`lr` {self.lr:g}: give a number above 0")
         if self.gpu is False and self.gpus_per_replica is None:

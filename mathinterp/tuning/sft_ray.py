@@ -22,17 +22,19 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.cluster.ray_cluster import cluster_total, connection
 from mathinterp.errors import Unfinished, UserError
+from mathinterp.local_files import whole_folder
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
-from mathinterp.tuning.checkpoints import EXPORT_FOLDER, MOST_FAILURES
 from mathinterp.tuning.data import Sample, data_fingerprint
-from mathinterp.tuning.folders import TUNING_FILE, read_about, written_whole
+from mathinterp.tuning.folders import TUNING_FILE, check_storage, read_about
 from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
-from mathinterp.tuning.sft_workers import TABLE, worker_loop
+from mathinterp.tuning.sft_workers import EXPORT_FOLDER, TABLE, worker_loop
 from mathinterp.versions import code_version, versions
+
+MOST_FAILURES = 3
 
 
 class TuningJob(Protocol):
@@ -164,12 +166,15 @@ def fit(
         say: gets what worker 0 says, a line at a time.
     Raises:
         UserError: ``out`` holds something else, a batch that does not divide, more workers than there are CPUs (GPUs),
-            or what a worker refused: a cache without layers below, a loss that is not finite.
+            a ``storage`` that cannot be written, or what a worker refused: a cache without layers below, a loss that is
+            not finite.
         Unfinished: workers failed again and again; the same call goes on from the last checkpoint.
     """
     found = earlier_result(out, tuning.run_id)
     if found is not None:
         return TuningResult(tuning.run_id, out, found, trained_now=False)
+    if storage is not None:
+        check_storage(storage)
     with connection(address):
         reserved = scaling(tuning, workers, gpu)
         run = open_run(tuning)
@@ -192,7 +197,7 @@ def fit(
         if refusal is not None:
             raise UserError(refusal)
         assert result.checkpoint is not None
-        with result.checkpoint.as_directory() as folder, written_whole(out) as part:
+        with result.checkpoint.as_directory() as folder, whole_folder(out) as part:
             shutil.copytree(Path(folder) / EXPORT_FOLDER, part, dirs_exist_ok=True)
     about = read_about(out / TUNING_FILE)
     run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device", "chosen_from")})

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,6 @@ from mathinterp.models.sources import loadable_base
 from mathinterp.store import Store
 from mathinterp.tuning.about import card, evaluation_line, row_line
 from mathinterp.tuning.answers import Evaluation, evaluate
-from mathinterp.tuning.checkpoints import EXPORT_FOLDER, latest_folder, report_folder
 from mathinterp.tuning.folders import TUNING_FILE
 from mathinterp.tuning.layout import padding_id
 from mathinterp.tuning.sft import Row, train
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mathinterp.tuning.sft_ray import Tuning
 
 TABLE = "tuning_runs"
+EXPORT_FOLDER = "model"  # in the last checkpoint: what was learnt
 TRAINER_STATE = "trainer_state.json"  # in a checkpoint, by transformers' Trainer
 
 
@@ -180,3 +181,20 @@ def _of_all_workers(problem: str | None) -> list[str | None]:
     problems: list[str | None] = [None] * ray.train.get_context().get_world_size()
     torch.distributed.all_gather_object(problems, problem)
     return problems
+
+
+@contextmanager
+def latest_folder() -> Iterator[Path | None]:
+    """The last checkpoint's folder, to read from inside the block; None at the first start."""
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        yield None
+        return
+    with checkpoint.as_directory() as folder:
+        yield Path(folder)
+
+
+def report_folder(metrics: dict[str, Any], folder: Path | None) -> None:
+    """Every worker reports; rank 0's folder becomes the checkpoint."""
+    checkpoint = None if folder is None else ray.train.Checkpoint.from_directory(folder)
+    ray.train.report(metrics, checkpoint=checkpoint)

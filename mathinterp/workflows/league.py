@@ -24,7 +24,7 @@ from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.models.catalog import ModelSpec, resolve
-from mathinterp.models.handle import Model
+from mathinterp.models.handle import Model, model_of
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.prompt import Prompt
@@ -73,7 +73,7 @@ class League:
 
 
 def league(
-    model: Model | ModelSpec,
+    model: Model | ModelSpec | str,
     prompts: Any = None,
     *,
     methods: Sequence[str] = COMPARED,
@@ -85,7 +85,7 @@ def league(
     """Run, or resume, exact patching and every method on the same prompts, and compare them.
 
     Args:
-        model: from ``load`` or ``wrap``.
+        model: from ``load`` or ``wrap``, or a name.
         prompts: as for ``mathinterp.prompts``, each with a distractor; None: the set operand_pairs.
         methods: of ``scan attribution``, and "mask" for ``scan mask``.
         steps: of the eap-ig methods.
@@ -100,6 +100,7 @@ def league(
     >>> sorted(found.table["method"])
     ['atp', 'exact']
     """
+    model = model if isinstance(model, ModelSpec) else model_of(model)
     given = "operand_pairs" if prompts is None else prompts
     asked = given if isinstance(given, Prompts) else prompts_of(given)
     stages: dict[str, Experiment] = {

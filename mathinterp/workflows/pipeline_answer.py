@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mathinterp.experiments.heads.summary import summarize as summarize_heads
 from mathinterp.experiments.kept import kept_line
 from mathinterp.experiments.mlp_probe.summary import summarize as summarize_probe
+from mathinterp.experiments.paths import ShownNodes
 from mathinterp.experiments.paths.summary import summarize as summarize_paths
 from mathinterp.experiments.results import Results, Row, Shown
 from mathinterp.experiments.thin_means import thin_mean_warnings
@@ -97,7 +98,7 @@ def answer_pipeline(store: Store, runs: PipelineRuns) -> PipelineAnswer:
         return rows
 
     heads, paths, probe = (Results(store, run) for run in (runs.heads, runs.paths, runs.probe))
-    patched = summarize_paths(paths)
+    patched = summarize_paths(paths, ShownNodes())
     sections = [
         _which(query, runs, patched.data["verdict"], summarize_heads(heads).data["verdict"]),
         _rankings(query),

@@ -9,12 +9,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.cluster.run import open_run, prepare_work
+from mathinterp.evaluation.evaluate import Origin, PromptSetEvaluation
+from mathinterp.experiments.activation_patching import ActivationPatching
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
@@ -22,6 +25,7 @@ from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts import Concepts
 from mathinterp.experiments.concepts.summary import kept_neurons
 from mathinterp.experiments.gender_neurons import GenderNeurons
+from mathinterp.experiments.head_pairs import HeadPairs
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout
@@ -39,11 +43,16 @@ from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.store import Store
 from mathinterp.store.manifest import RESULT_FORMAT
+from mathinterp.tuning.data import Sample
+from mathinterp.tuning.lora_sweep import LoraSweep
 from mathinterp.tuning.prune import Condition, Prune
+from mathinterp.tuning.sft import SftConfig
+from mathinterp.tuning.sweep_neurons import SweepNeurons
 
 FOLDER = Path(__file__).parent / "rows"
 INDEX = FOLDER / "runs.json"
 ARITHMETIC = ModelSpec("bundled", dtype="float64")
+MEASURED = {"seconds"}  # columns that differ from run to run
 HEADS = ((0, 1), (0, 2), (0, 6), (3, 1), (7, 5))
 
 
@@ -71,15 +80,22 @@ class GoldenStore:
         self.ids[name] = run.run_id
         return run.run_id
 
+    def records(self) -> list[dict[str, Any]]:
+        """The record of every run."""
+        return [json.loads(file.read_text("utf-8")) for file in Path(self.store.url).glob("runs/*.json")]
+
     def rows(self, name: str) -> dict[str, pa.Table]:
         """The rows of each table of a run, in the order in which they were computed."""
         folders = sorted(Path(self.store.url).glob(f"*/run_id={self.ids[name]}"))
         return {
-            folder.parent.name: pa.concat_tables(
-                pq.ParquetFile(file).read().replace_schema_metadata() for file in sorted(folder.glob("*.parquet"))
-            )
+            folder.parent.name: pa.concat_tables(_read(file) for file in sorted(folder.glob("*.parquet")))
             for folder in folders
         }
+
+
+def _read(file: Path) -> pa.Table:
+    rows = pq.ParquetFile(file).read().replace_schema_metadata()
+    return rows.drop_columns([name for name in rows.column_names if name in MEASURED])
 
 
 def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
@@ -89,6 +105,9 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     run("heads zero", Heads(heads=HEADS), two_digit)
     run("heads mean", Heads("mean", heads=HEADS), pairs)
     run("heads resample", Heads("resample", heads=HEADS), pairs)
+    run("heads dataset_mean", Heads("dataset_mean", heads=HEADS), two_digit)
+    run("head_pairs", HeadPairs(heads=HEADS[:3]), two_digit)
+    run("head_pairs given", HeadPairs(heads=HEADS[3:], given="0.6"), two_digit)
     run("heads plain", Heads(engine="plain", positions="end", heads=HEADS), two_digit)
     run("mlps zero", Mlps(), two_digit)
     run("mlps mean", Mlps("mean", layers=(1, 7)), pairs)
@@ -97,6 +116,7 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     run("paths everywhere", Paths(freeze="none", positions="all", keep_all=True, layers=(6,)), pairs)
     for receiver in ("5.2.q", "6.3.v", "7.mlp"):
         run(f"paths {receiver}", Paths(receiver=receiver, keep_all=True, layers=(0, 4)), pairs)
+    run("activation_patching", ActivationPatching(layers=(0, 6), keep_all=True), pairs[:4])
     run("attention", Attention(heads=HEADS, keep_all=True), pairs)
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)
@@ -118,6 +138,13 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     edited = NeuronEdit(((1, 3), (2, 7)), 1, ((1, 20, 21, 22), (1, 30, 31, 32, 33)))
     run("edit", edited, bias_prompts()[:8], gender_model)
     run("prune", Prune((Condition("pruned", 0, ((7, 3), (7, 9))),), (7,)), two_digit)
+    samples = [Sample((1, *range(5 + first, 11 + first)), (5, 6)) for first in range(6)]
+    adapters = Path(golden.store.url) / "adapters"
+    config = SftConfig(steps=2, batch_size=2, learning_rate=1e-2, micro_batch=2)
+    trained = LoraSweep(samples[:4], samples[4:], config, str(adapters), (1e-2,), (5,), rank=2, alpha=4, base="bundled")
+    sweep = run("lora_sweep", trained, two_digit[:4])
+    run("sweep_neurons", SweepNeurons(sweep, ((5, 1e-2),), str(adapters), top=5), two_digit[:4])
+    run("evaluate", PromptSetEvaluation("two_digit", 8, 0, "digest", Origin("bundled", "bundled")), two_digit)
 
 
 def record(gender_model: Callable[[Path], ModelSpec]) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.experiments import Experiment, Results, Shard, Shown, Subject, Summary, Table, option
+from mathinterp.experiments import Experiment, Shard, Subject, Table, option
 from mathinterp.experiments.columns import LAYER
 from mathinterp.experiments.options import check_options, normalized, read_layers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA = pa.schema([LAYER, pa.field("prompt_id", pa.string()), pa.field("norm", pa.float32())])
 
@@ -44,9 +41,7 @@ class ResidualNorms(Experiment):
 
     def shards(self, shape: Any, prompts: Sequence[Any]) -> list[Shard]:
         """One file for eight layers."""
-        layers = list(range(shape.n_layers)) if self.layers is None else list(self.layers)
-        for layer in layers:
-            shape.check_layer(layer)
+        layers = shape.chosen_layers(self.layers)
         return [
             Shard("residual_norms", index, {"layers": layers[start : start + 8]})
             for index, start in enumerate(range(0, len(layers), 8))
@@ -70,25 +65,3 @@ class ResidualNorms(Experiment):
                 for layer in shard.work["layers"]
             ]
         )
-
-    @classmethod
-    def summarize(cls, results: Results, shown: Any) -> Summary:
-        """The mean over prompts, layer by layer."""
-        query = "SELECT layer, n, mean FROM residual_norm_means WHERE run_id = $run ORDER BY layer"
-        rows = results.rows(query)
-        return Summary(
-            parts=[Shown("Mean norm at END", rows), f"It grows {rows[-1]['mean'] / rows[0]['mean']:.3g} times."],
-            data={"means": rows},
-            queries=[results.query(query)],
-        )
-
-    @classmethod
-    def figure(cls, results: Results, shown: Any) -> Figure:
-        """The mean against the layer."""
-        from mathinterp.experiments.figures import panels
-
-        means = results.frame("SELECT layer, mean FROM residual_norm_means WHERE run_id = $run ORDER BY layer")
-        figure, (axis,) = panels(1)
-        axis.plot(means["layer"], means["mean"], marker="o")
-        axis.set(xlabel="layer", ylabel="mean norm at END")
-        return figure

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mathinterp.engine.attention_rows import end_attention
-from mathinterp.engine.hooks import Edit, edited_input, edited_output
+from mathinterp.engine.hooks import Edit, edited_input, watched
 from mathinterp.engine.lens.lens import NormParts, norm_parts, wide_dtype
 from mathinterp.engine.pairs import Batch
 from mathinterp.engine.scores import answer_logits
@@ -69,7 +69,7 @@ class HeadReader:
                     add = end_adder(batch, added_BZ[layer])
                     hooks.enter_context(edited_input(self.anatomy.output_projection(layer), add))
                     seen.listen(hooks, layer)
-                hooks.enter_context(edited_input(self.anatomy.final_norm, seen.keep_final))
+                hooks.enter_context(watched(self.anatomy.final_norm, True, batch.keeper(seen.final_BD)))
                 batch.forward(self.anatomy)
             seen.check()
             logodds_B = target_logodds(self.anatomy, seen.final_BD[0], target_B)
@@ -120,31 +120,20 @@ class _Seen:
         anatomy, wide = self.reader.anatomy, self.reader.wide
         norm, post, value = self.reader.norms[layer], self.reader.post_norms[layer], anatomy.value(layer)
 
-        def keep_scale(stream_BTD: torch.Tensor) -> torch.Tensor:
+        def keep_scale(stream_BTD: torch.Tensor) -> None:
             self.scale_BT.append(norm.scale(stream_BTD.detach()))
-            return stream_BTD
 
-        def keep_values(values_BTX: torch.Tensor) -> torch.Tensor:
+        def keep_values(values_BTX: torch.Tensor) -> None:
             self.values_BTC.append(values_BTX.detach()[..., value.features].to(wide))
-            return values_BTX
 
-        def keep_coefficients(coefficients_BTK: torch.Tensor) -> torch.Tensor:
-            self.coefficients_BK.append(self.batch.at_end(coefficients_BTK))
-            return coefficients_BTK
-
-        def keep_post_scale(mlp_BTD: torch.Tensor) -> torch.Tensor:
+        def keep_post_scale(mlp_BTD: torch.Tensor) -> None:
             self.post_scale_BT.append(None if post is None else post.scale(mlp_BTD.detach()))
-            return mlp_BTD
 
-        hooks.enter_context(edited_input(anatomy.layers[layer], keep_scale))
-        hooks.enter_context(edited_output(value.module, keep_values))
-        hooks.enter_context(edited_input(anatomy.down_projection(layer), keep_coefficients))
-        hooks.enter_context(edited_output(anatomy.down_projection(layer), keep_post_scale))
-
-    def keep_final(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        """Keeps END's row of what the final norm reads."""
-        self.final_BD.append(self.batch.at_end(hidden_BTD))
-        return hidden_BTD
+        down = anatomy.down_projection(layer)
+        hooks.enter_context(watched(anatomy.layers[layer], True, keep_scale))
+        hooks.enter_context(watched(value.module, False, keep_values))
+        hooks.enter_context(watched(down, True, self.batch.keeper(self.coefficients_BK)))
+        hooks.enter_context(watched(down, False, keep_post_scale))
 
     def check(self) -> None:
         """Every hook must have fired once."""

@@ -8,14 +8,13 @@ there too r_l = x_{l-1} + A_l (method.md section 5), so that r_l + F_l is the la
 Shape legend: B prompt of one batch, L layer, N token, T position, D model width.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from mathinterp.engine.hooks import edited_input, edited_output
+from mathinterp.engine.hooks import watched
 from mathinterp.engine.lens.lens import norm_parts, wide_dtype
 from mathinterp.engine.pairs import Batch
 from mathinterp.models.anatomy import Anatomy
@@ -46,28 +45,17 @@ def mlp_vectors(anatomy: Anatomy, batch: Batch) -> MlpVectors:
     Raises AssertionError if r + F is not the layer's output: the family then adds something else.
     """
     rows: dict[tuple[str, int], list[torch.Tensor]] = {}
-    wide = wide_dtype(anatomy.dtype)
-
-    def keeper(name: str, layer: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        kept = rows.setdefault((name, layer), [])
-
-        def keep(values_BTD: torch.Tensor) -> torch.Tensor:
-            kept.append(batch.at_end(values_BTD).to(wide))
-            return values_BTD
-
-        return keep
-
     layers = range(anatomy.shape.n_layers)
     with ExitStack() as hooks:
         for layer in layers:
             for name, (module, of_input) in _sites(anatomy, layer).items():
-                edited = edited_input if of_input else edited_output
-                hooks.enter_context(edited(module, keeper(name, layer)))
+                kept = rows.setdefault((name, layer), [])
+                hooks.enter_context(watched(module, of_input, batch.keeper(kept)))
         batch.forward(anatomy)
     assert all(len(kept) == 1 for kept in rows.values()), "a hook did not fire once"
 
     def stacked(name: str) -> torch.Tensor:
-        return torch.stack([rows[name, layer][0] for layer in layers], dim=1)
+        return torch.stack([rows[name, layer][0] for layer in layers], dim=1).to(wide_dtype(anatomy.dtype))
 
     parallel = anatomy.shape.parallel
     before_BLD = stacked("input") + stacked("attention") if parallel else stacked("before")

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import nn
 
-from mathinterp.engine.hooks import Edit, edited_input, edited_output
+from mathinterp.engine.hooks import watched
 from mathinterp.engine.intervention import CLEAN, Intervention
 from mathinterp.engine.lens import TARGETS
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.lens import Lens, NormParts, norm_parts, written_values
 from mathinterp.engine.lens.logsumexp import CPU_ELEMENTS, GPU_ELEMENTS, Base, increases
-from mathinterp.engine.pairs import Batch, batches_of
+from mathinterp.engine.pairs import batches_of
 from mathinterp.engine.placement import everywhere, hooked
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -40,28 +40,10 @@ class EndActivations:
     mlp_PD: list[torch.Tensor] = field(default_factory=list)  # down_proj's output
     final_PD: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # input of the final norm
 
-    def rows(self, rows: slice) -> "EndActivations":
-        """Some prompts' alone, without a copy."""
+    def rows(self, rows: slice | list[int]) -> "EndActivations":
+        """Some prompts' alone; of a slice without a copy."""
         lists = {f.name: [v[rows] for v in getattr(self, f.name)] for f in fields(self) if f.name != "final_PD"}
         return EndActivations(**lists, final_PD=self.final_PD[rows])
-
-
-class _Catcher:
-    """Keeps the END rows of the batch in hand, from every module it is put on."""
-
-    def __init__(self, modules: int):
-        self.rows: list[list[torch.Tensor]] = [[] for _ in range(modules)]
-        self.batch: Batch | None = None
-
-    def keeper(self, number: int) -> Edit:
-        """A hook's function that keeps rows under ``number`` and changes nothing."""
-
-        def keep(value_BTX: torch.Tensor) -> torch.Tensor:
-            assert self.batch is not None
-            self.rows[number].append(self.batch.at_end(value_BTX))
-            return value_BTX
-
-        return keep
 
 
 @torch.inference_mode()
@@ -75,21 +57,19 @@ def end_activations(
     """
     layers = range(anatomy.shape.n_layers)
     sites = [site for layer in layers for site in _sites(anatomy, layer)] + [(anatomy.final_norm, True)]
-    catcher = _Catcher(len(sites))
+    caught: list[list[torch.Tensor]] = [[] for _ in sites]
     rows: list[torch.Tensor] = []
     for batch in batches_of([tuple(sequence) for sequence in sequences], anatomy):
         with ExitStack() as hooks:  # what is changed first, so that it is caught changed
             hooks.enter_context(hooked(everywhere(anatomy), [changes], batch.rows.cpu()))
-            for number, (module, of_input) in enumerate(sites):
-                edited = edited_input if of_input else edited_output
-                hooks.enter_context(edited(module, catcher.keeper(number)))
-            catcher.batch = batch
+            for kept, (module, of_input) in zip(caught, sites, strict=True):
+                hooks.enter_context(watched(module, of_input, batch.keeper(kept)))
             batch.forward(anatomy)
             rows.append(batch.rows)
-        fired = {len(kept) for kept in catcher.rows}
+        fired = {len(kept) for kept in caught}
         assert fired == {len(rows)}, f"a hook did not fire once in each pass: {fired} in {len(rows)} passes"
     back = torch.cat(rows).argsort()
-    return _collect(anatomy, [torch.cat(kept)[back] for kept in catcher.rows])
+    return _collect(anatomy, [torch.cat(kept)[back] for kept in caught])
 
 
 def _sites(anatomy: Anatomy, layer: int) -> list[tuple[nn.Module, bool]]:
@@ -199,6 +179,12 @@ class NeuronLens:
         """(W_U g) of every value vector of the layer, before all scales: K V. Once a layer, for all prompts."""
         return self.lens.directions(written_values(self.anatomy, layer))
 
+    def amounts(self, layer: int, activations: EndActivations, scales: FrozenScales) -> torch.Tensor:
+        """What ``directions`` are multiplied with in one run: coefficients over the frozen scales, P K."""
+        amounts_PK = activations.coefficients_PK[layer].to(self.lens.wide) / scales.final_P[:, None]
+        mlp_scale_P = scales.mlp_P[layer]
+        return amounts_PK if mlp_scale_P is None else amounts_PK / mlp_scale_P[:, None]
+
     @torch.inference_mode()
     def layer(
         self,
@@ -216,10 +202,7 @@ class NeuronLens:
         """
         cap = self.anatomy.shape.logit_softcap
         before = Base.of(self.lens.logits(activations.before_mlp_PD[layer], scales.final_P), target_P, cap)
-        amounts_PK = activations.coefficients_PK[layer].to(self.lens.wide) / scales.final_P[:, None]
-        if (mlp_scale_P := scales.mlp_P[layer]) is not None:
-            amounts_PK = amounts_PK / mlp_scale_P[:, None]
-        neurons_PK = neuron_increases(before, amounts_PK, directions_KV)
+        neurons_PK = neuron_increases(before, self.amounts(layer, activations, scales), directions_KV)
         post = self._post_norm(self.anatomy.mlp_post_norm(layer))
         ffn_P1D = _written(activations.mlp_PD[layer].to(self.lens.wide), post, scales.mlp_P[layer])[:, None]
         ffn_P = self._vector_increases(before, ffn_P1D, scales.final_P)[:, 0]

@@ -17,10 +17,11 @@ Shape legend: B prompt of a batch, T token, K neuron, D model width, N neuron of
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from mathinterp.engine.hooks import Edit, edited_input
+from mathinterp.engine.hooks import edited_input, watched
 from mathinterp.engine.lens.head_reads import GOALS, HeadReader, HeadReads, end_adder, target_logodds
 from mathinterp.engine.lens.lens import norm_parts, written_values
 from mathinterp.engine.pairs import Batch, batches_of
@@ -65,7 +66,7 @@ class NeuronShares:
         collected = _Collected(self, reads, query_BD, torch.stack(rows), [layer for layer, _ in heads], top)
         with ExitStack() as hooks:
             for layer in range(max(layer for layer, _ in heads)):
-                hooks.enter_context(edited_input(self.anatomy.down_projection(layer), collected.taker(layer)))
+                hooks.enter_context(watched(self.anatomy.down_projection(layer), True, partial(collected.take, layer)))
             batch.forward(self.anatomy)
         return collected.ranked(), collected.total_BT
 
@@ -94,14 +95,9 @@ class NeuronShares:
         found: list[float] = []
         for part in batches_of([sentence] * len(shares), self.anatomy):
             kept: list[torch.Tensor] = []
-
-            def keep(hidden_BTD: torch.Tensor, part: Batch = part, kept: list[torch.Tensor] = kept) -> torch.Tensor:
-                kept.append(part.at_end(hidden_BTD))
-                return hidden_BTD
-
             cut = end_adder(part, -share_Nd[part.rows], self.anatomy.head_slice(number))
             projection = self.anatomy.output_projection(layer)
-            with edited_input(self.anatomy.final_norm, keep):
+            with watched(self.anatomy.final_norm, True, part.keeper(kept)):
                 part.forward(self.anatomy)
                 with edited_input(projection, cut):
                     part.forward(self.anatomy)
@@ -158,16 +154,9 @@ class _Collected:
         self.total_BT = torch.zeros_like(moved_BT)
         self.found: list[list[NeuronShare]] = [[] for _ in head_layers]
 
-    def taker(self, layer: int) -> Edit:
-        """A hook's function on down_proj of ``layer`` that changes nothing."""
-
-        def take(coefficients_BTK: torch.Tensor) -> torch.Tensor:
-            self._take(layer, coefficients_BTK.to(self.shares.wide))
-            return coefficients_BTK
-
-        return take
-
-    def _take(self, layer: int, coefficients_BTK: torch.Tensor) -> None:
+    def take(self, layer: int, coefficients_BTK: torch.Tensor) -> None:
+        """What the layer's down_proj reads."""
+        coefficients_BTK = coefficients_BTK.to(self.shares.wide)
         values_KD = written_values(self.shares.anatomy, layer)
         moved_BT = self.moved_BT * (self.head_layers > layer)[:, None]  # zero where the head does not come after
         if (post_scale_BT := self.reads.post_scale_BT[layer]) is not None:

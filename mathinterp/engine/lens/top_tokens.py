@@ -7,16 +7,13 @@ Shape legend: N vector or neuron, D model width, V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from mathinterp.engine.lens.lens import Lens, written_values
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Neuron
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SHOWN = 10
 AT_ONCE = 512  # vectors projected together

@@ -28,7 +28,7 @@ from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATIO
 from mathinterp.engine.batching import free_memory
 from mathinterp.engine.compiling import compiled as compiled_by_rule
 from mathinterp.engine.layers import call_layer
-from mathinterp.engine.pairs import Ends, Pairs
+from mathinterp.engine.pairs import CleanPairs, Ends
 from mathinterp.engine.parts import known_twin
 from mathinterp.engine.paths.nodes import Node
 from mathinterp.engine.scores import LOGITS_AT_ONCE, score_logits, unembedded
@@ -116,8 +116,7 @@ class PathEngine:
 
     Args:
         anatomy: the model; its weights decide device and dtype.
-        pairs: sentences up to END.
-        original, counterfactual: their activations at END in clean passes.
+        clean: sentences up to END, and their activations there.
         max_rows: most rows in one batch; None = by device. Halved for good when memory runs out.
         compiled: compile layers and scoring; None = on CUDA, where there are rows enough.
     """
@@ -126,22 +125,15 @@ class PathEngine:
 
     @torch.no_grad()
     def __init__(
-        self,
-        anatomy: Anatomy,
-        pairs: Pairs,
-        original: Ends,
-        counterfactual: Ends,
-        *,
-        max_rows: int | None = None,
-        compiled: bool | None = None,
+        self, anatomy: Anatomy, clean: CleanPairs, *, max_rows: int | None = None, compiled: bool | None = None
     ):
-        self.anatomy, self.pairs = anatomy, pairs
-        self.original, self.counterfactual = original, counterfactual
-        self.gold_P = torch.from_numpy(pairs.gold_P).to(anatomy.device)
+        self.anatomy, self.pairs = anatomy, clean.pairs
+        self.original, self.counterfactual = clean.original, clean.counterfactual
+        self.gold_P = torch.from_numpy(self.pairs.gold_P).to(anatomy.device)
         family, shape = anatomy.family, anatomy.shape
         on_gpu = anatomy.device.type == "cuda"
         if compiled is None:
-            compiled = on_gpu and shape.n_layers**2 * shape.n_heads * len(pairs) // 2 > COMPILE_FROM_ROWS
+            compiled = on_gpu and shape.n_layers**2 * shape.n_heads * len(self.pairs) // 2 > COMPILE_FROM_ROWS
         self._fixed_shape = compiled or anatomy.dtype not in (torch.float32, torch.float64)
         self._call: Callable[..., torch.Tensor] = (
             compiled_by_rule(call_layer, dynamic=False) if compiled else call_layer

@@ -12,6 +12,7 @@ Shape legend: P pair, N node of one layer, R row (node, pair), B pair of one bat
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from transformers import DynamicCache
 from mathinterp.engine.hooks import caught_input, caught_site, edited_site
 from mathinterp.engine.intervention import site_of
 from mathinterp.engine.layers import Call, recorded
-from mathinterp.engine.pairs import Batch, Ends, Pairs, batches_of, chosen
+from mathinterp.engine.pairs import Batch, CleanPairs, Ends, Pairs, batches_of
 from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
 from mathinterp.engine.paths.nodes import Node
 from mathinterp.models.anatomy import Anatomy
@@ -33,21 +34,14 @@ class ByLength:
     """Pairs of each length in an engine of their own; methods as in PathEngine.
 
     Args:
-        make: the engine of some pairs, given them and their END activations.
+        make: the engine of some of the pairs.
     """
 
-    def __init__(
-        self,
-        anatomy: Anatomy,
-        pairs: Pairs,
-        original: Ends,
-        counterfactual: Ends,
-        make: Callable[[Pairs, Ends, Ends], PathEngine],
-    ):
-        lengths = np.array([len(ids) for ids in pairs.original])
+    def __init__(self, anatomy: Anatomy, clean: CleanPairs, make: Callable[[CleanPairs], PathEngine]):
+        lengths = np.array([len(ids) for ids in clean.pairs.original])
         members = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
-        self.engines = [make(pairs.chosen(at), chosen(original, at), chosen(counterfactual, at)) for at in members]
-        self.gold_P = torch.from_numpy(pairs.gold_P).to(anatomy.device)
+        self.engines = [make(clean.chosen(at)) for at in members]
+        self.gold_P = torch.from_numpy(clean.pairs.gold_P).to(anatomy.device)
         self._place_P = torch.from_numpy(np.argsort(np.concatenate(members))).to(anatomy.device)
         self.baseline = self._measures([engine.baseline for engine in self.engines])
 
@@ -74,13 +68,8 @@ class ByLength:
 class EndPatching(ByLength):
     """Every node patched at END, the later layers' attention at END computed anew; freeze "none"."""
 
-    def __init__(
-        self, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, *, max_rows: int | None = None
-    ):
-        def make(pairs: Pairs, original: Ends, counterfactual: Ends) -> PathEngine:
-            return OneLength(anatomy, pairs, original, counterfactual, max_rows=max_rows)
-
-        super().__init__(anatomy, pairs, original, counterfactual, make)
+    def __init__(self, anatomy: Anatomy, clean: CleanPairs, *, max_rows: int | None = None):
+        super().__init__(anatomy, clean, partial(OneLength, anatomy, max_rows=max_rows))
 
 
 class OneLength(PathEngine):
@@ -89,11 +78,9 @@ class OneLength(PathEngine):
     freezes: ClassVar[tuple[str, ...]] = ("none",)
 
     @torch.no_grad()
-    def __init__(
-        self, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, *, max_rows: int | None = None
-    ):
-        super().__init__(anatomy, pairs, original, counterfactual, max_rows=max_rows, compiled=False)
-        self.prefix = Prefix(anatomy, pairs.original)
+    def __init__(self, anatomy: Anatomy, clean: CleanPairs, *, max_rows: int | None = None):
+        super().__init__(anatomy, clean, max_rows=max_rows, compiled=False)
+        self.prefix = Prefix(anatomy, clean.pairs.original)
         whole = [
             self.scorer(self.carry(0, self.original.embedded_PD[pair_R], pair_R), self.gold_P[pair_R])[:kept]
             for pair_R, kept in self._batches(1)

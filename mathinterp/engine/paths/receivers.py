@@ -8,12 +8,13 @@ or value differs where END attends to itself alone.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from mathinterp.engine.hooks import caught_input, caught_output, edited_output
-from mathinterp.engine.pairs import Ends, Pairs
+from mathinterp.engine.pairs import CleanPairs, Ends
 from mathinterp.engine.paths.frozen import FinalRows, PathEngine
 from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import ByLength, Prefix, RowCache
@@ -24,40 +25,18 @@ from mathinterp.models.units import Head
 class ReceiverEngine(ByLength):
     """Senders patched for one receiver; methods as in PathEngine, freeze "heads" or "all"."""
 
-    def __init__(
-        self,
-        anatomy: Anatomy,
-        pairs: Pairs,
-        original: Ends,
-        counterfactual: Ends,
-        receiver: Receiver,
-        *,
-        max_rows: int | None = None,
-    ):
+    def __init__(self, anatomy: Anatomy, clean: CleanPairs, receiver: Receiver, *, max_rows: int | None = None):
         receiver.check(anatomy.shape)
-
-        def make(pairs: Pairs, original: Ends, counterfactual: Ends) -> PathEngine:
-            return OneReceiver(anatomy, pairs, original, counterfactual, receiver, max_rows=max_rows)
-
-        super().__init__(anatomy, pairs, original, counterfactual, make)
+        super().__init__(anatomy, clean, partial(OneReceiver, anatomy, receiver=receiver, max_rows=max_rows))
 
 
 class OneReceiver(PathEngine):
     """END rows of sentences of one length, through the receiver."""
 
-    def __init__(
-        self,
-        anatomy: Anatomy,
-        pairs: Pairs,
-        original: Ends,
-        counterfactual: Ends,
-        receiver: Receiver,
-        *,
-        max_rows: int | None = None,
-    ):
-        super().__init__(anatomy, pairs, original, counterfactual, max_rows=max_rows, compiled=False)
+    def __init__(self, anatomy: Anatomy, clean: CleanPairs, receiver: Receiver, *, max_rows: int | None = None):
+        super().__init__(anatomy, clean, max_rows=max_rows, compiled=False)
         self.receiver = receiver
-        self.prefix = None if receiver.head is None else Prefix(anatomy, pairs.original)
+        self.prefix = None if receiver.head is None else Prefix(anatomy, clean.pairs.original)
 
     @torch.no_grad()
     def noise_floor(self) -> float:
@@ -147,7 +126,5 @@ def receiving_features(anatomy: Anatomy, receiver: Receiver) -> tuple[nn.Module,
     shape = anatomy.shape
     projection = {"q": anatomy.query, "k": anatomy.key, "v": anatomy.value}[receiver.part](receiver.layer)
     group = receiver.head if receiver.part == "q" else receiver.head // (shape.n_heads // shape.n_groups)
-    weight = projection.module.get_parameter("weight")
-    width = weight.shape[1] if type(projection.module).__name__ == "Conv1D" else weight.shape[0]
-    features = torch.arange(width, device=anatomy.device)[projection.features]
+    features = projection.places.to(anatomy.device)
     return projection.module, features[group * shape.d_head : (group + 1) * shape.d_head]

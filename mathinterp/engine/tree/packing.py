@@ -3,6 +3,7 @@
 P packs of N tree nodes run together as one group; under E edits a group is a batch of E * P rows, edit by edit.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -44,6 +45,49 @@ class Group:
 
 
 @dataclass(frozen=True)
+class BatchShape:
+    """One shape for the batches of several sets of prompts, so that they compile once: ``rows`` packs times edits."""
+
+    pack_size: int
+    rows: int
+    slots: int  # answer slots of a pack, where no set needs more
+
+    def edits_for(self, packs: int, wanted: float, most: int) -> int:
+        """Of the numbers that divide a batch, that with the fewest batches for ``wanted`` edits of ``packs``."""
+
+        def batches(edits: int) -> int:
+            return math.ceil(wanted / edits) * math.ceil(packs * edits / self.rows)
+
+        return min((n for n in range(1, most + 1) if self.rows % n == 0), key=lambda n: (batches(n), n))
+
+
+def shape_of_batches(
+    anatomy: Anatomy,
+    sequences: Sequence[Sequence[int]],
+    answers: Answers,
+    *,
+    private_from: Sequence[int] | None,
+    max_tokens: int,
+    dense_masks: bool = True,
+) -> BatchShape:
+    """The shape for parts of ``sequences``: half of ``max_tokens``, since a part has few, in many divisible rows."""
+    kinds = [anatomy.shape.positions.kind(len(sequence)) for sequence in sequences]
+    size, together, _ = best_packing(
+        anatomy,
+        sequences,
+        private_from,
+        kinds,
+        edits=1,
+        max_tokens=max_tokens // 2,
+        on_gpu=True,
+        dense_masks=dense_masks,
+    )
+    rows = max(n for n in (1, 2, *(3 * 2**power for power in range(16))) if n <= max(together, 1))
+    forest = plant(sequences, pack_size=size, private_from=private_from, kinds=kinds, alignment=MASK_ALIGNMENT)
+    return BatchShape(size, rows, _most_wanted(forest, answers))
+
+
+@dataclass(frozen=True)
 class Layout:
     """All packs of a prompt set, in groups."""
 
@@ -62,14 +106,21 @@ def lay_out(
     max_tokens: int,
     pack_size: int | None,
     dense_masks: bool = True,
+    shape: BatchShape | None = None,
 ) -> Layout:
     """Pack and group ``sequences`` so that ``edits`` edits of a group fill about ``max_tokens`` token rows.
 
     On a GPU all groups have one shape: each shape costs a compilation, and half-precision results depend on it.
+
+    Args:
+        shape: of batches of ``edits`` edits, which divide its rows; None: the one of least work.
     """
-    on_gpu = anatomy.device.type == "cuda"
+    on_gpu = anatomy.device.type == "cuda" or shape is not None
     kinds = [anatomy.shape.positions.kind(len(sequence)) for sequence in sequences]
-    if pack_size is None:
+    if shape is not None:
+        assert shape.rows % edits == 0, (shape, edits)
+        pack_size, together = shape.pack_size, shape.rows // edits
+    elif pack_size is None:
         pack_size, together, edits = best_packing(
             anatomy,
             sequences,
@@ -90,6 +141,8 @@ def lay_out(
         packs_multiple_of=together if on_gpu else 1,
         alignment=MASK_ALIGNMENT if on_gpu else 1,
     )
+    if shape is not None:
+        return Layout(forest, _group(forest, answers, together, anatomy.device, shape.slots), edits)
     together = min(together, forest.n_packs)
     edits_per_batch = max(1, min(edits, max_tokens // (forest.pack_size * together)))
     return Layout(forest, _group(forest, answers, together, anatomy.device), edits_per_batch)
@@ -142,15 +195,27 @@ def _edits_at_once(edits: int, fitting: int) -> int:
     return max((n for n in range(1, edits + 1) if edits % n == 0 and n <= fitting), default=1)
 
 
-def _group(forest: Forest, answers: Answers, packs_together: int, device: torch.device) -> list[Group]:
+def _places(forest: Forest, answers: Answers) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Pack and node of each answer, and the nodes that each pack has answers at."""
     node_A = np.array([forest.node_of[p][r] for p, r in zip(answers.prompt_A, answers.row_A, strict=True)])
     pack_A, within_A = node_A // forest.pack_size, node_A % forest.pack_size
-    wanted = [np.unique(within_A[pack_A == pack]) for pack in range(forest.n_packs)]
-    most = max(map(len, wanted))
+    return pack_A, within_A, [np.unique(within_A[pack_A == pack]) for pack in range(forest.n_packs)]
+
+
+def _most_wanted(forest: Forest, answers: Answers) -> int:
+    return max(map(len, _places(forest, answers)[2]))
+
+
+def _group(
+    forest: Forest, answers: Answers, packs_together: int, device: torch.device, least_slots: int | None = None
+) -> list[Group]:
+    pack_A, within_A, wanted = _places(forest, answers)
+    most = max([least_slots or 0, *map(len, wanted)])
     groups = []
     for packs in _runs(forest, packs_together):
         start = packs[0]
-        width = most if device.type == "cuda" else max(len(wanted[pack]) for pack in packs)  # one shape on a GPU
+        one_shape = device.type == "cuda" or least_slots is not None
+        width = most if one_shape else max(len(wanted[pack]) for pack in packs)
         slots = np.zeros((len(packs), width), np.int64)
         for row, pack in enumerate(packs):
             slots[row, : len(wanted[pack])] = wanted[pack]

@@ -19,15 +19,11 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.activation_patching.tables import DIRECTIONS, SITES, TABLES
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import shortened
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.activation_patching.rows import PatchingState
-    from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -119,9 +115,7 @@ class ActivationPatching(Experiment):
         """
         from mathinterp.prompts.pairs import first_digit
 
-        layers = list(range(shape.n_layers)) if self.layers is None else list(self.layers)
-        for layer in layers:
-            shape.check_layer(layer)
+        layers = shape.chosen_layers(self.layers)
         tokens = sum(first_digit(prompt).index for prompt in prompts)
         pieces = [Shard("patching_pairs", 0, {"tokens": len(prompts)}, cost=0.5)]
         for site in self.sites or SITES:
@@ -137,12 +131,6 @@ class ActivationPatching(Experiment):
         """One for each (layer, token) of every pair."""
         return int(shard.work["tokens"]) * len(shard.work.get("layers", [None]))
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.activation_patching.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> PatchingState:
         """Clean passes over X_r and X_c, and the choice of pairs."""
         from mathinterp.experiments.activation_patching.rows import prepare
@@ -157,21 +145,3 @@ class ActivationPatching(Experiment):
             return state.pairs
         site, direction = shard.work["site"], shard.work["direction"]
         return pa.concat_tables([layer_rows(state, site, direction, layer) for layer in shard.work["layers"]])
-
-    def notes(self, state: PatchingState) -> dict[str, Any]:
-        """How many pairs were kept, and how far the engine strays from full passes and from itself."""
-        return state.notes
-
-    @classmethod
-    def summarize(cls, results: Results, shown: ShownPatches) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.activation_patching.summary import summarize
-
-        return summarize(results, shown.measure, shown.top)
-
-    @classmethod
-    def figure(cls, results: Results, shown: ShownPatches) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.activation_patching.figure import draw
-
-        return draw(results, shown.measure)

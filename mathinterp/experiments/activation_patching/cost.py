@@ -1,18 +1,13 @@
 """What activation patching costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from mathinterp.experiments.activation_patching import ActivationPatching
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import PACK_SIZE, Cost, layer_flops, pass_flops, scoring_flops
+from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.pairs import first_digit
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.activation_patching import ActivationPatching
-    from mathinterp.experiments.base import Shard
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.activation_patching import ShownPatches
 from mathinterp.experiments.activation_patching.tables import DIRECTIONS, SITES
 from mathinterp.experiments.figures import PANEL, whole_numbers
 from mathinterp.experiments.results import Results
@@ -12,12 +13,12 @@ from mathinterp.prompts.token_types import TOKEN_TYPES
 KINDS = (*TOKEN_TYPES, "end")
 
 
-def draw(results: Results, measure: str) -> Figure:
+def draw(results: Results, shown: ShownPatches) -> Figure:
     """Coloured by the fraction of the gap that a patch closes, over all operations; directions are rows of panels."""
     rows = results.frame(
         """SELECT site, direction, layer, token_type, fraction FROM patching_effects
            WHERE run_id = $run AND operation = 'all' AND measure = $measure""",
-        measure=measure,
+        measure=shown.measure,
     )
     if rows.empty:
         raise UserError("the run has no rows to draw yet; the same command computes what is missing")
@@ -35,5 +36,5 @@ def draw(results: Results, measure: str) -> Figure:
         axis.set(title=f"{site}, {direction}", ylabel="layer")
         axis.set_xticks(range(len(kinds)), kinds, rotation=45, fontsize=7)
         whole_numbers(axis.yaxis)
-    figure.colorbar(image, ax=list(axes.flat), label=f"fraction of the gap in {measure}")
+    figure.colorbar(image, ax=list(axes.flat), label=f"fraction of the gap in {shown.measure}")
     return figure

@@ -4,11 +4,9 @@ All tokens of a layer are one batch, which runs from that layer on. Shape legend
 token), A = P answer token (the first digit), E = T intervention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +14,15 @@ import pyarrow as pa
 from mathinterp.engine.choose import Engine, build_engine, many_layers, packing_deviation
 from mathinterp.engine.intervention import CLEAN, Change, Tokens, Value
 from mathinterp.engine.scores import Scores
-from mathinterp.errors import UserError
+from mathinterp.experiments.activation_patching import ActivationPatching
 from mathinterp.experiments.activation_patching.tables import DIRECTIONS, PATCHING_PAIRS, PATCHING_SCAN
+from mathinterp.experiments.answered import kept_pairs
+from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.pairs import first_digit
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import typed_tokens
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.activation_patching import ActivationPatching
-    from mathinterp.experiments.base import Subject
 
 
 @dataclass
@@ -56,13 +53,8 @@ def prepare(scan: ActivationPatching, subject: Subject) -> PatchingState:
     every = [_scored_on_first_digit(prompt) for prompt in subject.prompts]
     found = [build_engine(anatomy, side, asked=scan.engine, max_tokens=subject.max_tokens).baseline() for side in
              zip(*every, strict=True)]  # fmt: skip
-    kept_P = np.ones(len(every), bool) if scan.keep_all else found[0].correct_EA[0]
+    kept_P = kept_pairs(found[0].correct_EA[0], scan.keep_all)
     keep = np.flatnonzero(kept_P)
-    if not len(keep):
-        raise UserError(
-            f"the model answers none of the {len(every)} prompts right (first digit), so no pair is kept; take prompts"
-            " that it can answer, or `keep_all`"
-        )
     originals, counterfactuals = (list(side) for side in zip(*(every[i] for i in keep), strict=True))
     longest = max(len(item.fed) for item in originals)
     running = dict(zip(DIRECTIONS, (counterfactuals, originals), strict=True))
@@ -158,7 +150,7 @@ def layer_rows(state: PatchingState, site: str, direction: str, layer: int) -> p
         "logprob": scores.logprob_EA[place].astype(np.float32),
         "predicted_id": scores.predicted_EA[place],
     }
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in PATCHING_SCAN], schema=PATCHING_SCAN)
+    return cast_table(PATCHING_SCAN, columns)
 
 
 def _pairs(

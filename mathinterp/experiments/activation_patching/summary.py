@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from itertools import groupby, takewhile
 
+from mathinterp.experiments.activation_patching import ShownPatches
 from mathinterp.experiments.reach import rough_warnings
 from mathinterp.experiments.results import Results, Row, Shown, Summary
 
 EFFECTS = "patching_effects WHERE run_id = $run AND operation = 'all' AND measure = $measure"
 
 
-def summarize(results: Results, measure: str, top: int) -> Summary:
+def summarize(results: Results, shown: ShownPatches) -> Summary:
     """The places of largest effect, site by site in both directions, and from which layer on END decides."""
+    measure, top = shown.measure, shown.top
     pairs = results.rows(
         """SELECT count(*) AS pairs, count_if(kept) AS kept, 100 * avg(correct::INTEGER) AS "answered right (%)",
                avg(logprob_original) FILTER (kept) AS logprob, avg(logprob_counterfactual) FILTER (kept)

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from mathinterp.experiments.columns import LAYER
+from mathinterp.experiments.columns import LAYER, PAIR
 from mathinterp.experiments.table import Table
 
 SITES = ("residual", "attention", "mlp")
@@ -21,17 +21,7 @@ PATCHING_SCAN = pa.schema(
         pa.field("predicted_id", pa.int32()),
     ]
 )
-PATCHING_PAIRS = pa.schema(
-    [
-        pa.field("prompt_id", pa.string()),
-        pa.field("correct", pa.bool_()),  # on X_r
-        pa.field("kept", pa.bool_()),  # whether patching_scan has the pair
-        pa.field("logit_original", pa.float32()),  # of the scored token
-        pa.field("logit_counterfactual", pa.float32()),
-        pa.field("logprob_original", pa.float32()),  # nats
-        pa.field("logprob_counterfactual", pa.float32()),
-    ]
-)
+PATCHING_PAIRS = pa.schema(PAIR)
 
 TABLES = {
     "patching_scan": Table(

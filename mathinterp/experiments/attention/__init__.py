@@ -16,16 +16,12 @@ from mathinterp.experiments.attention.tables import TABLES
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.chosen_heads import check_choice, choice_parameters, chosen_heads, cut_heads
 from mathinterp.experiments.options import check_options, normalized, option, read_heads, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
 from mathinterp.prompts.token_types import SCHEMES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.attention.rows import AttentionState
-    from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 
@@ -112,12 +108,6 @@ class Attention(Experiment):
         """One pass over the prompts serves all heads."""
         return len(prompts)
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.attention.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> AttentionState:
         """The choice of prompts, and one eager pass over them."""
         from mathinterp.experiments.attention.rows import prepare
@@ -130,21 +120,3 @@ class Attention(Experiment):
         from mathinterp.experiments.attention.rows import head_rows
 
         return pa.concat_tables([head_rows(state, layer, head) for layer, head in shard.work["heads"]])
-
-    def notes(self, state: AttentionState) -> dict[str, Any]:
-        """How far eager attention strays from the model's own (log-probabilities, nats), and weights' sums from 1."""
-        return state.notes
-
-    @classmethod
-    def summarize(cls, results: Results, shown: ShownHeads) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.attention.summary import summarize
-
-        return summarize(results, shown.top)
-
-    @classmethod
-    def figure(cls, results: Results, shown: ShownHeads) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.attention.figure import draw
-
-        return draw(results, shown.top)

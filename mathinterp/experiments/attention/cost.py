@@ -1,19 +1,14 @@
 """What an attention scan costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mathinterp.engine.pairs import GPU_TOKENS as GPU_PAIR_TOKENS
+from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import Cost, end_lengths, reading
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import type_names
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.attention import Attention
-    from mathinterp.experiments.base import Shard
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: Attention, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mathinterp.experiments.attention import ShownHeads
 from mathinterp.experiments.figures import panel_per_operation
 from mathinterp.experiments.results import Results
 
@@ -15,8 +16,8 @@ RANKING = ("operand_a", "operand_b", "operator")  # those whose weight chooses t
 PLAIN = ("bos", "first", "other")  # those whose weight never does
 
 
-def draw(results: Results, heads: int = 8) -> Figure:
-    """Mean weight of END's attention by token type, of the ``heads`` that look at operands and operator most."""
+def draw(results: Results, shown: ShownHeads) -> Figure:
+    """Mean weight of END's attention by token type, of the heads that look at operands and operator most."""
     rows = results.frame(
         """SELECT layer || '.' || head AS name, operation, token_type, mass FROM attention_by_type
            WHERE run_id = $run"""
@@ -25,7 +26,7 @@ def draw(results: Results, heads: int = 8) -> Figure:
     kinds += sorted(set(rows["token_type"]) - set(kinds))
     ranking = RANKING if set(RANKING) & set(kinds) else [kind for kind in kinds if kind not in PLAIN]
     looking = rows[(rows["operation"] == "all") & rows["token_type"].isin(ranking)]
-    chosen = looking.groupby("name")["mass"].sum().sort_values(ascending=False).index[:heads]
+    chosen = looking.groupby("name")["mass"].sum().sort_values(ascending=False).index[: shown.top]
     return panel_per_operation(rows, lambda axis, part: _bars(axis, part, chosen, kinds), legend=7)
 
 

@@ -16,6 +16,7 @@ from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.experiments.answered import kept_prompts
 from mathinterp.experiments.attention.tables import ATTENTION_SCAN
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.prompts.token_types import TOKEN_TYPES, TypedTokens, type_names, typed_tokens
 
 BOS = TOKEN_TYPES.index("bos")
@@ -101,5 +102,4 @@ def head_rows(state: AttentionState, layer: int, head: int) -> pa.Table:
         "tokens": tokens,
         "argmax": (top_P[:, None] == np.arange(kinds)).ravel(),
     }
-    schema = ATTENTION_SCAN
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+    return cast_table(ATTENTION_SCAN, columns)

@@ -2,6 +2,7 @@
 
 import json
 
+from mathinterp.experiments.attention import ShownHeads
 from mathinterp.experiments.kept import kept_line
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 
@@ -9,15 +10,15 @@ ARITHMETIC = ("operand_a", "operand_b", "operator", "equals")  # types that rank
 PLAIN = ("bos", "first", "other")  # types that say little
 
 
-def summarize(results: Results, top: int = 8) -> Summary:
+def summarize(results: Results, shown: ShownHeads) -> Summary:
     """The heads with most of their weight on the types that say something, and what most heads look at.
 
     Of arithmetic these are operands, operator and equals; of other prompts all but the first token and other. The same
-    ``top`` heads, chosen over all operations, are shown for each, with weights per token.
+    ``shown.top`` heads, chosen over all operations, are shown for each, with weights per token.
     """
     kinds = _kinds(results)
     named = [kind for kind in kinds if kind in ARITHMETIC] or [kind for kind in kinds if kind not in PLAIN] or kinds
-    rows = _weights(results, named, kinds, top)
+    rows = _weights(results, named, kinds, shown.top)
     verdict = _verdict(results)
     title = f"Heads with most weight (%) on {', '.join(named)}; attention per token from END (%)"
     return Summary(

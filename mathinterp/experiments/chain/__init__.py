@@ -29,13 +29,10 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.chain.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_heads, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.chain.rows import ChainState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
@@ -145,17 +142,3 @@ class Chain(Experiment):
         known = sorted({prompt.operation for prompt in prompts if prompt.operation is not None})
         if shown.operation not in ("all", *known):
             raise UserError(f"`operation` '{shown.operation}': the prompts have all, {', '.join(known)}")
-
-    @classmethod
-    def summarize(cls, results: Results, shown: ChainOptions) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.chain.summary import summarize
-
-        return summarize(results, shown.operation)
-
-    @classmethod
-    def figure(cls, results: Results, shown: ChainOptions) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.chain.figure import draw
-
-        return draw(results, shown.operation)

@@ -5,6 +5,7 @@ import json
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mathinterp.experiments.chain import ChainOptions
 from mathinterp.experiments.chain.summary import chain_rows, name, title
 from mathinterp.experiments.results import Results, Row
 
@@ -18,8 +19,9 @@ TITLES = {
 }
 
 
-def draw(results: Results, operation: str) -> Figure:
+def draw(results: Results, shown: ChainOptions) -> Figure:
     """Five columns, left to right; a line joins a neuron and the head that moves it, and a head and what it reads."""
+    operation = shown.operation
     rows, single = chain_rows(results, operation)
     figure = Figure(figsize=(15, 5.2), layout="constrained", label=operation)
     axis = figure.subplots()

@@ -6,6 +6,7 @@ Knows the store's views; knows nothing about models or how rows were computed.
 import json
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.chain import ChainOptions
 from mathinterp.experiments.results import Results, Row, Shown, Summary
 from mathinterp.text import quoted
 
@@ -20,11 +21,12 @@ STAGES_EXPLAINED = (
 )
 
 
-def summarize(results: Results, operation: str) -> Summary:
-    """The table of all stages and a verdict; ``operation`` counts where the run has several prompts.
+def summarize(results: Results, shown: ChainOptions) -> Summary:
+    """The table of all stages and a verdict; the operation counts where the run has several prompts.
 
     Raises UserError for a run without rows of that operation.
     """
+    operation = shown.operation
     rows, single = chain_rows(results, operation)
     heading, table, verdict = title(results, operation, single), _table(rows, single), _verdict(results)
     of_all = f"chain_summary WHERE run_id = $run AND operation = {quoted(operation)}"

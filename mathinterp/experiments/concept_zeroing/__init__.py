@@ -20,7 +20,6 @@ from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.concept_zeroing.tables import CONCEPT_ZEROING, TABLES
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
 from mathinterp.experiments.options import check_options, normalized, option
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Neuron
@@ -125,10 +124,3 @@ class ConceptZeroing(Experiment):
             "zeroed": [len(neurons) for neurons in members],
         }
         return score_rows(state, scores, CONCEPT_ZEROING, ids)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: Any) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.concept_zeroing.summary import summarize
-
-        return summarize(results)

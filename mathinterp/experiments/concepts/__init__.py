@@ -25,14 +25,13 @@ from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.concepts.tables import TABLES
 from mathinterp.experiments.concepts.words import ConceptList, read_concepts
 from mathinterp.experiments.options import check_options, normalized, option, read_counts, read_layers
-from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.results import Results
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 
 if TYPE_CHECKING:
     from mathinterp.experiments.concept_zeroing import ConceptZeroing
     from mathinterp.experiments.concepts.rows import ConceptState
-    from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -205,12 +204,6 @@ class Concepts(Experiment):
         """Weights alone are read."""
         return False
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.concepts.cost import cost_of
-
-        return cost_of(len(SIGNS[self.sign]), shape, shards)
-
     def prepare(self, subject: Subject) -> ConceptState:
         """Match the concepts with the model's tokens."""
         from mathinterp.experiments.concepts.rows import prepare
@@ -229,13 +222,6 @@ class Concepts(Experiment):
         from mathinterp.experiments.concepts.rows import shard_rows
 
         return shard_rows(state, shard)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: ConceptOptions) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.concepts.summary import summarize
-
-        return summarize(results, shown.levels, shown.show, shown.zero)
 
     def follow_up(self, results: Results, shown: ConceptOptions) -> ConceptZeroing | None:
         """The zeroing of each level's neurons; None if it is not asked for, or no level keeps any."""

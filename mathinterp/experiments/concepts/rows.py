@@ -20,6 +20,7 @@ from mathinterp.engine.lens.lens import wide_dtype, written_values
 from mathinterp.engine.side_by_side import SideBySide
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.concepts.tables import CONCEPT_SCAN
 from mathinterp.experiments.concepts.words import ConceptList, token_texts
 from mathinterp.experiments.json_lists import in_lists, json_lists
@@ -171,9 +172,9 @@ def _rows(state: ConceptState, place: dict[str, int | None], neurons: int, found
         "concepts": json_lists(vocabulary.names_in_lists, number_M[first_M], _at_rows(named_R, found, neurons)),
         "tokens": json_lists(vocabulary.shown_in_lists, shown_RS.flatten(), _at_rows(shown_R, found, neurons)),
     }
-    schema = CONCEPT_SCAN
-    columns |= {name: pa.repeat(pa.scalar(value, schema.field(name).type), neurons) for name, value in place.items()}
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+    types = {field.name: field.type for field in CONCEPT_SCAN}
+    columns |= {name: pa.repeat(pa.scalar(value, types[name]), neurons) for name, value in place.items()}
+    return cast_table(CONCEPT_SCAN, columns)
 
 
 def _random_directions(anatomy: Anatomy) -> torch.Tensor:

@@ -5,17 +5,15 @@ Knows the store's views; knows nothing about models or how rows were computed.
 
 from collections.abc import Sequence
 
+from mathinterp.experiments.concepts import ConceptOptions
 from mathinterp.experiments.results import Results, Row, Shown, Summary
 from mathinterp.models.units import Neuron
 
 SHARES = dict.fromkeys(("share", "one layer", "random"), "%")
 
 
-def summarize(results: Results, levels: Sequence[int], examples: int, zeroed: bool) -> Summary:
-    """Neurons kept at each of ``levels``, the first ``examples`` of them, and what chance alone would give.
-
-    zeroed: whether the kept neurons are to be zeroed next.
-    """
+def summarize(results: Results, shown: ConceptOptions) -> Summary:
+    """Neurons kept at each level, the first few of them, and what chance alone would give."""
     run = results.rows(
         """SELECT (parameters ->> 'top')::INTEGER AS top, (notes ->> 'concepts_in_vocabulary')::INTEGER AS concepts,
                (notes ->> 'concept_tokens')::INTEGER AS tokens, (notes ->> 'expected_hits')::DOUBLE AS expected_hits,
@@ -23,13 +21,13 @@ def summarize(results: Results, levels: Sequence[int], examples: int, zeroed: bo
             FROM run_records WHERE run_id = $run"""
     )[0]
     top, listed = run.pop("top"), run.pop("listed")
-    kept, leaders = level_table(results, levels), _examples(results, examples)
+    kept, leaders = level_table(results, shown.levels), _examples(results, shown.show)
     parts: list[Shown | str] = [
         Shown(f"Neurons with concepts among their first {top} tokens", kept, SHARES),
         _chance_line(run, top, listed),
         Shown("Most hits", leaders),
     ]
-    if not zeroed or not any(row["neurons"] for row in kept):
+    if not shown.zero or not any(row["neurons"] for row in kept):
         parts.append("No neurons were zeroed.")
     return Summary(
         parts=parts,

@@ -7,8 +7,7 @@ Shape legend: R lens row (words, scales), P word sequence, K neuron, V vocabular
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import torch
 
 from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, NeuronLens, end_activations
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.gender_neurons.tables import GENDER_NEURONS
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -53,8 +53,8 @@ def prepare(subject: Subject) -> GenderState:
     sequences = list(dict.fromkeys([*(row[0] for row in rows), *(row[1] for row in rows)]))
     place = {words: index for index, words in enumerate(sequences)}
     activations = end_activations(anatomy, sequences)
-    read = _chosen(activations, [place[row[0]] for row in rows])
-    scales = lens.frozen_scales(_chosen(activations, [place[row[1]] for row in rows]))
+    read = activations.rows([place[row[0]] for row in rows])
+    scales = lens.frozen_scales(activations.rows([place[row[1]] for row in rows]))
     first = {term.row: term.target for term in reversed(terms)}
     target_R = torch.tensor([first[row] for row in range(len(rows))], device=anatomy.device)
     return GenderState(subject.prompts, lens, terms, read, scales, target_R)
@@ -77,8 +77,7 @@ def layer_rows(state: GenderState, layer: int) -> pa.Table:
             "stereotyped": stereotyped_K,
             "other": other_K,
         }
-        arrays = [pa.array(columns[column.name]).cast(column.type) for column in GENDER_NEURONS]
-        parts.append(pa.Table.from_arrays(arrays, schema=GENDER_NEURONS))
+        parts.append(cast_table(GENDER_NEURONS, columns))
     return pa.concat_tables(parts)
 
 
@@ -103,9 +102,7 @@ def importance_sums(state: GenderState, layer: int, stereotypes: Sequence[str]) 
     """Importances summed over the professions of each stereotype, on X_r and on X_c: stereotype x 2 x K, float64."""
     directions_KV = state.lens.directions(layer)
     reference_RK = state.lens.layer(layer, state.rows, state.scales, state.target_R, directions_KV).neurons_PK
-    amounts_RK = state.rows.coefficients_PK[layer].to(state.lens.lens.wide) / state.scales.final_P[:, None]
-    if (mlp_scale_R := state.scales.mlp_P[layer]) is not None:
-        amounts_RK = amounts_RK / mlp_scale_R[:, None]
+    amounts_RK = state.lens.amounts(layer, state.rows, state.scales)
     sums = torch.zeros(len(stereotypes), 2, directions_KV.shape[0], dtype=torch.float64, device=directions_KV.device)
     for term in state.terms:
         reference = int(state.target_R[term.row])
@@ -117,12 +114,3 @@ def importance_sums(state: GenderState, layer: int, stereotypes: Sequence[str]) 
         stereotype = stereotypes.index(str(state.prompts[term.prompt].prompt.operation))
         sums[stereotype, 0 if term.stereotyped else 1] += increase_K
     return sums
-
-
-def _chosen(activations: EndActivations, index: list[int]) -> EndActivations:
-    """The activations of some sentences, in the order of ``index``."""
-
-    def pick(value: Any) -> Any:
-        return value[index] if isinstance(value, torch.Tensor) else [tensor[index] for tensor in value]
-
-    return EndActivations(**{field.name: pick(getattr(activations, field.name)) for field in fields(activations)})

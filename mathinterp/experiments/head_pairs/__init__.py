@@ -24,13 +24,10 @@ from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.costs import Cost, on_trees
 from mathinterp.experiments.head_pairs.tables import TABLES
 from mathinterp.experiments.options import normalized, option, read_heads, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.ablated import AblationState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -152,21 +149,3 @@ class HeadPairs(Ablation):
         if shard.table == "baseline":
             return baseline_of(state)
         return rows_of(self, state, self.sets(state.anatomy.shape)[slice(*shard.work["sets"])])
-
-    def notes(self, state: AblationState) -> dict[str, Any]:
-        """Engine, packing and noise floor of the run."""
-        return state.notes
-
-    @classmethod
-    def summarize(cls, results: Results, shown: ShownPairs) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.head_pairs.summary import summarize
-
-        return summarize(results, shown.top)
-
-    @classmethod
-    def figure(cls, results: Results, shown: ShownPairs) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.head_pairs.figure import draw
-
-        return draw(results)

@@ -4,10 +4,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mathinterp.experiments.figures import panels
+from mathinterp.experiments.head_pairs import ShownPairs
 from mathinterp.experiments.results import Results
 
 
-def draw(results: Results) -> Figure:
+def draw(results: Results, shown: ShownPairs) -> Figure:
     """Heads by heads, coloured by the interaction in points, over all operations; given heads are one column."""
     rows = results.frame(
         """SELECT first, second, 100 * interaction AS points FROM head_pairs

@@ -1,9 +1,7 @@
 """How the rows of head pairs are computed: many sets of heads a batch, each from its lowest layer on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,10 +10,8 @@ from mathinterp.engine.intervention import CLEAN
 from mathinterp.experiments.ablated import AblationState, ablated, prepare, score_rows
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.columns import BASELINE
+from mathinterp.experiments.head_pairs import HeadPairs, HeadsOut
 from mathinterp.experiments.head_pairs.tables import HEAD_PAIR_SCAN
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.head_pairs import HeadPairs, HeadsOut
 
 AT_ONCE = 16  # sets that the engine is asked for together; the baseline is computed in the same shape
 

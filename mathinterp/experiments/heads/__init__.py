@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from mathinterp.experiments.ablation import Ablation
-from mathinterp.experiments.base import NothingToShow, Shard, Subject
+from mathinterp.experiments.adaptive.ablations import AdaptiveAblation
+from mathinterp.experiments.adaptive.drops import Node
+from mathinterp.experiments.adaptive.summary import decided, summarize_decisions
+from mathinterp.experiments.adaptive.tables import TABLES as DECISIONS
+from mathinterp.experiments.base import NothingToShow, Shard
 from mathinterp.experiments.chosen_heads import check_choice, choice_parameters, chosen_heads, cut_heads, most_at_once
 from mathinterp.experiments.columns import BASELINE, SHARED_TABLES
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.heads.tables import HEAD_SCAN, TABLES
 from mathinterp.experiments.options import normalized, option, read_heads, read_layers
+from mathinterp.experiments.ranking import BY_DROP, Ranking
 from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
@@ -28,12 +32,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mathinterp.experiments.ablated import AblationState
+    from mathinterp.experiments.adaptive.blocks import Blocks
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 @dataclass(frozen=True)
-class Heads(Ablation):
+class Heads(AdaptiveAblation):
     """Ablate each attention head in turn and score every answer token (paper A, section 3)."""
 
     heads: tuple[Head, ...] | None = option(
@@ -42,11 +47,13 @@ class Heads(Ablation):
     layers: tuple[int, ...] | None = option(None, "Layers, for example 0-3,17.", parse=read_layers, shown="all")
 
     name: ClassVar[str] = "heads"
-    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
+    node_table: ClassVar[str] = "head_scan"
+    tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES, **DECISIONS}
     command_examples: ClassVar[Sequence[str]] = (
         "scan heads",
         "scan heads --model smollm2 --adapter smollm2-arithmetic --limit 160",
         "scan heads --prompts pairs --ablation mean",
+        "scan heads --decide 5",
     )
 
     head_ranking: ClassVar[HeadRanking] = HeadRanking(
@@ -55,6 +62,7 @@ class Heads(Ablation):
         key=f"""SELECT layer, head FROM head_effects
                 WHERE run_id = $run AND drop > 0.05 AND (operation = $operation OR q_value < {SIGNIFICANT})""",
     )  # ties of accuracy: by log-probability
+    node_ranking: ClassVar[Ranking] = BY_DROP
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,16 +78,31 @@ class Heads(Ablation):
         return {**super().parameters(), **choice_parameters(self.heads, self.layers)}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """The baseline, then files of 16 heads and more; layer l costs L - l."""
+        """The baseline, then files of 16 heads and more; layer l costs L - l. Under ``decide``: the first block."""
+        if (growing := self.growing(shape, prompts)) is not None:
+            return growing.first()
         pieces = [Shard("baseline", 0, cost=0.5)]
         for index, heads in enumerate(cut_heads(self.chosen(shape))):
             cost = float(sum(shape.n_layers - layer for layer, _ in heads))
             pieces.append(Shard("head_scan", index, {"heads": [list(head) for head in heads]}, cost))
         return pieces
 
-    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """One for each (head, prompt)."""
-        return len(shard.work.get("heads", [None])) * len(prompts)
+    def decided_nodes(self, shape: ModelShape) -> list[Node]:
+        """The chosen heads."""
+        return [(head.layer, head.head) for head in self.chosen(shape)]
+
+    def files(self, nodes: Sequence[Node]) -> list[list[Node]]:
+        """16 heads and more a file."""
+        files = cut_heads([Head(layer, head) for layer, head in nodes if head is not None])
+        return [[(head.layer, head.head) for head in file] for file in files if file]
+
+    def named(self, nodes: Sequence[Node]) -> dict[str, Any]:
+        """``heads``."""
+        return {"heads": [list(node) for node in nodes]}
+
+    def nodes_in(self, shard: Shard) -> list[Node]:
+        """Of ``heads``."""
+        return [(layer, head) for layer, head in shard.work["heads"]]
 
     def batches(self, shape: ModelShape) -> list[list[Head]]:
         """The heads of one layer in one file at once."""
@@ -93,17 +116,11 @@ class Heads(Ablation):
         """By the model alone, so that a scan of some heads lays prompts out as one of all heads does."""
         return most_at_once(shape.n_heads)
 
-    def prepare(self, subject: Subject) -> AblationState:
-        """Clean pass (and counterfactual pass) over all prompts."""
-        from mathinterp.experiments.ablated import prepare
-
-        shape = subject.anatomy.shape
-        return prepare(self, subject, self.edits_per_batch(shape), len(self.chosen(shape)))
-
-    def run(self, state: AblationState, shard: Shard) -> pa.Table:
+    def run(self, state: AblationState | Blocks, shard: Shard) -> pa.Table:
         """Rows of the shard's heads, each ablated by itself."""
-        from mathinterp.experiments.ablated import baseline_rows
+        from mathinterp.experiments.ablated import AblationState, baseline_rows
 
+        state = state if isinstance(state, AblationState) else state.of(shard)
         if shard.table == "baseline":
             return baseline_rows(state, BASELINE)
         by_layer: dict[int, list[int]] = {}
@@ -119,13 +136,11 @@ class Heads(Ablation):
         scores = state.engine.run([intervention([Head(layer, head)], value) for head in heads])
         return score_rows(state, scores, HEAD_SCAN, {"layer": [layer] * len(heads), "head": heads})
 
-    def notes(self, state: AblationState) -> dict[str, Any]:
-        """Engine, packing and noise floor of the run."""
-        return state.notes
-
     @classmethod
     def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
         """See summary.py."""
+        if decided(results):
+            return summarize_decisions(results, "head_decisions", "head")
         from mathinterp.experiments.heads.summary import summarize
 
         return summarize(results)
@@ -133,6 +148,10 @@ class Heads(Ablation):
     @classmethod
     def figure(cls, results: Results, shown: NothingToShow) -> Figure:
         """See figure.py."""
+        if decided(results):
+            from mathinterp.experiments.adaptive.figure import draw_decisions
+
+            return draw_decisions(results)
         from mathinterp.experiments.heads.figure import draw
 
         return draw(results)

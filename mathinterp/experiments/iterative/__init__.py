@@ -16,17 +16,15 @@ import pyarrow as pa
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.ablation import ABLATIONS, Ablation
-from mathinterp.experiments.base import Context, NothingToShow, Shard, Subject
+from mathinterp.experiments.base import Context, Shard, Subject
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.iterative.tables import TABLES
 from mathinterp.experiments.options import normalized, option, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.iterative.rows import IterativeState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -110,12 +108,6 @@ class Iterative(Ablation):
         """One for each (head left, prompt); the cost of a step is its number of heads."""
         return int(shard.cost) * len(prompts)
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.iterative.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     @property
     def only_end(self) -> bool:
         """Whether nothing but END's row changes and counts."""
@@ -138,10 +130,3 @@ class Iterative(Ablation):
         from mathinterp.experiments.iterative.rows import step_rows
 
         return step_rows(self, state, shard.work["step"])
-
-    @classmethod
-    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.iterative.summary import summarize
-
-        return summarize(results)

@@ -1,18 +1,13 @@
 """What iterative masking costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import Cost, end_lengths, key_value_numbers, on_trees, pass_flops, scoring_flops
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard
-    from mathinterp.experiments.iterative import Iterative
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.experiments.iterative import Iterative
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: Iterative, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

@@ -7,27 +7,24 @@ token is what counts, END's row is all that runs (engine/end_rows.py).
 Shape legend: E edit, A answer token, P prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mathinterp.engine.choose import Engine, many_layers
+from mathinterp.engine.choose import Runner, many_layers
 from mathinterp.engine.end_rows import EndRows
 from mathinterp.engine.intervention import CLEAN
 from mathinterp.engine.scores import Answers, Scores
 from mathinterp.experiments.ablated import AblationState, ablated, prepare
+from mathinterp.experiments.base import Subject
 from mathinterp.experiments.chosen_heads import most_at_once
+from mathinterp.experiments.columns import cast_table
+from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.iterative.tables import ITERATIVE_SCAN
 from mathinterp.models.units import Head
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Subject
-    from mathinterp.experiments.iterative import Iterative
 
 
 @dataclass
@@ -35,7 +32,7 @@ class IterativeState:
     """What a replica keeps between shards."""
 
     ablation: AblationState
-    engine: Engine  # that runs the steps
+    engine: Runner  # that runs the steps
     masked: list[Head]  # so far: the heads of steps 0, 1, ...
 
 
@@ -82,8 +79,7 @@ def _sweep(scan: Iterative, state: IterativeState, masked: Sequence[Head]) -> pa
         "accuracy": accuracy_E[1:],
         "logprob_change": logprob_E[1:] - logprob_E[0],
     }
-    arrays = [pa.array(columns[f.name]).cast(f.type) for f in ITERATIVE_SCAN]
-    return pa.Table.from_arrays(arrays, schema=ITERATIVE_SCAN)
+    return cast_table(ITERATIVE_SCAN, columns)
 
 
 def _choice(rank_by: str, accuracy_E: np.ndarray, logprob_E: np.ndarray) -> int:

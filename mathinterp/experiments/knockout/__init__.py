@@ -17,30 +17,27 @@ import pyarrow as pa
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.ablation import ABLATIONS, Ablation
-from mathinterp.experiments.base import Context, NothingToShow, Shard, Subject
+from mathinterp.experiments.base import Context, Shard, Subject
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.controls import layer_matched_heads, random_heads
 from mathinterp.experiments.knockout.tables import TABLES
 from mathinterp.experiments.options import normalized, option, read_counts, read_heads
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
     from mathinterp.experiments.ablated import AblationState
-    from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.models.catalog import ResolvedModel
     from mathinterp.prompts.prompt import TokenizedPrompt
 
 DEFAULT_KS = (1, 2, 4, 8, 16, 32, 64)
 CONTROLS = {"random": random_heads, "random_layer": layer_matched_heads}
-ITERATIVE = "mathinterp scan iterative --steps N finds a ranking"
+ITERATIVE = "mathinterp scan iterative `steps` N finds a ranking"
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,8 @@ class Knockout(Ablation):
     rank_from: str | None = option(
         None,
         "Take the ranking from a finished run: a head scan, a path scan, or iterative masking.",
-        metavar="RUN_ID",
-    )
+        flag="from", former=("rank-from",), metavar="RUN_ID",
+    )  # fmt: skip
     rank_operation: str = option("all", "Rank by this operation alone.")
     ks: tuple[int, ...] | None = option(
         None, "Numbers of heads.", parse=read_counts, shown="0,1,2,4,...,64 up to half of all heads"
@@ -92,11 +89,11 @@ class Knockout(Ablation):
     name: ClassVar[str] = "knockout"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     own_command: ClassVar[bool] = True
-    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("--iterative", "--rank-by", "--layers"), ITERATIVE)
+    retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("iterative", "rank_by", "layers"), ITERATIVE)
     command_examples: ClassVar[Sequence[str]] = (
         "scan knockout --heads 0.6,0.1,0.2,0.7 --ablation zero",
-        "scan knockout --limit 400 --rank-from RUN_ID",
-        'scan knockout --rank-from RUN_ID --prompts pairs --show "3 plus 5 is"',
+        "scan knockout --limit 400 --from RUN_ID",
+        'scan knockout --from RUN_ID --prompts pairs --show "3 plus 5 is"',
     )
 
     def __post_init__(self) -> None:
@@ -216,12 +213,6 @@ class Knockout(Ablation):
         """One for each (point of the curve, prompt)."""
         return {"baseline": 1, "knockout_scan": len(shard.work.get("ks", []))}.get(shard.table, 0) * len(prompts)
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.knockout.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> AblationState:
         """Clean pass (and counterfactual pass) over all prompts."""
         from mathinterp.experiments.knockout.rows import prepare_sets
@@ -245,20 +236,6 @@ class Knockout(Ablation):
         if shard.table == "knockout_examples":
             return example_rows(self, state)
         return curve_rows(self, state, shard)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.knockout.summary import summarize
-
-        return summarize(results)
-
-    @classmethod
-    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.knockout.figure import draw
-
-        return draw(results)
 
 
 def _tokenized(text: str, model: ResolvedModel) -> Sentence:

@@ -1,18 +1,13 @@
 """What a knock-out costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import Cost, on_trees
+from mathinterp.experiments.knockout import Knockout
 from mathinterp.experiments.knockout.tables import SHOWN_TOKENS
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard
-    from mathinterp.experiments.knockout import Knockout
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: Knockout, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

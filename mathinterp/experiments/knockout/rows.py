@@ -1,8 +1,6 @@
 """How a knock-out's rows are computed: sets of heads, taken out together, and the next tokens of shown sentences."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +9,11 @@ from mathinterp.engine.choose import many_layers
 from mathinterp.engine.intervention import CLEAN, Intervention, Tokens, Value, intervention
 from mathinterp.engine.plain import next_token_probabilities
 from mathinterp.experiments.ablated import AblationState, ablated, prepare, score_rows
+from mathinterp.experiments.base import Shard, Subject
 from mathinterp.experiments.columns import BASELINE
+from mathinterp.experiments.knockout import Knockout
 from mathinterp.experiments.knockout.tables import KNOCKOUT_EXAMPLES, KNOCKOUT_HEADS, KNOCKOUT_SCAN, SHOWN_TOKENS
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard, Subject
-    from mathinterp.experiments.knockout import Knockout
-    from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.anatomy import ModelShape
 
 
 def prepare_sets(scan: Knockout, subject: Subject) -> AblationState:

@@ -148,7 +148,10 @@ def _verdict(curve: Sequence[Row], summary: Sequence[Row]) -> str:
     for row in overall:
         if row["control"] is not None:
             where = _halved(row["control_halved_at"], row["up to k"])
-            parts.append(f"{row['control']} {where}, {100 * row['mean gap']:.1f} points above it on average")
+            gap = 100 * row["mean gap"]
+            parts.append(
+                f"{row['control']} {where}, {abs(gap):.1f} points {'below' if gap < 0 else 'above'} it on average"
+            )
     return "; ".join(parts) + "."
 
 

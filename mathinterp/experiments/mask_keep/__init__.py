@@ -24,7 +24,6 @@ from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.mask_keep.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_counts, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 
@@ -60,8 +59,9 @@ class MaskKeep(Experiment):
     """
 
     neurons_from: str = option(
-        dataclasses.MISSING, "The finished 'scan neurons' run that ranks the neurons.", metavar="RUN_ID"
-    )
+        dataclasses.MISSING, "The finished 'scan neurons' run that ranks the neurons.",
+        flag="from", former=("neurons-from",), metavar="RUN_ID",
+    )  # fmt: skip
     ks: tuple[int, ...] = option(
         DEFAULT_KS, "Numbers of neurons per prompt.", parse=partial(read_counts, least=1), shown="99,50,30,20,10"
     )
@@ -81,8 +81,8 @@ class MaskKeep(Experiment):
     show_options: ClassVar[type] = MaskKeepShown
     command_examples: ClassVar[Sequence[str]] = (
         "scan neurons --against head:0.6 --limit 160",
-        "scan maskkeep --neurons-from RUN_ID --limit 160",
-        "scan maskkeep --neurons-from RUN_ID --limit 160 --ks 99,10 --cases flipped --scoring first_token",
+        "scan maskkeep --from RUN_ID --limit 160",
+        "scan maskkeep --from RUN_ID --limit 160 --ks 99,10 --cases flipped --scoring first_token",
     )
 
     def __post_init__(self) -> None:
@@ -114,10 +114,7 @@ class MaskKeep(Experiment):
         """The layers whose other neurons "keep" zeroes; raises UserError for one that does not exist."""
         from mathinterp.models.depth import deep_layers
 
-        layers = deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers
-        for layer in layers:
-            shape.check_layer(layer)
-        return list(layers)
+        return shape.chosen_layers(deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; of the neurons their fingerprint."""
@@ -188,10 +185,3 @@ class MaskKeep(Experiment):
         if shard.table == "maskkeep_neurons":
             return pa.concat_tables([neuron_rows(state, *which) for which in self._rankings()])
         return scan_rows(state, **shard.work, ks=sorted(set(self.ks)))
-
-    @classmethod
-    def summarize(cls, results: Results, shown: MaskKeepShown) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.mask_keep.summary import summarize
-
-        return summarize(results, shown.cases, shown.scoring)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.neurons.stored import check_prompts
 from mathinterp.experiments.results import Row
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
-from mathinterp.store import Store
+
+if TYPE_CHECKING:
+    from mathinterp.store import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ class RankedNeurons:
         return self.layer_PR[rows], self.neuron_PR[rows]
 
 
-def neurons_from(store: Store, run: Row, prompts: Sequence[Prompt], count: int) -> RankedNeurons:
+def neurons_from(store: "Store", run: Row, prompts: Sequence[Prompt], count: int) -> RankedNeurons:
     """Each prompt's first ``count`` neurons of a neuron scan, all layers together, ties by (layer, neuron).
 
     Args:

@@ -15,7 +15,7 @@ from mathinterp.engine.intervention import Change, Intervention, Value
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.experiments.ablated import AblationState, score_rows
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.columns import BASELINE
+from mathinterp.experiments.columns import BASELINE, cast_table
 from mathinterp.experiments.mask_keep.ranked import random_neurons
 from mathinterp.experiments.mask_keep.tables import MASKKEEP_NEURONS, MASKKEEP_SCAN
 from mathinterp.prompts.prompt import with_distractors
@@ -97,5 +97,4 @@ def neuron_rows(state: MaskKeepState, ranking: str, seed: int) -> pa.Table:
         "layer": state.layer_PR.ravel(),
         "neuron": neuron_PR.ravel(),
     }
-    schema = MASKKEEP_NEURONS
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+    return cast_table(MASKKEEP_NEURONS, columns)

@@ -6,16 +6,18 @@ Knows the store's views; knows nothing about models or how rows were computed.
 from collections.abc import Sequence
 from typing import Any
 
+from mathinterp.experiments.mask_keep import MaskKeepShown
 from mathinterp.experiments.results import Results, Row, Shown, Summary
 from mathinterp.text import quoted
 
 PER_OPERATION = ("operation", "k", "prompts", "mask", "mask_random", "keep", "keep_random", "coef")
 
 
-def summarize(results: Results, cases: str, scoring: str) -> Summary:
+def summarize(results: Results, shown: MaskKeepShown) -> Summary:
     """The table over all operations, one row a k: mask and keep, each with its interval, random neurons and the least
     and most of the random draws, and coef; and the rows of paper_a_table5 by operation.
     """
+    cases, scoring = shown.cases, shown.scoring
     (run,) = results.rows("SELECT parameters ->> 'neurons_from' AS neurons_from FROM runs WHERE run_id = $run")
     asked = {**run, "cases": cases, "scoring": scoring}
     if not results.finished:

@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subject
+from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.mlp_probe.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.mlp_probe.rows import ProbeState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -87,10 +83,7 @@ class MlpProbe(Experiment):
 
     def chosen(self, shape: ModelShape) -> list[int]:
         """The layers to probe; raises UserError for one that does not exist."""
-        layers = list(range(shape.n_layers)) if self.layers is None else sorted(set(self.layers))
-        for layer in layers:
-            shape.check_layer(layer)
-        return layers
+        return shape.chosen_layers(self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
@@ -115,12 +108,6 @@ class MlpProbe(Experiment):
         """One pass over the prompts serves all layers."""
         return len(prompts)
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.mlp_probe.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> ProbeState:
         """The choice of prompts, and one pass over them."""
         from mathinterp.experiments.mlp_probe.rows import prepare
@@ -132,21 +119,3 @@ class MlpProbe(Experiment):
         from mathinterp.experiments.mlp_probe.rows import layer_rows
 
         return pa.concat_tables([layer_rows(state, layer) for layer in shard.work["layers"]])
-
-    def notes(self, state: ProbeState) -> dict[str, Any]:
-        """How many prompts were given, answered rightly and kept."""
-        return state.notes
-
-    @classmethod
-    def summarize(cls, results: Results, shown: NothingToShow) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.mlp_probe.summary import summarize
-
-        return summarize(results)
-
-    @classmethod
-    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.mlp_probe.figure import draw
-
-        return draw(results)

@@ -1,19 +1,14 @@
 """What an MLP probe costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mathinterp.engine.pairs import GPU_TOKENS as GPU_PAIR_TOKENS
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import Cost, end_lengths, reading
+from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlp_probe.tables import TARGETS
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard
-    from mathinterp.experiments.mlp_probe import MlpProbe
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: MlpProbe, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

@@ -16,6 +16,7 @@ from mathinterp.engine.lens.mlp_vectors import mlp_vectors, unembedding_rows
 from mathinterp.engine.pairs import batches_of
 from mathinterp.experiments.answered import kept_prompts
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.mlp_probe.tables import MEASURES, MLP_PROBE, TARGETS
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.prompts.token_types import TypedTokens, scheme_of, typed_tokens
@@ -94,5 +95,4 @@ def layer_rows(state: ProbeState, layer: int) -> pa.Table:
         "target": pa.array(state.targets).take(pa.array(np.tile(np.arange(targets), prompts))),
         **{name: cosine_PCM[..., i].ravel() for i, name in enumerate(MEASURES)},
     }
-    schema = MLP_PROBE
-    return pa.Table.from_arrays([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema)
+    return cast_table(MLP_PROBE, columns)

@@ -20,7 +20,6 @@ from mathinterp.experiments.base import Experiment, Shard, Subject
 from mathinterp.experiments.neuron_controls import layer_matched_neurons
 from mathinterp.experiments.neuron_edit.tables import EDIT_NEURONS, TABLES, Condition
 from mathinterp.experiments.options import check_options, normalized, option, read_neurons
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS
 from mathinterp.models.units import Neuron
@@ -80,7 +79,8 @@ class NeuronEdit(Experiment):
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """For each condition its answers and its text; and the neurons of all."""
         for condition in self.conditions():
-            check_neurons(shape, self.neurons_of(shape, condition))
+            for neuron in self.neurons_of(shape, condition):
+                shape.check_neuron(*neuron)
         pieces = [Shard("edit_neurons", 0, cost=0.1)]
         for index, (edit, seed) in enumerate(self.conditions()):
             work = {"edit": edit, "seed": seed}
@@ -117,20 +117,3 @@ class NeuronEdit(Experiment):
             for rank, (layer, neuron) in enumerate(self.neurons_of(shape, condition), start=1)
         ]
         return pa.Table.from_pylist(rows, EDIT_NEURONS)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: Any) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.neuron_edit.summary import summarize
-
-        return summarize(results)
-
-
-def check_neurons(shape: ModelShape, neurons: Sequence[Neuron]) -> None:
-    """Raise UserError for a neuron that does not exist."""
-    for layer, neuron in neurons:
-        shape.check_layer(layer)
-        if not 0 <= neuron < shape.n_neurons:
-            raise UserError(
-                f"neuron {layer}.{neuron} does not exist: each layer has neurons 0 to {shape.n_neurons - 1}"
-            )

@@ -21,13 +21,10 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.neuron_graph.tables import AT_ONCE, TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_counts
-from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.gates import MOST_DRAWS, real, shortened, whole
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.neuron_graph.nodes import NeuronNodes
     from mathinterp.experiments.neuron_graph.rows import GraphState
     from mathinterp.models.anatomy import ModelShape
@@ -90,7 +87,13 @@ class NeuronGraph(Experiment):
     check may be above what that scan keeps of a prompt (topk:K).
     """
 
-    neurons_from: str = option(dataclasses.MISSING, "A finished run of 'scan neurons'.", metavar="RUN_ID")
+    neurons_from: str = option(
+        dataclasses.MISSING,
+        "A finished run of 'scan neurons'.",
+        flag="from",
+        former=("neurons-from",),
+        metavar="RUN_ID",
+    )
     by: str = option("prompt", "A graph for each prompt, or for each operation and all.", choices=BY)
     top: int = option(30, "Nodes: the first so many neurons of the neuron scan.", least=2)
     measure: str = option(
@@ -116,8 +119,8 @@ class NeuronGraph(Experiment):
     show_options: ClassVar[type] = GraphShown
     command_examples: ClassVar[Sequence[str]] = (
         "scan neurons --against head:0.6 --limit 160",
-        "scan graph --neurons-from RUN_ID --limit 160 --out figures",
-        "scan graph --neurons-from RUN_ID --limit 160 --by operation --measure first_order --show add",
+        "scan graph --from RUN_ID --limit 160 --out figures",
+        "scan graph --from RUN_ID --limit 160 --by operation --measure first_order --show add",
     )
 
     def __post_init__(self) -> None:
@@ -216,17 +219,3 @@ class NeuronGraph(Experiment):
         if shown.graph is not None and shown.graph not in names:
             found = ", ".join(names[:SHOWN_NAMES])
             raise UserError(f"`graph` '{shown.graph}': there is no such graph; there are {found} ...")
-
-    @classmethod
-    def summarize(cls, results: Results, shown: GraphShown) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.neuron_graph.summary import summarize
-
-        return summarize(results, shown.graph)
-
-    @classmethod
-    def figure(cls, results: Results, shown: GraphShown) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.neuron_graph.figure import draw
-
-        return draw(results, shown.graph)

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mathinterp.experiments.neuron_graph import GraphShown
 from mathinterp.experiments.neuron_graph.summary import graph_name
 from mathinterp.experiments.neuron_graph.tables import COLUMN_OF
 from mathinterp.experiments.results import Results
@@ -14,13 +15,13 @@ from mathinterp.experiments.results import Results
 NODE_TOKENS = 3  # first tokens in a node's label
 
 
-def draw(results: Results, graph: str | None = None) -> Figure:
+def draw(results: Results, shown: GraphShown) -> Figure:
     """One graph (None: the first), layer above layer: nodes as layer.neuron with their tokens, edges going up.
 
     Node size: importance (or change, where something was compared). Edge width: strength under the run's measure; red
     where the edge is positive, blue where it is negative. The root has a thick rim. The figure's label is the graph.
     """
-    name = graph_name(results, graph)
+    name = graph_name(results, shown.graph)
     where = "WHERE run_id = $run AND graph = $graph"
     nodes = results.frame(f"SELECT * FROM neuron_graph_nodes {where} ORDER BY layer, rank", graph=name)
     edges = results.frame(f"SELECT * FROM neuron_graph_edges {where} ORDER BY place", graph=name)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,9 @@ from mathinterp.experiments.neurons.stored import check_prompts
 from mathinterp.experiments.results import Row
 from mathinterp.models.units import Neuron
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
-from mathinterp.store import Store
+
+if TYPE_CHECKING:
+    from mathinterp.store import Store
 
 MOST = 99  # neurons of the largest k that is checked where none is named
 
@@ -81,7 +84,7 @@ class NeuronNodes:
 
 
 def nodes_from(
-    store: Store,
+    store: "Store",
     run: Row,
     by: str,
     top: int,

@@ -3,13 +3,10 @@
 Shape legend: P prompt, M measure, N node, K neuron of a layer, D model width.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,15 +16,13 @@ from mathinterp.engine.lens.graph import GraphReader
 from mathinterp.engine.lens.neurons import EndActivations, end_activations
 from mathinterp.engine.lens.top_tokens import TopTokens
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.neuron_graph import NeuronGraph
 from mathinterp.experiments.neuron_graph.nodes import RankedNodes
 from mathinterp.experiments.neuron_graph.tables import AT_ONCE, COLUMN_OF
 from mathinterp.experiments.results import Row
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Neuron
 from mathinterp.prompts.prompt import TokenizedPrompt
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.neuron_graph import NeuronGraph
 
 Occasion = tuple[RankedNodes, TokenizedPrompt]  # a graph and one of its prompts
 Place = tuple[EndActivations, int]  # activations of some prompts, and the row of one

@@ -4,6 +4,7 @@ Knows the store's views; knows nothing about models or how rows were computed.
 """
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.neuron_graph import GraphShown
 from mathinterp.experiments.results import Results, Shown, Summary
 from mathinterp.text import quoted
 
@@ -11,14 +12,14 @@ MOST_ROWS = 12  # edges shown in a table
 FALLS = {name + end: "" for name in ("root", "random") for end in ("", "_low", "_high")}
 
 
-def summarize(results: Results, graph: str | None = None) -> Summary:
-    """Strongest edges of ``graph`` (None: "all", else the first prompt's); Table 6; and the agreement.
+def summarize(results: Results, shown: GraphShown) -> Summary:
+    """Strongest edges of ``shown.graph`` (None: "all", else the first prompt's); Table 6; and the agreement.
 
     Raises UserError for a graph that the run has not.
     """
     if not results.finished:
         return Summary()
-    name = graph_name(results, graph)
+    name = graph_name(results, shown.graph)
     where = "WHERE run_id = $run AND graph = $graph"
     root = results.rows(f"SELECT name FROM neuron_graph_nodes {where} AND root", graph=name)
     edges = results.rows(

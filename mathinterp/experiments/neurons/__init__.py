@@ -17,13 +17,13 @@ import pyarrow as pa
 from mathinterp.engine.lens import TARGETS
 from mathinterp.experiments.base import Context, Experiment, Shard, Subject
 from mathinterp.experiments.neurons.against import MODELS, Against, Keep, OtherModel, other_model, require_room
+from mathinterp.experiments.neurons.ranking import BY_MEAN
 from mathinterp.experiments.neurons.tables import TABLES
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
-from mathinterp.experiments.results import Results, Summary
+from mathinterp.experiments.ranking import Ranking
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.neurons.rows import NeuronState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -68,6 +68,7 @@ class Neurons(Experiment):
     reads_neurons: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     show_options: ClassVar[type] = NeuronsShown
+    node_ranking: ClassVar[Ranking] = BY_MEAN
     command_examples: ClassVar[Sequence[str]] = (
         "scan neurons --against head:0.6 --tokens",
         "scan neurons --model smollm2 --against adapter:smollm2-arithmetic --limit 8",
@@ -116,10 +117,7 @@ class Neurons(Experiment):
         """The layers looked at; raises UserError for a layer or head that does not exist."""
         for head in self.against.heads if self.against else ():
             shape.check_head(*head)
-        layers = list(range(shape.n_layers)) if self.layers is None else list(self.layers)
-        for layer in layers:
-            shape.check_layer(layer)
-        return layers
+        return shape.chosen_layers(self.layers)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row or how it is read; another model is its fingerprint."""
@@ -149,12 +147,6 @@ class Neurons(Experiment):
         first, stop = shard.work.get("prompts", (0, 0))
         return len(shard.work.get("layers", [])) * int(stop - first) * self.conditions
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.neurons.cost import cost_of
-
-        return cost_of(self, shape, prompts, shards)
-
     def prepare(self, subject: Subject) -> NeuronState:
         """The passes whose activations at END everything else is made of."""
         from mathinterp.experiments.neurons.rows import prepare
@@ -173,10 +165,3 @@ class Neurons(Experiment):
             return target_rows(state)
         top = None if self.keep.everything else self.keep.top
         return layer_rows(state.of_prompts(*shard.work["prompts"]), shard.work["layers"][0], self.rank, top)
-
-    @classmethod
-    def summarize(cls, results: Results, shown: NeuronsShown) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.neurons.summary import summarize
-
-        return summarize(results, shown.tokens)

@@ -12,13 +12,14 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.neurons.stored import check_model, neuron_run
 from mathinterp.experiments.options import read_neurons
 from mathinterp.experiments.results import Results, Row
-from mathinterp.models.anatomy import Anatomy, ModelShape
+from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
 from mathinterp.models.units import Neuron
-from mathinterp.store import Store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mathinterp.store import Store
 
 SHOWN_PROMPTS = 5
 Tokens = list[Row]  # token: its text; value: coefficient times W_U (g v), a logit but for the final norm's scale
@@ -48,7 +49,7 @@ class NeuronCard:
 
 
 def neuron_card(
-    neuron: str | tuple[int, int], model: ModelSpec, store: Store, neurons_from: str | None = None, count: int = 10
+    neuron: str | tuple[int, int], model: ModelSpec, store: "Store", neurons_from: str | None = None, count: int = 10
 ) -> NeuronCard:
     """The card of one neuron; loads the model on this machine, without Ray.
 
@@ -66,7 +67,7 @@ def neuron_card(
     else:
         run = neuron_run(store, neurons_from)
         check_model(run, resolved.fingerprint, resolved.label)
-    check_neuron(resolved.shape, chosen)
+    resolved.shape.check_neuron(*chosen)
     return card_of(store, run, chosen, load(model), resolved.label, count)
 
 
@@ -83,7 +84,7 @@ def one_neuron(given: str | tuple[int, int]) -> Neuron:
     return neurons[0]
 
 
-def only_run(store: Store, fingerprint: str, label: str) -> Row:
+def only_run(store: "Store", fingerprint: str, label: str) -> Row:
     """The one finished neuron scan of a model; raises UserError if there is none, or more than one."""
     runs = store.rows(
         "SELECT run_id FROM runs WHERE scan = 'neurons' AND status = 'finished'"
@@ -100,15 +101,7 @@ def only_run(store: Store, fingerprint: str, label: str) -> Row:
     return neuron_run(store, runs[0]["run_id"])
 
 
-def check_neuron(shape: ModelShape, neuron: tuple[int, int]) -> None:
-    """Raise UserError unless the model has the neuron."""
-    layer, number = neuron
-    shape.check_layer(layer)
-    if not 0 <= number < shape.n_neurons:
-        raise UserError(f"neuron {layer}.{number} does not exist: each layer has neurons 0 to {shape.n_neurons - 1}")
-
-
-def card_of(store: Store, run: Row, neuron: Neuron, loaded: LoadedModel, label: str, count: int) -> NeuronCard:
+def card_of(store: "Store", run: Row, neuron: Neuron, loaded: LoadedModel, label: str, count: int) -> NeuronCard:
     """The card of one neuron of a model in memory.
 
     Args:

@@ -1,19 +1,14 @@
 """What a neuron scan costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mathinterp.engine.lens.logsumexp import GPU_ELEMENTS
 from mathinterp.experiments import neurons
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import Cost, reading, scoring_flops
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard
-    from mathinterp.experiments.neurons import Neurons
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.experiments.neurons import Neurons
+from mathinterp.models.anatomy import ModelShape
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: Neurons, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

@@ -15,6 +15,7 @@ from mathinterp.engine.intervention import zeroed
 from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, LayerImportance, NeuronLens, end_activations
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.neurons.against import Against, OtherModel
 from mathinterp.experiments.neurons.tables import NEURON_SCAN, NEURON_TARGETS
 from mathinterp.models.anatomy import Anatomy
@@ -254,6 +255,5 @@ def target_rows(state: NeuronState) -> pa.Table:
             "predicted_id": predicted,
             "correct": predicted == gold,
         }
-        arrays = [pa.array(columns[column.name]).cast(column.type) for column in NEURON_TARGETS]
-        parts.append(pa.Table.from_arrays(arrays, schema=NEURON_TARGETS))
+        parts.append(cast_table(NEURON_TARGETS, columns))
     return pa.concat_tables(parts)

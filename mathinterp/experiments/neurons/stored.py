@@ -4,15 +4,17 @@ Knows the store's views; knows nothing about models or how rows were computed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.finished_run import finished_run
 from mathinterp.prompts import Prompt
-from mathinterp.store import Store
+
+if TYPE_CHECKING:
+    from mathinterp.store import Store
 
 
-def neuron_run(store: Store, run_id: str) -> dict[str, Any]:
+def neuron_run(store: "Store", run_id: str) -> dict[str, Any]:
     """The record of a finished neuron scan: a row of ``runs`` with the run's row of ``neuron_runs``, and against_label.
 
     Raises UserError if there is no such run, it is another kind of scan, or it is not finished.
@@ -35,7 +37,7 @@ def check_model(run: dict[str, Any], fingerprint: str, label: str) -> None:
         )
 
 
-def check_prompts(store: Store, run: dict[str, Any], prompts: Sequence[Prompt]) -> None:
+def check_prompts(store: "Store", run: dict[str, Any], prompts: Sequence[Prompt]) -> None:
     """Raise UserError for a prompt that the neuron scan had not, by id, text and answer."""
     stored = store.rows(
         "SELECT prompt_id, text, answer FROM prompts WHERE prompts_fingerprint = $prompts",

@@ -4,14 +4,16 @@ Knows the store's views, and the model where its weights are asked for.
 """
 
 from mathinterp.errors import UserError
+from mathinterp.experiments.neurons import NeuronsShown
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
+from mathinterp.experiments.stability import stability_lines
 
 SHOWN = 5  # neurons an operation
 SHOWN_TOKENS = 10  # a neuron, as in paper A
 
 
-def summarize(results: Results, with_tokens: bool) -> Summary:
-    """The neurons of largest mean change, or importance where nothing was compared; ``with_tokens``: what they write.
+def summarize(results: Results, shown: NeuronsShown) -> Summary:
+    """The neurons of largest mean change, or importance where nothing was compared; on request what they write.
 
     Raises UserError where tokens are asked for and the model is not at hand.
     """
@@ -22,13 +24,14 @@ def summarize(results: Results, with_tokens: bool) -> Summary:
     compared = run["against"] is not None
     measure = "change" if compared else "importance"
     found = first_neurons(results, measure) if results.finished else []
-    written = _written(results, found) if with_tokens and found else []
+    written = _written(results, found) if shown.tokens and found else []
     ranked = f"largest mean {measure}" + (f" ({run['change']})" if compared else "")
     title = f"Neurons of {ranked}, nats; in_top: % of prompts with it among the first {run['top']}"
+    stable = stability_lines(results)
     tokens = Shown("Tokens that the neurons' mean c v raises most, and lowers most", written)
     return Summary(
-        parts=[Shown(title, per_operation(found), {"in_top": ""}), *([tokens] if written else [])],
-        data={"top": found, **({"tokens": written} if with_tokens else {})},
+        parts=[Shown(title, per_operation(found), {"in_top": ""}), *stable, *([tokens] if written else [])],
+        data={"top": found, "stability": stable, **({"tokens": written} if shown.tokens else {})},
         queries=[
             results.query(query)
             for query in (

@@ -6,18 +6,26 @@ One row per (node, pair): how the logit of the answer's first digit moves when t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from mathinterp.engine.paths.nodes import FREEZES, Node, Receiver
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.experiments.adaptive import drops as adaptive
+from mathinterp.experiments.adaptive.judge import accuracy_weights
+from mathinterp.experiments.adaptive.scan import Adaptive
+from mathinterp.experiments.adaptive.summary import decided, summarize_decisions
+from mathinterp.experiments.adaptive.tables import TABLES as DECISIONS
+from mathinterp.experiments.base import Shard, Subject
 from mathinterp.experiments.finished_run import HeadRanking
 from mathinterp.experiments.options import check_options, normalized, option, read_layers
 from mathinterp.experiments.paths.tables import TABLES
+from mathinterp.experiments.ranking import Ranking
 from mathinterp.experiments.results import SIGNIFICANT, Results, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head, Mlp
@@ -26,7 +34,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mathinterp.engine.cells import Cells
-    from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.paths.rows import PathState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -60,7 +67,7 @@ class ShownNodes:
 
 
 @dataclass(frozen=True)
-class Paths(Experiment):
+class Paths(Adaptive):
     """Patch each head and MLP with its output on a counterfactual sentence (paper B, Algorithm 1)."""
 
     freeze: str = option(
@@ -90,13 +97,17 @@ class Paths(Experiment):
     attribution: bool = True  # also fill attribution_scan, where ``attributes`` allows it
 
     name: ClassVar[str] = "paths"
-    tables: ClassVar[Mapping[str, Table]] = TABLES
+    node_table: ClassVar[str] = "path_scan"
+    has_baseline: ClassVar[bool] = False
+    choosing: ClassVar[Shard | None] = Shard("path_pairs", 0, cost=0.1)
+    tables: ClassVar[Mapping[str, Table]] = {**TABLES, **DECISIONS}
     prompt_set: ClassVar[str] = "pairs"
     show_options: ClassVar[type] = ShownNodes
     command_examples: ClassVar[Sequence[str]] = (
         "scan paths",
         "scan paths --freeze all --effect logprob --limit 400",
         "scan paths --receiver 5.2.q",
+        "scan paths --decide 5",
     )
 
     head_ranking: ClassVar[HeadRanking] = HeadRanking(
@@ -105,8 +116,14 @@ class Paths(Experiment):
         key=f"""SELECT layer, head FROM path_effects WHERE run_id = $run AND node = 'head' AND below
                   AND (operation = $operation OR q_value < {SIGNIFICANT})""",
     )  # most negative mean effect first
+    node_ranking: ClassVar[Ranking] = Ranking(
+        "SELECT node, layer, head AS unit, prompt_id, 1 AS n, effect, true AS known FROM path_scan WHERE run_id = $run",
+        ("effect",),
+        lambda means, parameters: [means["effect"]],
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         normalized(self, layers=read_layers(self.layers))
         check_options(self)
         if self.layers == ():
@@ -128,8 +145,8 @@ class Paths(Experiment):
 
     @property
     def attributes(self) -> bool:
-        """Whether attribution_scan is filled."""
-        return self.attribution and self.receiver is None and self.positions == "end"
+        """Whether attribution_scan is filled; not where pairs are left out."""
+        return self.decide is None and self.attribution and self.receiver is None and self.positions == "end"
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row."""
@@ -142,6 +159,7 @@ class Paths(Experiment):
             "layers": None if self.layers is None else sorted(set(self.layers)),
             "receiver": None if self.receiver is None else str(Receiver.parse(self.receiver)),
             "attribution": self.attributes,
+            **self.decision_parameters(),
         }
 
     def nodes(self, shape: ModelShape) -> dict[int, list[Node]]:
@@ -173,9 +191,11 @@ class Paths(Experiment):
         """The pairs, attribution, then files of whole layers with 16 nodes and more; layer l costs L - l.
 
         The distractors' files, if there are distractors, are cut alike. Raises UserError for a distractor that is not
-        told from the answer at END.
+        told from the answer at END. Under ``decide``: the pairs alone, and no distractors later.
         """
         check_distractors(prompts)
+        if (growing := self.growing(shape, prompts)) is not None:
+            return growing.first()
         pieces = [Shard("path_pairs", 0, cost=0.1)]
         if self.attributes:
             pieces.append(Shard("attribution_scan", 0, cost=float(3 * shape.n_layers)))
@@ -194,13 +214,45 @@ class Paths(Experiment):
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (node, pair); for the other tables one a pair."""
-        return len(prompts) * int(shard.work.get("nodes", 1))
+        start, stop = shard.work.get("prompts", (0, len(prompts)))
+        return int(stop - start) * int(shard.work.get("nodes", 1))
 
-    def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """See cost.py."""
-        from mathinterp.experiments.paths.cost import cost_of
+    def weights(self, prompts: Sequence[TokenizedPrompt]) -> np.ndarray:
+        """Those of the unweighted mean over operations, as in path_effects."""
+        return accuracy_weights([1] * len(prompts), [item.prompt.operation or "none" for item in prompts])
 
-        return cost_of(self, shape, prompts, shards)
+    def population(self, rows: pa.Table, prompts: Sequence[TokenizedPrompt]) -> list[TokenizedPrompt]:
+        """The kept pairs."""
+        kept = set(rows.filter(rows["kept"])["prompt_id"].to_pylist())
+        return [item for item in prompts if item.prompt.prompt_id in kept]
+
+    def decided_nodes(self, shape: ModelShape) -> list[adaptive.Node]:
+        """Heads and MLPs, layer by layer."""
+        nodes = [node for members in self.nodes(shape).values() for node in members]
+        return [(node.layer, node.head if isinstance(node, Head) else None) for node in nodes]
+
+    def files(self, nodes: Sequence[adaptive.Node]) -> list[list[adaptive.Node]]:
+        """16 nodes and more a file, whole layers."""
+        files: list[list[adaptive.Node]] = []
+        for _, members in itertools.groupby(nodes, key=lambda node: node[0]):
+            if not files or len(files[-1]) >= FEWEST_NODES:
+                files.append([])
+            files[-1] += members
+        return files
+
+    def named(self, nodes: Sequence[adaptive.Node]) -> dict[str, Any]:
+        """``patched``."""
+        return {"patched": [list(node) for node in nodes], "nodes": len(nodes)}
+
+    def nodes_in(self, shard: Shard) -> list[adaptive.Node]:
+        """Of ``patched``."""
+        return [(layer, head) for layer, head in shard.work["patched"]]
+
+    def drops(
+        self, rows: pa.Table, baseline: pa.Table | None, nodes: Sequence[adaptive.Node], prompt_ids: Sequence[str]
+    ) -> np.ndarray:
+        """Minus the effect, between -1 and 1: a pair counts no more than a whole logit (probability, nat)."""
+        return adaptive.losses(rows, "effect", nodes, prompt_ids)
 
     def prepare(self, subject: Subject) -> PathState:
         """Clean passes over X_r and X_c, the choice of pairs, and the engine."""
@@ -219,10 +271,12 @@ class Paths(Experiment):
 
     def run(self, state: PathState, shard: Shard) -> pa.Table:
         """Rows of the shard's layers; or the pairs; or attribution of the asked layers' nodes."""
-        from mathinterp.experiments.paths.rows import attribution_rows, distractor_rows, layer_rows
+        from mathinterp.experiments.paths.rows import attribution_rows, block_rows, distractor_rows, layer_rows
 
         if shard.table == "path_pairs":
             return state.pairs_table
+        if "patched" in shard.work:
+            return block_rows(self, state, shard)
         nodes = self.nodes(state.anatomy.shape)
         if shard.table == "attribution_scan":
             return attribution_rows(self, state, nodes)
@@ -235,20 +289,21 @@ class Paths(Experiment):
             parts.append(layer_rows(self, state, nodes[layer], patched))
         return pa.concat_tables(parts)
 
-    def notes(self, state: PathState) -> dict[str, Any]:
-        """How many pairs were kept, and how far the engine strays from full passes and from itself."""
-        return state.notes
-
     @classmethod
     def summarize(cls, results: Results, shown: ShownNodes) -> Summary:
-        """See summary.py."""
-        from mathinterp.experiments.paths.summary import summarize
+        """Decisions of an adaptive scan; else see summary.py."""
+        if not decided(results):
+            return super().summarize(results, shown)
+        from mathinterp.experiments.paths.summary import MEASURES
 
-        return summarize(results, shown.top)
+        (run,) = results.rows("SELECT parameters ->> 'effect' AS effect FROM runs WHERE run_id = $run")
+        return summarize_decisions(results, "path_decisions", "node", MEASURES[run["effect"]])
 
     @classmethod
-    def figure(cls, results: Results, shown: ShownNodes) -> Figure:
-        """See figure.py."""
-        from mathinterp.experiments.paths.figure import draw
+    def figure(cls, results: Results, shown: ShownNodes) -> Figure | None:
+        """Decisions of an adaptive scan; else see figure.py."""
+        if not decided(results):
+            return super().figure(results, shown)
+        from mathinterp.experiments.adaptive.figure import draw_decisions
 
-        return draw(results)
+        return draw_decisions(results)

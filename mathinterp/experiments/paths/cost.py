@@ -1,12 +1,10 @@
 """What path patching costs, counted before anything loads (see experiments/costs.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mathinterp.engine.paths.frozen import GPU_ROWS
 from mathinterp.engine.paths.nodes import Node
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import (
     Cost,
     end_lengths,
@@ -17,13 +15,10 @@ from mathinterp.experiments.costs import (
     pass_flops,
     scoring_flops,
 )
+from mathinterp.experiments.paths import Paths
+from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.units import Head, Mlp
-
-if TYPE_CHECKING:
-    from mathinterp.experiments.base import Shard
-    from mathinterp.experiments.paths import Paths
-    from mathinterp.models.anatomy import ModelShape
-    from mathinterp.prompts.prompt import TokenizedPrompt
+from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: Paths, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:

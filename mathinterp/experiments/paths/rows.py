@@ -5,27 +5,31 @@ Shape legend: P pair, N node, L layer, H head, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from mathinterp.engine.pairs import Ends, Pairs, chosen, ends_of, pairs_of
+from mathinterp.engine.pairs import CleanPairs, Ends, ends_of, pairs_of
 from mathinterp.engine.paths.attribution import direct_shares, first_order
 from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
 from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
-from mathinterp.errors import UserError
+from mathinterp.experiments.adaptive.order import block_of, order_of
+from mathinterp.experiments.answered import kept_pairs
+from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.units import Head
+from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
-    from mathinterp.experiments.base import Subject
+    from mathinterp.experiments.base import Shard, Subject
     from mathinterp.experiments.paths import Paths
 
 
@@ -40,6 +44,7 @@ class PathState:
     pairs_table: pa.Table
     notes: dict[str, Any]
     distracted: PathState | None = None  # the kept pairs that have a distractor, with that scored for the answer
+    blocks: Callable[[int, int], PathState] | None = None  # of adaptive scans: some pairs of the random order
 
 
 def prepare(scan: Paths, subject: Subject) -> PathState:
@@ -51,41 +56,61 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
     with torch.no_grad():
         original, counterfactual = (Scorer(anatomy)(side.final_PD, gold_P) for side in ends)
     correct_P = (original.predicted == gold_P).cpu().numpy()
-    kept_P = np.ones_like(correct_P) if scan.keep_all else correct_P
+    kept_P = kept_pairs(correct_P, scan.keep_all)
     keep = np.flatnonzero(kept_P)
-    if not len(keep):
-        raise UserError(
-            f"the model answers none of the {len(pairs)} prompts right (first digit), so no pair is kept; take"
-            " prompts that it can answer, or `keep_all`"
-        )
     names = pa.array([prompt.prompt.prompt_id for prompt in subject.prompts])
     table = _pairs_table(names, correct_P, kept_P, original, counterfactual)
-    own, other = (chosen(side, keep) for side in ends)
-    engine = _engine(scan, anatomy, pairs.chosen(keep), own, other, subject.max_tokens)
+    clean = CleanPairs(pairs, *ends)
+    kept = clean.chosen(keep)
+    engine = _engine(scan, anatomy, kept, subject.max_tokens)
     notes = {
         "pairs": len(pairs),
         "pairs_kept": len(keep),
         "forward_deviation": engine.deviation(),
         "noise_floor": engine.noise_floor(),
     }
-    state = PathState(anatomy, names.take(pa.array(keep)), own, engine, table, notes)
-    state.distracted = _distracted(scan, subject, pairs, ends, keep, state)
+    state = PathState(anatomy, names.take(pa.array(keep)), kept.original, engine, table, notes)
+    if scan.decide is None:
+        state.distracted = _distracted(scan, subject, clean, keep, state)
+        return state
+    population = [subject.prompts[int(i)] for i in keep]
+    order_P = order_of(population, scan.weights(population), scan.order_seed)
+
+    @lru_cache(maxsize=2)  # near the end of a block, nodes of the next one run too
+    def block(start: int, stop: int) -> PathState:
+        at = keep[block_of(order_P, start, stop)]
+        some = clean.chosen(at)
+        engine = _engine(scan, anatomy, some, subject.max_tokens)
+        return PathState(anatomy, names.take(pa.array(at)), some.original, engine, table, {})
+
+    state.blocks = block
     return state
 
 
 def _distracted(
-    scan: Paths, subject: Subject, pairs: Pairs, ends: Sequence[Ends], keep: np.ndarray, state: PathState
+    scan: Paths, subject: Subject, clean: CleanPairs, keep: np.ndarray, state: PathState
 ) -> PathState | None:
     """The same engine over the kept pairs with distractors, which it scores in place of the answers."""
     found = {i: item.distractor.token_id for i, item in enumerate(subject.prompts) if item.distractor is not None}
     at = np.array([i for i in keep if i in found], int)
     if not len(at):
         return None
-    scored = replace(pairs.chosen(at), gold_P=np.array([found[i] for i in at]))
-    own, other = (chosen(side, at) for side in ends)
-    engine = _engine(scan, state.anatomy, scored, own, other, subject.max_tokens)
+    chosen = clean.chosen(at)
+    chosen = replace(chosen, pairs=replace(chosen.pairs, gold_P=np.array([found[i] for i in at])))
+    engine = _engine(scan, state.anatomy, chosen, subject.max_tokens)
     names = pa.array([subject.prompts[i].prompt.prompt_id for i in at])
-    return PathState(state.anatomy, names, own, engine, state.pairs_table, {})
+    return PathState(state.anatomy, names, chosen.original, engine, state.pairs_table, {})
+
+
+def block_rows(scan: Paths, state: PathState, shard: Shard) -> pa.Table:
+    """The shard's nodes patched, on the pairs of its block."""
+    assert state.blocks is not None
+    block = state.blocks(*shard.work["prompts"])
+    parts = []
+    for layer, members in itertools.groupby(scan.nodes_in(shard), key=lambda node: node[0]):
+        nodes: list[Node] = [Mlp(layer) if head is None else Head(layer, head) for _, head in members]
+        parts.append(layer_rows(scan, block, nodes, block.engine.patched(nodes, scan.freeze)))
+    return pa.concat_tables(parts)
 
 
 def distractor_rows(scan: Paths, state: PathState, nodes: Sequence[Node]) -> pa.Table:
@@ -103,15 +128,14 @@ def distractor_rows(scan: Paths, state: PathState, nodes: Sequence[Node]) -> pa.
 
 
 def _engine(
-    scan: Paths, anatomy: Anatomy, pairs: Pairs, original: Ends, counterfactual: Ends, max_tokens: int | None
+    scan: Paths, anatomy: Anatomy, clean: CleanPairs, max_tokens: int | None
 ) -> PathEngine | EndPatching | EverywherePatching | ReceiverEngine:
     if scan.receiver is not None:
-        receiver = Receiver.parse(scan.receiver)
-        return ReceiverEngine(anatomy, pairs, original, counterfactual, receiver, max_rows=max_tokens)
+        return ReceiverEngine(anatomy, clean, Receiver.parse(scan.receiver), max_rows=max_tokens)
     if scan.positions == "all":
-        return EverywherePatching(anatomy, pairs, original, max_tokens)
+        return EverywherePatching(anatomy, clean.pairs, clean.original, max_tokens)
     engine = EndPatching if scan.freeze == "none" else PathEngine
-    return engine(anatomy, pairs, original, counterfactual, max_rows=max_tokens)
+    return engine(anatomy, clean, max_rows=max_tokens)
 
 
 def layer_rows(scan: Paths, state: PathState, nodes: Sequence[Node], patched: Measures) -> pa.Table:
@@ -163,7 +187,7 @@ def _node_table(schema: pa.Schema, names: pa.Array, nodes: Sequence[Node], colum
     filled["layer"] = np.repeat([node.layer for node in nodes], pairs)
     filled["head"] = [head for head in heads for _ in range(pairs)]
     filled["prompt_id"] = names.take(pa.array(np.tile(np.arange(pairs), len(nodes))))
-    return pa.Table.from_arrays([pa.array(filled[f.name]).cast(f.type) for f in schema], schema=schema)
+    return cast_table(schema, filled)
 
 
 def _pairs_table(

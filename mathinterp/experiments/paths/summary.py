@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from mathinterp.experiments.reach import rough_warnings
+from mathinterp.experiments.paths import ShownNodes
+from mathinterp.experiments.reach import noise_warnings, rough_warnings
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
+from mathinterp.experiments.stability import stability_lines
 
 TRUSTED_AGREEMENT = 0.5  # rank correlation of raw logit effects and log-probability changes under which to warn
 MEASURES = {
@@ -16,17 +18,17 @@ DIFFERENCES = "Largest losses of the logit difference, answer minus distractor (
 SHARES = ("answered right", "logit lower on X_c", "logprob lower")  # of the pairs
 
 
-def summarize(results: Results, top: int = 10) -> Summary:
-    """Pairs, the ``top`` nodes of most negative effect per operation, key heads, and the agreement of measures."""
+def summarize(results: Results, shown: ShownNodes) -> Summary:
+    """Pairs, the first nodes of most negative effect per operation, key heads, and the agreement of measures."""
     effects = results.rows(
         """SELECT operation, node = 'head' AS is_head, rank, below, sure, key, q_value AS q, logprob_change,
                CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END AS node,
                mean AS effect, low, high
            FROM path_effects WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, rank"""
     )
-    shown = ("operation", "node", "effect", "low", "high", "q", "below", "sure", "key", "logprob_change")
-    ranked = [{name: row[name] for name in shown} for row in effects if row["rank"] <= top]
-    differences = _differences(results, top)
+    columns = ("operation", "node", "effect", "low", "high", "q", "below", "sure", "key", "logprob_change")
+    ranked = [{name: row[name] for name in columns} for row in effects if row["rank"] <= shown.top]
+    differences = _differences(results, shown.top)
     unit = dict.fromkeys(("effect", "low", "high"), "")
     key_heads: dict[str, list[str]] = {row["operation"]: [] for row in effects}
     for row in effects:
@@ -38,18 +40,20 @@ def summarize(results: Results, top: int = 10) -> Summary:
     )
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
     kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
-    warnings = [*_warnings(agreement), *rough_warnings(kept)]
+    warnings = [*_warnings(agreement), *noise_warnings(results), *rough_warnings(kept)]
+    stable = stability_lines(results)
     return Summary(
         parts=[
             Shown("Pairs", pairs, dict.fromkeys(SHARES, "%")),
             Shown(f"Most negative effects of one node ({_measure(results)})", per_operation(ranked), unit),
             *([Shown(DIFFERENCES, per_operation(differences))] if differences else []),
             verdict,
+            *stable,
             Shown("Do measures rank the nodes alike? (rank correlations)", per_operation(agreement)),
         ],
         data={
             "pairs": pairs, "top": ranked, "key_heads": key_heads, "agreement": agreement, "verdict": verdict,
-            "warnings": warnings, **({"logit_differences": differences} if differences else {}),
+            "stability": stable, "warnings": warnings, **({"logit_differences": differences} if differences else {}),
         },
         queries=[
             results.query(

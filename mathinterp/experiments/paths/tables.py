@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from mathinterp.experiments.columns import HEAD, LAYER
+from mathinterp.experiments.columns import HEAD, LAYER, PAIR
 from mathinterp.experiments.table import Table
 
 PATH_NODE = (
@@ -22,18 +22,7 @@ PATH_SCAN = pa.schema(
         pa.field("centred_change", pa.float32()),  # of the logit minus the vocabulary's mean logit
     ]
 )
-PATH_PAIRS = pa.schema(
-    [
-        pa.field("prompt_id", pa.string()),
-        pa.field("correct", pa.bool_()),  # on X_r
-        pa.field("kept", pa.bool_()),  # whether path_scan has the pair
-        pa.field("logit_original", pa.float32()),  # of the scored token
-        pa.field("logit_counterfactual", pa.float32()),
-        pa.field("logprob_original", pa.float32()),  # nats
-        pa.field("logprob_counterfactual", pa.float32()),
-        pa.field("predicted_id", pa.int32()),  # on X_r
-    ]
-)
+PATH_PAIRS = pa.schema([*PAIR, pa.field("predicted_id", pa.int32())])  # predicted on X_r
 ATTRIBUTION_SCAN = pa.schema(
     [
         *PATH_NODE,

@@ -3,12 +3,13 @@
 -- t over the prompts of the smallest operation. q_value: Benjamini-Hochberg over the components of one run and operation, each
 -- operation a family of its own; joint_q: over the components and operations of the run together.
 -- prompts: those of the smallest operation; under 12 the intervals are rough. noise: the share of answers whose prediction
--- a change of nothing flips (runs.notes). sure: q_value < 0.05 and abs(drop) > noise.
+-- a change of nothing flips (runs.notes; null: not known). sure: q_value < 0.05 and abs(drop) > noise; null where only the
+-- noise is not known.
 CREATE OR REPLACE VIEW ablation_effects AS
 SELECT run_id, node, layer, head, operation, n, baseline_accuracy, accuracy, drop, drop_low, drop_high, relative_drop, p_value,
        min(p_value * tests / tried) OVER (PARTITION BY run_id, node, operation ORDER BY p_value DESC) AS q_value,
        min(p_value * joint_tests / joint_tried) OVER (PARTITION BY run_id, node ORDER BY p_value DESC) AS joint_q,
-       coalesce(q_value < 0.05 AND abs(drop) > noise, false) AS sure,
+       coalesce(q_value < 0.05, false) AND abs(drop) > noise AS sure,
        prompts, noise, logprob_change, logprob_low, logprob_high, baseline_prompt_accuracy, prompt_accuracy
 FROM (
     SELECT *, count(*) OVER (PARTITION BY run_id, node, operation) AS tests,
@@ -21,7 +22,7 @@ FROM (
                score_bound(drop, parts, 1) AS drop_high,
                CASE WHEN baseline_accuracy > 0 THEN drop / baseline_accuracy END AS relative_drop,
                score_p(drop, parts) AS p_value,
-               prompts, coalesce(noise, 0) AS noise, logprob_change,
+               prompts, noise, logprob_change,
                logprob_change - factor * sqrt(logprob_variance) AS logprob_low,
                logprob_change + factor * sqrt(logprob_variance) AS logprob_high,
                baseline_prompt_accuracy, prompt_accuracy
@@ -41,10 +42,6 @@ FROM (
             FROM ablated_operations
             GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))
         )
-        LEFT JOIN (
-            SELECT run_id, (notes -> 'noise_floor' ->> 'flipped_predictions')::DOUBLE
-                           / (notes -> 'noise_floor' ->> 'answers')::DOUBLE AS noise
-            FROM run_records
-        ) USING (run_id)
+        LEFT JOIN noise_shares USING (run_id)
     )
 );

@@ -25,7 +25,7 @@ FROM (
             FROM mlp_scan_logit_differences
         ) AS s
         JOIN baseline_logit_differences AS b USING (run_id, prompt_id, position)
-        JOIN run_records AS r USING (run_id)
+        JOIN run_records AS r ON r.run_id = s.run_id AND NOT r.adaptive
         JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
         GROUP BY s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none')
     )

@@ -21,17 +21,14 @@ from mathinterp.experiments.base import Experiment, NothingToShow, Shard, Subjec
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
-from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.lora_sweep.tables import TABLES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from mathinterp.experiments.scored import ScoredState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
     from mathinterp.tuning.controls import LoraJob
     from mathinterp.tuning.data import Sample
-    from mathinterp.tuning.lora_sweep.rows import SweepState
     from mathinterp.tuning.sft import SftConfig
 
 RATES = (1e-3, 5e-4, 1e-4)
@@ -78,7 +75,7 @@ class LoraSweep(Experiment):
 
     def chosen(self, shape: ModelShape) -> list[int]:
         """The layers of the sweep; raises UserError for one that does not exist, or an impossible rank."""
-        layers = list(range(shape.n_layers)) if self.layers is None else sorted(set(self.layers))
+        layers = shape.chosen_layers(self.layers)
         for layer in layers:
             self.job(layer).check(shape)
         return layers
@@ -116,20 +113,20 @@ class LoraSweep(Experiment):
         trained = self.config.steps * self.config.batch_size if shard.table == "sweep_scan" else 0
         return trained + len(prompts)
 
-    def prepare(self, subject: Subject) -> SweepState:
+    def prepare(self, subject: Subject) -> ScoredState:
         """Nothing yet."""
-        from mathinterp.engine.scores import answers_of
-        from mathinterp.tuning.lora_sweep.rows import SweepState
+        from mathinterp.experiments.scored import ScoredState
 
-        return SweepState(subject, answers_of(with_distractors(subject.prompts)))
+        return ScoredState.of(subject)
 
-    def notes(self, state: SweepState) -> dict[str, Any]:
+    def notes(self, state: ScoredState) -> dict[str, Any]:
         """The model's depth, which says where its layers stand in the paper's."""
         return {"n_layers": state.subject.anatomy.shape.n_layers}
 
-    def run(self, state: SweepState, shard: Shard) -> pa.Table:
+    def run(self, state: ScoredState, shard: Shard) -> pa.Table:
         """One trial: train, keep the adapter, score; or the base model's scores."""
-        from mathinterp.tuning.lora_sweep.rows import baseline_rows, trial_rows
+        from mathinterp.experiments.scored import baseline_rows
+        from mathinterp.tuning.lora_sweep.rows import trial_rows
 
         if shard.table == "baseline":
             return baseline_rows(state)
@@ -145,13 +142,6 @@ class LoraSweep(Experiment):
             data={"accuracy": rows},
             queries=[results.query(query), "SELECT * FROM lora_sweep_trials ORDER BY layer, learning_rate"],
         )
-
-    @classmethod
-    def figure(cls, results: Results, shown: NothingToShow) -> Figure | None:
-        """See figure.py."""
-        from mathinterp.tuning.lora_sweep.figure import draw
-
-        return draw(results)
 
 
 def adapter_folder(folder: str, layer: int, rate: float) -> Path:

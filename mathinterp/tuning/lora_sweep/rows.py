@@ -10,26 +10,16 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from mathinterp.engine.scores import Answers
 from mathinterp.experiments.base import Subject
-from mathinterp.experiments.columns import BASELINE
-from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.scored import ScoredState, score_table, scores_of
+from mathinterp.local_files import whole_folder
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.tuning.answers import evaluate
 from mathinterp.tuning.attached import detached_after
-from mathinterp.tuning.folders import written_whole
 from mathinterp.tuning.layout import padding_id
 from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder
 from mathinterp.tuning.lora_sweep.tables import SWEEP_SCAN
 from mathinterp.tuning.sft import Row, train
-
-
-@dataclass
-class SweepState:
-    """What a replica keeps between trials; the model is as loaded before and after each."""
-
-    subject: Subject
-    answers: Answers
 
 
 @dataclass(frozen=True)
@@ -40,20 +30,14 @@ class _Trial:
     seconds: float
 
 
-def baseline_rows(state: SweepState) -> pa.Table:
-    """The base model's scores."""
-    anatomy, prompts = state.subject.anatomy, state.subject.prompts
-    return score_table(BASELINE, prompts, state.answers, scores_of(anatomy, prompts), {})
-
-
-def trial_rows(sweep: LoraSweep, state: SweepState, layer: int, rate: float) -> pa.Table:
+def trial_rows(sweep: LoraSweep, state: ScoredState, layer: int, rate: float) -> pa.Table:
     """One trial: train, keep the adapter, score."""
     anatomy, prompts, tokenizer = state.subject.anatomy, state.subject.prompts, _tokenizer(state.subject)
     trial = _train(sweep, state, layer, rate)
     with detached_after(trial.model):
         found = evaluate(trial.model, anatomy, sweep.validation, device=anatomy.device, pad_id=padding_id(tokenizer))
         scores = scores_of(anatomy, prompts)
-        with written_whole(adapter_folder(sweep.folder, layer, rate)) as part:
+        with whole_folder(adapter_folder(sweep.folder, layer, rate)) as part:
             sweep.job(layer).export(trial.model, tokenizer, part, sweep.base)
     figures = {
         "layer": layer,
@@ -67,7 +51,7 @@ def trial_rows(sweep: LoraSweep, state: SweepState, layer: int, rate: float) -> 
     return score_table(SWEEP_SCAN, prompts, state.answers, scores, figures)
 
 
-def _train(sweep: LoraSweep, state: SweepState, layer: int, rate: float) -> _Trial:
+def _train(sweep: LoraSweep, state: ScoredState, layer: int, rate: float) -> _Trial:
     tokenizer, anatomy = _tokenizer(state.subject), state.subject.anatomy
     loaded = LoadedModel(anatomy.model, tokenizer, anatomy, "", "")
     # Compiled layers would stay on a model that the next trial changes.

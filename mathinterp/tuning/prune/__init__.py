@@ -15,13 +15,12 @@ from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.results import ACCURACIES, Results, Shown, Summary
 from mathinterp.experiments.table import Table
 from mathinterp.models.units import Neuron
-from mathinterp.prompts.prompt import with_distractors
 from mathinterp.tuning.prune.tables import TABLES
 
 if TYPE_CHECKING:
+    from mathinterp.experiments.scored import ScoredState
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
-    from mathinterp.tuning.prune.rows import PruneState
 
 
 @dataclass(frozen=True)
@@ -73,20 +72,20 @@ class Prune(Experiment):
         """One for each prompt."""
         return 0 if shard.table == "prune_neurons" else len(prompts)
 
-    def prepare(self, subject: Subject) -> PruneState:
+    def prepare(self, subject: Subject) -> ScoredState:
         """Nothing yet."""
-        from mathinterp.engine.scores import answers_of
-        from mathinterp.tuning.prune.rows import PruneState
+        from mathinterp.experiments.scored import ScoredState
 
-        return PruneState(subject, answers_of(with_distractors(subject.prompts)))
+        return ScoredState.of(subject)
 
-    def notes(self, state: PruneState) -> dict[str, Any]:
+    def notes(self, state: ScoredState) -> dict[str, Any]:
         """How many neurons the pruned layers have."""
         return {"pruned_from": len(self.deep) * state.subject.anatomy.shape.n_neurons}
 
-    def run(self, state: PruneState, shard: Shard) -> pa.Table:
+    def run(self, state: ScoredState, shard: Shard) -> pa.Table:
         """Rows of one condition."""
-        from mathinterp.tuning.prune.rows import baseline_rows, condition_rows, neuron_rows
+        from mathinterp.experiments.scored import baseline_rows
+        from mathinterp.tuning.prune.rows import condition_rows, neuron_rows
 
         if shard.table == "prune_neurons":
             return neuron_rows(self.conditions)

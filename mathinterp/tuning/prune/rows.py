@@ -1,7 +1,6 @@
 """Rows of a pruning: scores under each condition, the model as loaded before and after each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,31 +8,14 @@ import torch
 
 from mathinterp.engine.intervention import CLEAN, Change, Intervention, Value
 from mathinterp.engine.placement import everywhere, hooked
-from mathinterp.engine.scores import Answers
-from mathinterp.experiments.base import Subject
-from mathinterp.experiments.columns import BASELINE
-from mathinterp.experiments.scored import score_table, scores_of
+from mathinterp.experiments.scored import ScoredState, score_table, scores_of
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.prune import Condition
 from mathinterp.tuning.prune.tables import PRUNE_NEURONS, PRUNE_SCAN
 
 
-@dataclass
-class PruneState:
-    """What a replica keeps between conditions."""
-
-    subject: Subject
-    answers: Answers
-
-
-def baseline_rows(state: PruneState) -> pa.Table:
-    """Scores of the original model."""
-    anatomy, prompts = state.subject.anatomy, state.subject.prompts
-    return score_table(BASELINE, prompts, state.answers, scores_of(anatomy, prompts), {})
-
-
-def condition_rows(state: PruneState, condition: Condition, deep: Sequence[int]) -> pa.Table:
+def condition_rows(state: ScoredState, condition: Condition, deep: Sequence[int]) -> pa.Table:
     """Scores under one condition; ``deep``: the layers that are pruned."""
     anatomy, prompts = state.subject.anatomy, state.subject.prompts
     with hooked(everywhere(anatomy), [_pruned(anatomy, condition, deep)]):

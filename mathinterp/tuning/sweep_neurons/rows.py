@@ -12,6 +12,7 @@ import torch
 
 from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, NeuronLens, end_activations
 from mathinterp.experiments.base import Subject
+from mathinterp.experiments.columns import cast_table
 from mathinterp.tuning.attached import attached
 from mathinterp.tuning.sweep_neurons.tables import SWEEP_NEURONS
 
@@ -34,11 +35,7 @@ def prepare(subject: Subject, target: str) -> SweepNeuronState:
     lens = NeuronLens(subject.anatomy)
     sequences = [prompt.input_ids[: prompt.end + 1] for prompt in subject.prompts]
     original = end_activations(subject.anatomy, sequences)
-    if target == "gold":
-        gold = [prompt.scored[0].token_id for prompt in subject.prompts]
-        target_P = torch.tensor(gold, device=subject.anatomy.device)
-    else:
-        target_P = lens.logits(original).argmax(dim=-1)
+    target_P = lens.targets(subject.prompts, target, original)
     return SweepNeuronState(subject, lens, sequences, original, lens.frozen_scales(original), target_P)
 
 
@@ -55,8 +52,7 @@ def adapter_rows(state: SweepNeuronState, adapter: Path, layer: int, rate: float
         "learning_rate": [rate] * len(found["rank"]),
         "prompt_id": [name for name in prompts for _ in range(count)],
     }
-    arrays = [pa.array(columns[column.name]).cast(column.type) for column in SWEEP_NEURONS]
-    return pa.Table.from_arrays(arrays, schema=SWEEP_NEURONS)
+    return cast_table(SWEEP_NEURONS, columns)
 
 
 def _most_enhanced(state: SweepNeuronState, tuned: EndActivations, top: int) -> dict[str, Any]:

@@ -45,8 +45,9 @@ spread AS (
 SELECT run_id, neurons, level, seed, zeroed, operation, w.n, baseline_accuracy, accuracy, relative_drop,
        least(relative_drop - factor * sqrt(variance),
              score_bound(baseline_accuracy - accuracy, parts, -1) / nullif(baseline_accuracy, 0)) AS low,
-       least(greatest(relative_drop + factor * sqrt(variance),
-                      score_bound(baseline_accuracy - accuracy, parts, 1) / nullif(baseline_accuracy, 0)), 1) AS high,
+       CASE WHEN baseline_accuracy > 0 THEN
+           least(greatest(relative_drop + factor * sqrt(variance),
+                          score_bound(baseline_accuracy - accuracy, parts, 1) / baseline_accuracy), 1) END AS high,
        logprob_change, model, status
 FROM whole AS w
 JOIN run_states USING (run_id)

@@ -1,7 +1,9 @@
 -- head_pairs: per pair of heads (or head and the run's given heads) and operation: the drop of accuracy with both out, with
 -- each out alone, and interaction = drop_both - drop_first - drop_second (fractions, -2 to 1), with a 95 % interval and p as
 -- head_effects has them for a drop (here for half the interaction, which is between -1 and 1), and Benjamini-Hochberg q over the pairs of one run and operation. Operation 'all' is the
--- unweighted mean over operations. An interaction above 0: one head stands in for the other.
+-- unweighted mean over operations. An interaction above 0: one head stands in for the other. noise: the share of answers whose
+-- prediction a change of nothing flips (runs.notes). sure: q_value < 0.05 and abs(interaction) > 3 * noise, as three drops are in
+-- it; null where only the noise is not known.
 CREATE OR REPLACE VIEW head_pairs AS
 WITH units AS (
     SELECT s.run_id, s.layer, s.head, s.other_layer, s.other_head, s.given, b.operation, s.prompt_id,
@@ -48,6 +50,8 @@ SELECT run_id, layer, head, other_layer, other_head, layer || '.' || head AS fir
        drop_both, drop_first, drop_second, interaction,
        2 * score_bound(interaction / 2, parts, -1) AS interaction_low,
        2 * score_bound(interaction / 2, parts, 1) AS interaction_high, p_value,
-       min(p_value * tests / rank) OVER (PARTITION BY run_id, operation ORDER BY p_value DESC) AS q_value, model, status
+       min(p_value * tests / rank) OVER (PARTITION BY run_id, operation ORDER BY p_value DESC) AS q_value,
+       coalesce(q_value < 0.05, false) AND abs(interaction) > 3 * noise AS sure, noise, model, status
 FROM ranked
+LEFT JOIN noise_shares USING (run_id)
 JOIN run_states USING (run_id);

@@ -1,7 +1,7 @@
 -- maskkeep_effects: what masking a prompt's k neurons, or keeping them alone, costs; per operation and over 'all' (unweighted
 -- mean of the operations). decrease: relative decrease of accuracy, (original - changed) / original, a fraction; of 'all' it is
 -- that of the mean accuracies. low, high: its 95 % interval, paired with the run's baseline and clustered by prompt, the wider of
--- Student's t and the score interval of the drop (docs/statistics.md). cases, scoring: see maskkeep_cases; ranking, seed: see maskkeep_curves (seed null:
+-- Student's t and the score interval of the drop (docs/statistics.md); high is cut at 1, all of the accuracy (not that of an excess). cases, scoring: see maskkeep_cases; ranking, seed: see maskkeep_curves (seed null:
 -- mean over the draws; excess: top minus random, and no accuracy of its own). logprob_change: mean per unit, nats.
 -- Variance of decrease R over operations o of N_o units, G_o prompts, with lost d_i and right h_i of n_i: with u_i = d_i - R h_i
 -- and r_o = sum u_i / N_o it is sum_o G/(G-1) sum (u_i - r_o n_i)^2 / N_o^2 / (operations * original)^2.
@@ -9,7 +9,9 @@ CREATE OR REPLACE VIEW maskkeep_effects AS
 SELECT run_id, cases, scoring, mode, ranking, seed, k, operation, prompts, n, baseline_accuracy,
        CASE WHEN ranking <> 'excess' THEN baseline_accuracy - drop END AS accuracy, decrease,
        least(decrease - factor * sqrt(variance), score_bound(drop, parts, -1) / nullif(baseline_accuracy, 0)) AS low,
-       greatest(decrease + factor * sqrt(variance), score_bound(drop, parts, 1) / nullif(baseline_accuracy, 0)) AS high,
+       CASE WHEN baseline_accuracy > 0 THEN
+           least(greatest(decrease + factor * sqrt(variance), score_bound(drop, parts, 1) / baseline_accuracy),
+                 CASE WHEN ranking <> 'excess' THEN 1 END) END AS high,
        logprob_change, model, status
 FROM (
     SELECT run_id, cases, scoring, mode, ranking, seed, k, scope AS operation,

@@ -1,11 +1,11 @@
 -- paper_a_table12: gender bias (nats) before and after the edit, in the form of paper A's section 6.2: per stereotype and over
--- 'all'. change_percent: per cent of the original bias. random_*: the same for as many random neurons in the same layers, mean, least
+-- 'all'. relative_change: a fraction of the original bias. random_*: the same for as many random neurons in the same layers, mean, least
 -- and most over the draws. loss_change, random_loss_change: nats a token on ordinary text.
 CREATE OR REPLACE VIEW paper_a_table12 AS
 SELECT run_id, stereotype, e.original, e.bias AS edited, e.change, e.change_low, e.change_high,
-       100 * e.relative_change AS change_percent, e.p_value,
-       r.bias AS random, 100 * r.relative AS random_change_percent, 100 * r.lowest AS random_lowest_percent,
-       100 * r.highest AS random_highest_percent, r.draws, t.loss_change, t.perplexity_ratio, u.loss_change AS random_loss_change
+       e.relative_change, e.p_value,
+       r.bias AS random, r.relative AS random_relative_change, r.lowest AS random_lowest,
+       r.highest AS random_highest, r.draws, t.loss_change, t.perplexity_ratio, u.loss_change AS random_loss_change
 FROM (SELECT * FROM gender_effects WHERE edit = 'edited') AS e
 LEFT JOIN (
     SELECT run_id, stereotype, count(*) AS draws, avg(bias) AS bias, avg(relative_change) AS relative,

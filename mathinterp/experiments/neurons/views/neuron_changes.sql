@@ -8,16 +8,9 @@ SELECT run_id, prompt_id, operation, layer, neuron, rank, rank <= top AS in_top,
 FROM (
     SELECT *, row_number() OVER (PARTITION BY run_id, prompt_id ORDER BY ranked_by DESC, layer, neuron) AS rank
     FROM (
-        SELECT *, neuron_rank_key(ranking, change, importance) AS ranked_by
-        FROM (
-            SELECT stored.run_id, prompt_id, operation, layer, unit AS neuron, importance, intervened_importance,
-                   (intervened_importance - importance) * change_sign AS change,
-                   coefficient, intervened_coefficient, (intervened_coefficient - coefficient) * change_sign AS coefficient_change,
-                   ranking, top, keeps_all
-            FROM ${neuron_scan} AS stored
-            JOIN neuron_runs USING (run_id)
-            WHERE node = 'neuron' AND prompt_id IS NOT NULL
-        )
+        SELECT p.*, top, keeps_all, neuron_rank_key(ranking, change, importance) AS ranked_by
+        FROM neuron_prompts AS p
+        JOIN neuron_runs USING (run_id)
     )
 )
 WHERE keeps_all OR rank <= top;

@@ -4,7 +4,7 @@
 -- Operation 'all' weighs operations equally: means of means, and the spread of that mixture. ranked_by: the run's measure
 -- (see neuron_changes) of the mean change and importance.
 CREATE OR REPLACE VIEW neuron_summary AS
-SELECT means.run_id, layer, unit AS neuron, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
+SELECT means.run_id, layer, means.neuron, CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
        sum(n)::BIGINT AS n,
        avg(change) AS change, sqrt(avg(change_std ** 2) + var_pop(change)) AS change_std,
        avg(coalesce(times, 0) / n) AS in_top,
@@ -17,23 +17,12 @@ SELECT means.run_id, layer, unit AS neuron, CASE WHEN grouping(operation) = 1 TH
        avg(coefficient_change) AS coefficient_change,
        sqrt(avg(coefficient_change_std ** 2) + var_pop(coefficient_change)) AS coefficient_change_std,
        neuron_rank_key(any_value(runs.ranking), avg(change), avg(importance)) AS ranked_by
-FROM (
-    SELECT run_id, layer, unit, operation, sum(n::BIGINT) AS n,  -- the blocks of prompts that shards are cut into, together
-           pooled_mean(n, importance) AS importance, pooled_std(n, importance, importance_std) AS importance_std,
-           pooled_mean(n, coefficient) AS coefficient, pooled_std(n, coefficient, coefficient_std) AS coefficient_std,
-           pooled_mean(n, intervened_importance) AS intervened_importance, pooled_std(n, intervened_importance, intervened_importance_std) AS intervened_importance_std,
-           pooled_mean(n, intervened_coefficient) AS intervened_coefficient, pooled_std(n, intervened_coefficient, intervened_coefficient_std) AS intervened_coefficient_std,
-           pooled_mean(n, change) AS change, pooled_std(n, change, change_std) AS change_std,
-           pooled_mean(n, coefficient_change) AS coefficient_change, pooled_std(n, coefficient_change, coefficient_change_std) AS coefficient_change_std
-    FROM ${neuron_scan}
-    WHERE node = 'neuron' AND prompt_id IS NULL
-    GROUP BY run_id, layer, unit, operation
-) AS means
+FROM neuron_means AS means
 LEFT JOIN (
-    SELECT run_id AS run, layer AS at_layer, neuron, operation AS counted, count(*) AS times
+    SELECT run_id AS run, layer AS at_layer, neuron AS top_neuron, operation AS counted, count(*) AS times
     FROM neuron_changes
     WHERE in_top
     GROUP BY ALL
-) AS tops ON run = means.run_id AND at_layer = layer AND neuron = unit AND counted IS NOT DISTINCT FROM operation
+) AS tops ON run = means.run_id AND at_layer = layer AND top_neuron = means.neuron AND counted IS NOT DISTINCT FROM operation
 JOIN neuron_runs AS runs ON runs.run_id = means.run_id
-GROUP BY GROUPING SETS ((means.run_id, layer, unit, operation), (means.run_id, layer, unit));
+GROUP BY GROUPING SETS ((means.run_id, layer, means.neuron, operation), (means.run_id, layer, means.neuron));

@@ -2,7 +2,7 @@
 -- sum(variance) / k^2). mean: of path_scan.effect over n pairs; low, high, p_value: Student's t with one degree of freedom less
 -- than the smallest operation has pairs (docs/statistics.md). q_value: Benjamini-Hochberg over the run's heads, or over its MLPs,
 -- each operation a family of its own; joint_q: over nodes and operations together. sure: q_value < 0.05, and the logit or its
--- log-probability moves by more than noise, what a change of nothing does (runs.notes). below: mean under -0.05 (paper B).
+-- log-probability moves by more than noise, what a change of nothing does (runs.notes; null, as sure then is: not known). below: mean under -0.05 (paper B).
 -- key: below and sure. rank: 1 = the most negative mean of all nodes. pairs: those of the smallest operation; under 12 the
 -- interval is rough. The other columns are means of the other measures (logit_effect, logit_change: of the raw logit).
 CREATE OR REPLACE VIEW path_effects AS
@@ -13,7 +13,7 @@ SELECT run_id, node, layer, head, operation, n, mean, low, high, p_value,
        CASE WHEN p_value IS NOT NULL THEN
            min(p_value * joint_tests / joint_tried) OVER (PARTITION BY run_id, node ORDER BY p_value DESC)
        END AS joint_q,
-       coalesce(q_value < 0.05 AND greatest(abs(logit_change), abs(logprob_change)) > noise, false) AS sure,
+       coalesce(q_value < 0.05, false) AND greatest(abs(logit_change), abs(logprob_change)) > noise AS sure,
        mean < -0.05 AS below, below AND sure AS key,
        row_number() OVER (PARTITION BY run_id, operation ORDER BY mean, layer, head NULLS LAST) AS rank,
        logit_effect, logit_change, logprob_change, probability_change, centred_change, pairs, noise, model, status
@@ -36,7 +36,7 @@ FROM (
             FROM path_operations
             GROUP BY GROUPING SETS ((run_id, node, layer, head, operation), (run_id, node, layer, head))
         )
-        LEFT JOIN (SELECT run_id, coalesce(try_cast(notes ->> 'noise_floor' AS DOUBLE), 0) AS noise FROM run_records) USING (run_id)
+        LEFT JOIN (SELECT run_id, try_cast(notes ->> 'noise_floor' AS DOUBLE) AS noise FROM run_records) USING (run_id)
     )
 )
 JOIN run_states USING (run_id);

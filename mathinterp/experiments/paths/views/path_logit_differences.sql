@@ -18,7 +18,7 @@ FROM (
             FROM path_scan AS s
             JOIN path_distractors AS d ON d.run_id = s.run_id AND d.node = s.node AND d.layer = s.layer
                 AND d.head IS NOT DISTINCT FROM s.head AND d.prompt_id = s.prompt_id
-            JOIN run_records AS r ON r.run_id = s.run_id
+            JOIN run_records AS r ON r.run_id = s.run_id AND NOT r.adaptive
             JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
         )
         GROUP BY run_id, node, layer, head, operation

@@ -12,6 +12,6 @@ SELECT s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none') AS opera
        avg(s.probability_change::DOUBLE) AS probability_change,
        avg(s.centred_change::DOUBLE) AS centred_change
 FROM path_scan AS s
-JOIN run_records AS r USING (run_id)
+JOIN run_records AS r ON r.run_id = s.run_id AND NOT r.adaptive
 JOIN prompts AS p ON p.prompts_fingerprint = r.prompts_fingerprint AND p.prompt_id = s.prompt_id
 GROUP BY s.run_id, s.node, s.layer, s.head, coalesce(p.operation, 'none');

@@ -1,10 +1,10 @@
 -- paper_a_table11: accuracy (a fraction) of the original model, of LoRA, and of LoRA trained on the pruned models, in the form of paper
 -- A's section 6.1; also of the pruned models as they are. Random draws have a row each (seed). kept: neurons left in the
--- pruned layers; kept_percent: per cent of all that those layers have.
+-- pruned layers; kept_share: of all that those layers have, a fraction.
 CREATE OR REPLACE VIEW paper_a_table11 AS
 SELECT a.run_id, a.condition, a.seed, a.accuracy AS accuracy, a.low AS low, a.high AS high,
        a.accuracy_add AS accuracy_add, a.accuracy_sub AS accuracy_sub, a.accuracy_mul AS accuracy_mul,
-       a.accuracy_div AS accuracy_div, k.kept, 100.0 * k.kept / (r.notes ->> 'pruned_from')::INTEGER AS kept_percent
+       a.accuracy_div AS accuracy_div, k.kept, k.kept::DOUBLE / (r.notes ->> 'pruned_from')::INTEGER AS kept_share
 FROM (
     SELECT run_id, condition, seed,
            max(accuracy) FILTER (operation = 'all') AS accuracy, max(low) FILTER (operation = 'all') AS low,

@@ -1,0 +1,89 @@
+"""A run whose shards follow from rows, for the dispatcher: rows are read from the store, growth is kept in the record.
+
+Knows shards, files and records; knows nothing about what rows say (experiments/growing.py).
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mathinterp.errors import UserError
+from mathinterp.experiments.base import Shard
+from mathinterp.experiments.growing import Growing
+from mathinterp.store import Run, Store
+from mathinterp.store.files import StoreFailed
+
+
+class Growth:
+    """What the driver holds of a growing run; the dispatcher's ``Source``.
+
+    Args:
+        growing: of the run's experiment.
+        evaluations: shards -> their keys and forward evaluations.
+
+    Attributes:
+        known: all shards that replicas compute; those that follow are added.
+        evaluations: of these, by key.
+        closed: whether the run's closing shard was written.
+    """
+
+    def __init__(
+        self, growing: Growing, run: Run, store: Store, evaluations: Callable[[Sequence[Shard]], dict[str, int]]
+    ):
+        self._growing, self._run, self._store, self._count = growing, run, store, evaluations
+        self.known = [*growing.first(), *(Shard(**shard) for shard in run.record.get("grown", []))]
+        self.evaluations, self.closed = evaluations(self.known), False
+
+    def missing(self) -> list[Shard]:
+        """Those to run now, after what the store has was taken up."""
+        done = set(self._run.shards) - set(self._run.missing_shards())
+        first = len(self._growing.first())
+        self._growing.restore(self.known[first:], done - {self._growing.closing.key})
+        self._grow(self._growing.follow(self._read))
+        return [shard for shard in self.known if shard.key not in done]
+
+    def finished(self, shard: Shard) -> Sequence[Shard]:
+        """See Source."""
+        return self._grow(self._growing.finished(shard.key, self._read))
+
+    def early(self) -> Shard | None:
+        """See Source."""
+        shard = self._growing.early()
+        if shard is not None:
+            self._grow([shard])
+        return shard
+
+    def _grow(self, shards: Sequence[Shard]) -> Sequence[Shard]:
+        if shards:
+            self._run.grow([asdict(shard) for shard in shards])
+            self.known += shards
+            self.evaluations |= self._count(shards)
+        return shards
+
+    def close(self, metadata: dict[str, Any]) -> None:
+        """Write the closing shard, if the run is over."""
+        if self._growing.over:
+            closing = self._growing.closing
+            self._store.write_shard(self._run.run_id, closing.table, closing.index, self._growing.close(), metadata)
+            self.closed = True
+
+    def _read(self, shard: Shard) -> pa.Table:
+        name = f"{shard.table}/run_id={self._run.run_id}/shard-{shard.index:05d}.parquet"
+        try:
+            content = self._store.files.read(name)
+            return pq.read_table(io.BytesIO(content), page_checksum_verification=True)
+        except StoreFailed:
+            raise
+        except FileNotFoundError as error:
+            raise UserError(
+                f"shard {shard.key} was written but is not in the store as this machine sees it; give `store` a folder"
+                " that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"{self._store.files.address(name)} cannot be read ({error}); the same command computes it anew"
+            ) from error

@@ -1,0 +1,1 @@
+"""Scans that stop when sure: which nodes lie above a threshold, decided prompt by prompt (docs/statistics.md)."""
