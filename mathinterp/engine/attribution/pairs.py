@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from mathinterp.engine.hooks import Edit, caught_site, edited_input
+from mathinterp.engine.hooks import Edit, edited_input, edited_site
 from mathinterp.engine.lens.lens import wide_dtype
 from mathinterp.engine.pairs import Batch, batches_of
 from mathinterp.models.anatomy import Anatomy
@@ -108,8 +108,18 @@ def token_logits(
 def caught(anatomy: Anatomy, places: Sequence[Place]) -> Iterator[Values]:
     """Within the block one pass runs; at its end the values at the places are known, each from one call."""
     found: Values = {}
+    lists: dict[Place, list[torch.Tensor]] = {place: [] for place in places}
+
+    def keep(place: Place) -> Edit:
+        def edit(value: torch.Tensor) -> torch.Tensor:
+            lists[place].append(value)
+            return value.clone() if place[0] == "mlp" else value  # Falcon adds into what an MLP gave
+
+        return edit
+
     with ExitStack() as hooks:
-        lists = {place: hooks.enter_context(caught_site(anatomy, *place)) for place in places}
+        for place in lists:
+            hooks.enter_context(edited_site(anatomy, *place, keep(place)))
         yield found
         for place, values in lists.items():
             assert len(values) == 1, f"the {place[0]} hook of layer {place[1]} fired {len(values)} times, not once"
