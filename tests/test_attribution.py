@@ -8,7 +8,7 @@ from mathinterp.engine.attribution import methods
 from mathinterp.engine.attribution.estimate import estimate
 from mathinterp.engine.attribution.methods import METHODS, passes_of
 from mathinterp.engine.attribution.pairs import places_of
-from mathinterp.engine.pairs import Pairs, ends_of
+from mathinterp.engine.pairs import CleanPairs, Pairs, ends_of
 from mathinterp.engine.paths.attribution import first_order
 from mathinterp.engine.paths.patching import EndPatching
 from mathinterp.models.anatomy import Anatomy
@@ -108,7 +108,7 @@ def test_first_order_of_path_patching_is_atp_at_end_of_one_logit(anatomy: Anatom
     shares = []
     for tokens in ([p.scored[0].token_id for p in PROMPTS], [p.distractor.token_id for p in PROMPTS]):
         pairs = Pairs(tuple(ids[0]), tuple(ids[1]), np.array(tokens))
-        shares.append(first_order(EndPatching(anatomy, pairs, *ends), "none"))
+        shares.append(first_order(EndPatching(anatomy, CleanPairs(pairs, *ends)), "none"))
     values = found(anatomy, "atp", positions="end")
     for layer in range(anatomy.shape.n_layers):
         heads, mlps = ((getattr(shares[0], n) - getattr(shares[1], n))[layer].numpy() for n in ("heads_LHP", "mlps_LP"))
