@@ -41,7 +41,7 @@ class ProfiledHeads(Heads):
 
     profile: tuple[float, ...] = ()
 
-    name: ClassVar[str] = "heads"
+    name: ClassVar[str] = "profiled_heads"
     computed: ClassVar[dict[str, float]] = {
         "cells": 0.0,
         "layers": 0.0,
