@@ -23,13 +23,13 @@ from mathinterp.experiments.league.tables import COMPARED, LEAGUE_SCORES
 from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.results import Results, Summary
+from mathinterp.frame import Frame
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.handle import Model, model_of
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
-from mathinterp.store.frame import Frame
 from mathinterp.versions import code_version
 from mathinterp.workflows.pipeline import StageUnfinished, Workers
 
