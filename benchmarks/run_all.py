@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "head_scan": (),
     "adaptive_scan": (),
     "path_scan": (),
+    "league": (),
     "neuron_scan": (),
     "concept_scan": (),
     "sft": (),

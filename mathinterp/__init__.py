@@ -1,7 +1,7 @@
 """mathinterp: find, explain and improve the parts of a language model that do arithmetic.
 
 ``import mathinterp as mi`` gives ``load``, ``wrap``, ``prompts``, ``run``, ``plan``, ``ablate``, ``stability``,
-``open_store`` and ``experiments``. They are imported when they are first used.
+``league``, ``open_store`` and ``experiments``. They are imported when they are first used.
 
 >>> import mathinterp as mi
 >>> model = mi.load("bundled")
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from mathinterp.face import stability as stability
     from mathinterp.face import wrap as wrap
     from mathinterp.prompts.given import prompts_of as prompts
+    from mathinterp.workflows.league import league as league
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "ablate", "experiments", "load", "open_store", "plan", "prompts", "run", "stability", "wrap"]
+__all__ = [
+    "UserError", "ablate", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap",
+]  # fmt: skip
 
-_ROOMS = {"UserError": "errors", "ablate": "experiments.question"}  # of what is not in face.py
+_ROOMS = {
+    "UserError": "errors",
+    "ablate": "experiments.question",
+    "league": "workflows.league",
+}  # of what is not in face.py
 
 
 def __getattr__(name: str) -> Any:

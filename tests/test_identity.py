@@ -17,6 +17,7 @@ from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluatio
 from mathinterp.evaluation.task_files import task_file
 from mathinterp.experiments.activation_patching import ActivationPatching
 from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
@@ -27,6 +28,7 @@ from mathinterp.experiments.head_pairs import HeadPairs
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout, Sentence
+from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mask_keep import MaskKeep
 from mathinterp.experiments.mask_keep.ranked import RankedNeurons
 from mathinterp.experiments.mlp_probe import MlpProbe
@@ -64,6 +66,9 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
         ActivationPatching(),
         {"sites": ("mlp",), "directions": ("noising",), "layers": (0,), "keep_all": True, "engine": "plain"},
     ),
+    (Attribution(), {"method": "relp", "neurons": True, "positions": "end"}),
+    (Attribution(method="eap-ig-inputs"), {"steps": 7}),
+    (Mask(), {"steps": 7, "learning_rate": 0.2, "budget": 0.5, "penalty": 2.0, "batch": 3, "mask_seed": 1}),
     (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,), "decide": 5}),
     (Heads(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
     (Mlps(), {**ABLATION, "layers": (0,), "decide": 5}),

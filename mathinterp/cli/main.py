@@ -19,6 +19,7 @@ from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.group import Group
 from mathinterp.cli.interrupt import past_click
+from mathinterp.cli.league import league
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
 from mathinterp.cli.options import add_verbosity, set_level, with_flags
@@ -51,7 +52,7 @@ class Commands(Group):
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Look before you run": ("models", "prompts", "plan", "selftest"),
-        "Scan a model": ("scan", "pipeline"),
+        "Scan a model": ("scan", "pipeline", "league"),
         "Explain what was found": ("stability", "knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
@@ -131,7 +132,7 @@ def main() -> None:
 
 
 for command in (
-    models, prompts, plan, scan, pipeline, neuron,
+    models, prompts, plan, scan, pipeline, league, neuron,
     report, sql, check, selftest, submit, tune, edit, evaluate, chain, stability,
 ):  # fmt: skip
     main.add_command(command)

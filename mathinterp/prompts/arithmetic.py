@@ -12,6 +12,7 @@ from typing import Literal
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.number_words import number_words
+from mathinterp.prompts.operand_pairs import operand_pairs
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
 from mathinterp.prompts.templates import COMPACT, NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS, Template
@@ -204,6 +205,10 @@ PROMPT_SETS: dict[str, PromptSet] = {
     "pairs": PromptSet(
         "paper B's sentences: 4 operations x 8 templates x 50 two-digit operand pairs, for neutral-operator pairs",
         lambda seed: arithmetic_prompts(2, PAPER_B, per_template=50, seed=seed),
+    ),
+    "operand_pairs": PromptSet(
+        "the sentences of two_digit, each with another one's operands as counterfactual and its answer as distractor",
+        lambda seed: operand_pairs(arithmetic_prompts(2, seed=seed), seed),
     ),
     "multi_digit": PromptSet("transfer: 100 tasks per operation on integers of one to five digits", multi_digit),
     "rationals": PromptSet("transfer: 100 tasks per operation on decimals with one place", rationals),

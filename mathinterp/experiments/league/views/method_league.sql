@@ -1,0 +1,54 @@
+-- method_league: every method of a league beside the exact effects of the same heads and MLPs on the same prompts. Rank correlations
+-- (spearman, kendall, spearman_absolute), overlap_K of the first K and prompt_correlation as in league_scores, each with a 95 %
+-- interval over prompts: value -+ student_factor(prompts) * bootstrap standard error, within the measure's range. A learned mask has
+-- no signs (spearman and the like are null) and one score for all prompts: its intervals are of the exact effects alone. cpr, cmd: of the circuits ranked by the method; null until circuits can be
+-- evaluated. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards, backwards:
+-- passes over each prompt; exact has one forward for each node (from its layer on) and two for each of its two runs.
+CREATE OR REPLACE VIEW method_league AS
+SELECT s.run_id, r.model, r.prompts, s.method, s.ranking_run, s.nodes, s.n,
+       spearman, greatest(-1, spearman - spearman_half) AS spearman_low, least(1, spearman + spearman_half) AS spearman_high,
+       kendall, greatest(-1, kendall - kendall_half) AS kendall_low, least(1, kendall + kendall_half) AS kendall_high,
+       spearman_absolute, greatest(-1, spearman_absolute - absolute_half) AS spearman_absolute_low,
+       least(1, spearman_absolute + absolute_half) AS spearman_absolute_high,
+       overlap_5, greatest(0, overlap_5 - half_5) AS overlap_5_low, least(1, overlap_5 + half_5) AS overlap_5_high,
+       overlap_10, greatest(0, overlap_10 - half_10) AS overlap_10_low, least(1, overlap_10 + half_10) AS overlap_10_high,
+       overlap_32, greatest(0, overlap_32 - half_32) AS overlap_32_low, least(1, overlap_32 + half_32) AS overlap_32_high,
+       prompt_correlation, greatest(-1, prompt_correlation - prompt_half) AS prompt_correlation_low,
+       least(1, prompt_correlation + prompt_half) AS prompt_correlation_high,
+       NULL::DOUBLE AS cpr, NULL::DOUBLE AS cmd, t.seconds, t.forwards, t.backwards, r.status
+FROM (
+    SELECT run_id, method, ranking_run, nodes, prompts::BIGINT AS n,
+           max(value) FILTER (measure = 'spearman') AS spearman,
+           max(student_factor(prompts) * error) FILTER (measure = 'spearman') AS spearman_half,
+           max(value) FILTER (measure = 'kendall') AS kendall,
+           max(student_factor(prompts) * error) FILTER (measure = 'kendall') AS kendall_half,
+           max(value) FILTER (measure = 'spearman_absolute') AS spearman_absolute,
+           max(student_factor(prompts) * error) FILTER (measure = 'spearman_absolute') AS absolute_half,
+           max(value) FILTER (measure = 'overlap' AND k = 5) AS overlap_5,
+           max(student_factor(prompts) * error) FILTER (measure = 'overlap' AND k = 5) AS half_5,
+           max(value) FILTER (measure = 'overlap' AND k = 10) AS overlap_10,
+           max(student_factor(prompts) * error) FILTER (measure = 'overlap' AND k = 10) AS half_10,
+           max(value) FILTER (measure = 'overlap' AND k = 32) AS overlap_32,
+           max(student_factor(prompts) * error) FILTER (measure = 'overlap' AND k = 32) AS half_32,
+           max(value) FILTER (measure = 'prompt_correlation') AS prompt_correlation,
+           max(student_factor(prompts) * error) FILTER (measure = 'prompt_correlation') AS prompt_half
+    FROM league_scores
+    GROUP BY run_id, method, ranking_run, nodes, prompts
+) AS s
+JOIN runs AS r ON r.run_id = s.run_id
+LEFT JOIN (
+    SELECT league.run_id, league.method,
+           sum(coalesce((member.notes ->> 'seconds_from_loaded_model')::DOUBLE, member.wall_seconds)) AS seconds,
+           any_value(CASE league.method WHEN 'exact' THEN league.nodes + 4
+                          ELSE (member.notes ->> 'forwards_per_prompt')::INTEGER END) AS forwards,
+           any_value(CASE league.method WHEN 'exact' THEN 0
+                          ELSE (member.notes ->> 'backwards_per_prompt')::INTEGER END) AS backwards
+    FROM (
+        SELECT DISTINCT s.run_id, s.method, s.nodes,
+               CASE WHEN s.method = 'exact' THEN unnest([r.parameters ->> 'heads', r.parameters ->> 'mlps'])
+                    ELSE s.ranking_run END AS member
+        FROM league_scores AS s JOIN run_records AS r ON r.run_id = s.run_id
+    ) AS league
+    JOIN run_records AS member ON member.run_id = league.member
+    GROUP BY league.run_id, league.method
+) AS t ON t.run_id = s.run_id AND t.method = s.method;
