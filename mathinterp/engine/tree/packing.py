@@ -71,7 +71,7 @@ def shape_of_batches(
     max_tokens: int,
     dense_masks: bool = True,
 ) -> BatchShape:
-    """The shape for parts of ``sequences``: half of ``max_tokens``, since a part has few, in many divisible rows."""
+    """The shape for parts of ``sequences``: a quarter of ``max_tokens``, as a part has few, in many divisible rows."""
     kinds = [anatomy.shape.positions.kind(len(sequence)) for sequence in sequences]
     size, together, _ = best_packing(
         anatomy,
@@ -79,7 +79,7 @@ def shape_of_batches(
         private_from,
         kinds,
         edits=1,
-        max_tokens=max_tokens // 2,
+        max_tokens=max_tokens // 4,
         on_gpu=True,
         dense_masks=dense_masks,
         largest=LARGEST_SHARED_PACK,
