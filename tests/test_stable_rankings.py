@@ -1,6 +1,7 @@
 """Stability of the other rankings: paths, neurons, and an experiment of someone else's, each against its view."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -100,6 +101,7 @@ WIDTHS = Table(
 )
 
 
+@dataclass(frozen=True)
 class Widths(mi.experiments.Experiment):
     """Layers ranked by a number of each prompt: an experiment of someone else's."""
 

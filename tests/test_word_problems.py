@@ -166,7 +166,7 @@ def test_word_problems_have_no_counterfactuals_even_where_they_hold_an_operator_
         with_counterfactuals([prompt], word_level([prompt.text, "nothing pair"]))
     assert str(error.value) == (
         "prompt 'mine-1': a word problem (svamp) has no operator to make neutral; take another set, or write this one "
-        "to a file (mathinterp prompts --out) and add the field counterfactual there"
+        "to a file (mathinterp prompts `out`) and add the field counterfactual there"
     )
 
 

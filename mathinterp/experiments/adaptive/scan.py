@@ -36,8 +36,8 @@ class Adaptive(Experiment):
         shown="every node on every prompt",
         metavar="POINTS",
     )
-    fdr: float = option(FDR, "With --decide: most of the decisions, on average, that may be wrong.")
-    order_seed: int = option(0, "With --decide: of the random order.", least=0, most=MOST_SEED)
+    fdr: float = option(FDR, "With `decide`: most of the decisions, on average, that may be wrong.")
+    order_seed: int = option(0, "With `decide`: of the random order.", least=0, most=MOST_SEED)
 
     node_table: ClassVar[str]  # where the rows of nodes go
     has_baseline: ClassVar[bool] = True  # each block has rows of the unedited model, in baseline

@@ -28,7 +28,7 @@ TABLES = {
     "decisions": Table(
         DECISIONS,
         ("node", "layer", "head"),
-        doc="what an adaptive scan (--decide) decided of each node; read head_decisions, mlp_decisions or"
+        doc="what an adaptive scan (`decide`) decided of each node; read head_decisions, mlp_decisions or"
         " path_decisions.",
     ),
 }

@@ -63,7 +63,10 @@ def stability_lines(results: Results) -> list[str]:
     """
     from mathinterp.experiments.registry import experiments
 
-    (run,) = results.rows("SELECT scan, status FROM runs WHERE run_id = $run")
+    runs = results.rows("SELECT scan, status FROM runs WHERE run_id = $run")
+    if not runs:  # the store is gone: whoever asked says so
+        return []
+    (run,) = runs
     experiment = experiments()[run["scan"]]
     assert experiment.node_ranking is not None, f"{experiment.name} does not say how it ranks"
     if run["status"] != "finished":
