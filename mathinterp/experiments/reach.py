@@ -39,8 +39,8 @@ def prompts_needed(tests: int) -> int:
 
 def noise_warnings(results: Results) -> list[str]:
     """A line if a run did not note what a change of nothing does: then no effect is called sure."""
-    (run,) = results.rows("SELECT (notes ->> 'noise_floor') IS NULL AS unknown FROM run_records WHERE run_id = $run")
-    if not run["unknown"]:
+    runs = results.rows("SELECT (notes ->> 'noise_floor') IS NULL AS unknown FROM run_records WHERE run_id = $run")
+    if not any(run["unknown"] for run in runs):
         return []
     return ["the run's noise floor is not known, so that no effect is called sure; another `store` computes it anew"]
 

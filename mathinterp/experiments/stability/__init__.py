@@ -34,7 +34,7 @@ def stability_of(store: Store, run: str = "latest", *, draws: int = DRAWS, seed:
     """How stable the ranking of a finished run is, computed and stored, or read where it is stored.
 
     Args:
-        run: its id; "latest": the run finished last that ranks something.
+        run: its id; "latest": the run finished last that ranks something; none under `decide`.
         draws: of prompts, and of templates.
         seed: of the draws; they depend on it and on the run alone.
     Raises:
@@ -98,7 +98,7 @@ def _number(field: str, given: object, least: int, most: int) -> int:
 
 
 def _latest(store: Store, ranked: dict[str, Ranking]) -> str:
-    rows = store.rows("SELECT run_id, scan FROM latest_runs ORDER BY finished_at DESC, run_id")
+    rows = store.rows("SELECT run_id, scan FROM latest_runs WHERE NOT adaptive ORDER BY finished_at DESC, run_id")
     found = [str(row["run_id"]) for row in rows if row["scan"] in ranked]
     if not found:
         raise UserError(f"no finished run in {store.url} ranks anything; run one of {', '.join(ranked)} first")
