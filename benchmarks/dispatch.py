@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import click
 
-from mathinterp.cluster.dispatch import Dispatcher, Event, Finished, Ready, Receipt
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Event, Finished, Ready, Receipt
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.experiments.base import Shard

@@ -12,7 +12,8 @@ import torch
 import mathinterp
 from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.agreement import DEVIATION, PROBE, Agreement, device_name, probe_note
-from mathinterp.cluster.dispatch import Dispatcher, Observer, Ready
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Observer, Ready
 from mathinterp.cluster.ray_cluster import place
 from mathinterp.cluster.run import close_run
 from mathinterp.engine import batching

@@ -8,17 +8,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.dispatch import actors_busy, receipt_for, simulated_busy
-from mathinterp.cluster.dispatch import (
-    Dispatcher,
-    Event,
-    Failed,
-    Finished,
-    Lost,
-    NoReplicaLeft,
-    Observer,
-    Ready,
-    first_line,
-)
+from mathinterp.cluster.dispatch import Dispatcher, NoReplicaLeft, first_line
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Ready
 from mathinterp.cluster.progress import ScanProgress, duration
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.errors import UserError

@@ -20,7 +20,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Outcome, Ready, Receipt
+from mathinterp.cluster.dispatch import Outcome
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Ready, Receipt
 from mathinterp.cluster.ray_cluster import attach, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import loading_turn

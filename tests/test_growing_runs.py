@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 import mathinterp as mi
 from mathinterp.cli.main import main
-from mathinterp.cluster.dispatch import Dispatcher, Event, Failed, Finished, Observer, Ready
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Event, Failed, Finished, Observer, Ready
 from mathinterp.cluster.places import Here, Placement
 from mathinterp.cluster.replica import Replica
 from mathinterp.experiments.base import Shard

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.dispatch import receipt_for
 from mathinterp.cluster import dispatch, vital
-from mathinterp.cluster.dispatch import Dispatcher, Finished, Pulse, Ready
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Finished, Pulse, Ready
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import open_run, prepare_work, run_scan

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.dispatch import receipt_for
-from mathinterp.cluster.dispatch import Finished, Pulse, Ready
+from mathinterp.cluster.events import Finished, Pulse, Ready
 from mathinterp.cluster.progress import Pace, ScanProgress
 from mathinterp.experiments.base import Shard
 

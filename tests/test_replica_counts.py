@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mathinterp.cluster.agreement import DEVIATION, PROBE
-from mathinterp.cluster.dispatch import Observer
+from mathinterp.cluster.events import Observer
 from mathinterp.cluster.progress import QuietProgress
 from mathinterp.cluster.run import run_scan
 from mathinterp.engine.cells import Cells

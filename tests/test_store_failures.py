@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mathinterp.cli.main import main
-from mathinterp.cluster.dispatch import Dispatcher, Failed, Ready
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Failed, Ready
 from mathinterp.errors import Unfinished
 from mathinterp.experiments.base import Shard
 from mathinterp.store import Store

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 import mathinterp
 from mathinterp import versions
 from mathinterp.cli.main import main
-from mathinterp.cluster.dispatch import Outcome, Receipt
+from mathinterp.cluster.dispatch import Outcome
+from mathinterp.cluster.events import Receipt
 from mathinterp.cluster.run import close_run
 from mathinterp.experiments.heads import Heads
 from mathinterp.store import Store

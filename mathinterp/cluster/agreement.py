@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mathinterp.cluster.dispatch import Ready
+from mathinterp.cluster.events import Ready
 from mathinterp.engine.cells import Cells, Difference
 from mathinterp.store import Run
 

@@ -30,36 +30,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mathinterp.cluster.events import (
-    Event as Event,
-)
-from mathinterp.cluster.events import (
-    Failed as Failed,
-)
-from mathinterp.cluster.events import (
-    Finished as Finished,
-)
-from mathinterp.cluster.events import (
-    Lost as Lost,
-)
-from mathinterp.cluster.events import (
-    Observer as Observer,
-)
-from mathinterp.cluster.events import (
-    Pulse as Pulse,
-)
-from mathinterp.cluster.events import (
-    Ready as Ready,
-)
-from mathinterp.cluster.events import (
-    Receipt as Receipt,
-)
-from mathinterp.cluster.events import (
-    Source as Source,
-)
-from mathinterp.cluster.events import (
-    Workers as Workers,
-)
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Pulse, Ready, Receipt, Source, Workers
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.text import counted

@@ -10,7 +10,7 @@ from io import BytesIO
 
 import pyarrow.parquet as pq
 
-from mathinterp.cluster.dispatch import Receipt
+from mathinterp.cluster.events import Receipt
 from mathinterp.store import Run, Store
 from mathinterp.store.writer import FOOTER_KEY
 

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import torch
 
 from mathinterp.cluster import dispatch
-from mathinterp.cluster.dispatch import Event, Failed, Finished, Ready
+from mathinterp.cluster.events import Event, Failed, Finished, Ready
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.cluster.vital import watch
 from mathinterp.experiments.base import Shard

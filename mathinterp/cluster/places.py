@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 
-from mathinterp.cluster.dispatch import Workers
+from mathinterp.cluster.events import Workers
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
 from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import HeldSource, Model

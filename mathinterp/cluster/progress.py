@@ -14,7 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from mathinterp.cluster.dispatch import Finished, Observer, Pulse, Ready
+from mathinterp.cluster.events import Finished, Observer, Pulse, Ready
 from mathinterp.experiments.base import Shard
 
 LINE_SECONDS = 10.0

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from mathinterp.cluster.dispatch import Event, Failed, Finished, Lost, Pulse, Ready
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
 
 PULSE_SECONDS = 5.0  # between a replica's answer and the next question whether it is there

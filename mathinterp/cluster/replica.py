@@ -23,7 +23,7 @@ import torch
 
 from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
-from mathinterp.cluster.dispatch import Receipt
+from mathinterp.cluster.events import Receipt
 from mathinterp.cluster.temporary import private
 from mathinterp.cluster.vital import Vital
 from mathinterp.engine import batching

@@ -291,13 +291,19 @@ class PackedEngine:
     def noise_floor(self, baseline: Scores) -> dict[str, float]:
         """How far a no-op edit of the first, middle and last layer strays from the baseline: nats and flips.
 
-        Measured on the answers of the first, middle and last group of packs.
+        The first layer is tried on the first group of packs, the middle one on the middle group and the last one on the
+        last group; flips are those of the pass with the largest share of them, and answers are its answers.
         """
-        groups = sorted({0, len(self.groups) // 2, len(self.groups) - 1})
-        answers = np.concatenate([self.groups[number].answers.cpu().numpy() for number in groups])
-        layers = first_middle_last(self.anatomy.shape.n_layers)
-        found = Scores.together([self._no_op(layer, groups).at(answers) for layer in layers])
-        return found.noise(baseline.at(answers))
+        groups, layers = first_middle_last(len(self.groups)), first_middle_last(self.anatomy.shape.n_layers)
+        passes = []
+        for place in range(max(len(groups), len(layers))):
+            number, layer = groups[min(place, len(groups) - 1)], layers[min(place, len(layers) - 1)]
+            answers = self.groups[number].answers.cpu().numpy()
+            passes.append(self._no_op(layer, [number]).at(answers).noise(baseline.at(answers)))
+        worst = max(passes, key=lambda found: found["flipped_predictions"] / found["answers"])
+        return worst | {
+            name: max(found[name] for found in passes) for name in ("max_logprob_deviation", "max_logit_deviation")
+        }
 
     # ---- what replicas compare ----
 
