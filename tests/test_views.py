@@ -111,7 +111,7 @@ def test_a_filled_store_has_the_same_columns_as_an_empty_one(tmp_path, small):
     for (name,) in full.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
         assert columns(full, name) == columns(empty, name), name
         read = reads(name, texts)
-        of_distractors = any("logit_difference" in view for view in read)  # these prompts have none; test_own_prompts.py
+        of_distractors = any("logit_difference" in view for view in read)  # there are none; see test_own_prompts.py
         if not of_distractors and not read & unfilled:
             assert full.execute(f"SELECT * FROM {name}").fetchone() is not None, name
 
