@@ -19,6 +19,8 @@ from mathinterp.cluster.run import open_run, prepare_work
 from mathinterp.evaluation.evaluate import Origin, PromptSetEvaluation
 from mathinterp.experiments.activation_patching import ActivationPatching
 from mathinterp.experiments.attention import Attention
+from mathinterp.experiments.attribution import Attribution
+from mathinterp.experiments.attribution.tables import METHODS
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
@@ -29,6 +31,7 @@ from mathinterp.experiments.head_pairs import HeadPairs
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout
+from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mask_keep import MaskKeep
 from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.mlps import Mlps
@@ -117,6 +120,11 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     for receiver in ("5.2.q", "6.3.v", "7.mlp"):
         run(f"paths {receiver}", Paths(receiver=receiver, keep_all=True, layers=(0, 4)), pairs)
     run("activation_patching", ActivationPatching(layers=(0, 6), keep_all=True), pairs[:4])
+    opposed = load_prompts("operand_pairs", limit=4)
+    for method in METHODS:
+        run(f"attribution {method.replace('-', '_')}", Attribution(method=method, steps=2), opposed)
+    run("attribution neurons", Attribution(method="relp", neurons=True), opposed[:2])
+    run("mask", Mask(steps=2), opposed)
     run("attention", Attention(heads=HEADS, keep_all=True), pairs)
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)
