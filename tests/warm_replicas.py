@@ -53,10 +53,10 @@ class Host:
         """As of the replica."""
         return self._replica.run(shard)
 
-    def pulse(self) -> float:
+    def pulse(self) -> tuple[float, float]:
         """As of the replica, if there is one by now."""
         replica = self._replica
-        return 0.0 if replica is None else replica.pulse()
+        return (0.0, 0.0) if replica is None else replica.pulse()
 
 
 class WarmWorkers(RayWorkers):
