@@ -46,7 +46,7 @@ def what_would_run(words: Sequence[str]) -> Experiment:
     with mock.patch("mathinterp.cli.experiment.run_chosen", side_effect=KeyboardInterrupt) as asked:
         CliRunner().invoke(main, list(words))
     (chosen,), options = asked.call_args
-    spec = ModelSpec(*(options[name] for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    spec = options["spec"]
     prompts = load_prompts(options["prompt_name"], seed=options["seed"], limit=options["limit"])
     return prepare_work(chosen, spec, prompts, on_gpu=False, store=Store(options["store"])).scan
 
