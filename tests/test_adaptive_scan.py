@@ -17,7 +17,7 @@ from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.face import Run
 from mathinterp.store import Store
-from tests.adaptive_case import model, prompts, twin
+from tests.adaptive_case import cells, model, prompts, twin
 
 SCANS = [
     Heads(decide=20),
@@ -32,12 +32,6 @@ SCANS = [
 
 def run(scan: Any, store: Path, asked: Any = None) -> Run:
     return mi.run(scan, model(), list(asked or prompts()), store=str(store), progress=False)
-
-
-def cells(found: Run, table: str) -> pd.DataFrame:
-    rows = found.table(table)
-    rows["head"] = rows.get("head", pd.Series(-1, index=rows.index))
-    return rows.sort_values(["layer", "head", "prompt_id", "position"]).reset_index(drop=True)
 
 
 @pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan.name} {scan.ablation} {scan.scoring} {scan.decide}")

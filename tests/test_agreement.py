@@ -30,8 +30,8 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.store import Run, Store
 from tests.exact import PROMPTS
+from tests.scripted_workers import ScriptedWorkers, shards
 from tests.small_store import open_run
-from tests.test_dispatch import ScriptedWorkers, shards
 from tests.tiny import save_tiny, tiny_model
 
 CELLS = Cells(np.array([-1.5, 2.25, 0.0]), np.array([3, 4]))

@@ -32,9 +32,8 @@ from mathinterp.report.page import write_report
 from mathinterp.store import Store
 from tests.exact import PROMPTS
 from tests.neuron_rows import grid
-from tests.neuron_twin import gain, spread
+from tests.neuron_twin import gain, spread, value_row
 from tests.small_store import open_run
-from tests.test_neuron_graph import value_row
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]

@@ -42,8 +42,8 @@ from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import prompts_fingerprint
-from tests.test_gguf import save_tiny_gguf
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_tokenizer
+from tests.tiny_gguf import save_tiny_gguf
 from tests.toy_scan import ToyScan
 
 LAYERS = 6  # twice those of the stand-in

@@ -20,10 +20,9 @@ from mathinterp.cluster.replica import Replica
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
 from mathinterp.models.handle import HeldSource
-from tests.adaptive_case import model, prompts, twin
+from tests.adaptive_case import cells, model, prompts, twin
 from tests.killing import FINISHED, kill_midway
-from tests.test_adaptive_scan import cells
-from tests.test_dispatch import ScriptedWorkers, keys
+from tests.scripted_workers import ScriptedWorkers, keys
 from tests.tiny import save_tiny
 
 SCAN = Heads(decide=20)

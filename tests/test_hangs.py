@@ -22,7 +22,7 @@ from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
-from tests.test_dispatch import all_keys, keys, shards
+from tests.scripted_workers import all_keys, keys, shards
 from tests.toy_scan import ToyScan
 
 MODEL = ModelSpec("random:llama-tiny")

@@ -24,9 +24,9 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.made_prompts import PROMPTS as MADE
+from tests.neuron_store import stored_scan
 from tests.small_store import FINGERPRINT, open_run
 from tests.statistics_twin import Part, Unit, effects_by_operation, part_of, score_interval, student_interval
-from tests.test_neuron_card import stored_scan
 from tests.tiny import tiny_model
 
 # ---- the views ----

@@ -15,7 +15,6 @@ from mathinterp.models.anatomy import Anatomy, input_major_weight, model_shape
 from mathinterp.models.random_shapes import random_config
 from mathinterp.tuning.precise import (
     ADAPTER,
-    Part,
     Selection,
     attach,
     heads_that_move_along,
@@ -23,6 +22,7 @@ from mathinterp.tuning.precise import (
     save_adapter,
 )
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_config, tiny_model
+from tests.trained_part import mask_of
 
 HEADS = ((0, 3), (1, 0), (1, 2))
 STEPS = 6
@@ -43,18 +43,6 @@ def train(model: torch.nn.Module, parameters: list[torch.nn.Parameter], weight_d
         optimizer.zero_grad()
         loss_of(model, step).backward()
         optimizer.step()
-
-
-def mask_of(model, part: Part) -> torch.Tensor:
-    """True on the part's entries of the module's weight, as it is stored."""
-    module = model.get_submodule(part.module)
-    mask = torch.zeros_like(module.weight, dtype=torch.bool)
-    input_major = mask if type(module).__name__ == "Conv1D" else mask.T
-    if part.side == "rows":
-        input_major[:, list(part.features)] = True
-    else:
-        input_major[list(part.features)] = True
-    return mask
 
 
 def train_masked(model, parts) -> None:

@@ -31,8 +31,8 @@ from mathinterp.tuning.precise import PreciseJob, Selection, parts_of
 from mathinterp.tuning.sft import SftConfig, schedule_of, train
 from mathinterp.tuning.steps import StepSampler, sample_order
 from tests.job_service import free_ports
-from tests.test_precise import mask_of
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
+from tests.trained_part import mask_of
 
 CPU = torch.device("cpu")
 PRECISE = PreciseJob(Selection(((1, 0), (1, 3), (2, 1))))

@@ -18,22 +18,10 @@ from mathinterp.experiments.results import Results
 from mathinterp.experiments.stability import stability_lines, stability_of
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store
-from tests.small_store import fill, open_run, prompt
+from tests.small_store import fill, open_run
+from tests.stability_case import DRAWS, HEADS, SEED, made_prompts
 
-HEADS = [(layer, head) for layer in range(2) for head in range(4)]
-DRAWS, SEED = 20, 3
 ORDER = "round(drop, 12) DESC, logprob_change, layer, head"  # of heads; ties of accuracy: by log-probability
-
-
-def made_prompts(templates: int = 3) -> list[TokenizedPrompt]:
-    """Two operations, 9 and 6 prompts, of one or two tokens, in turn of so many templates."""
-    made = []
-    for number in range(15):
-        operation = "add" if number < 9 else "sub"
-        item = prompt(f"p{number:02d}", operation, ("memorize",) * (1 + number % 2))
-        template = f"{operation}-{number % templates}"
-        made.append(dataclasses.replace(item, prompt=dataclasses.replace(item.prompt, template=template)))
-    return made
 
 
 def made_scores(prompts: list[TokenizedPrompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -19,7 +19,7 @@ from mathinterp.store.catalog import catalog
 from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_rows import rows_of, scan_of
 from tests.small_store import FINGERPRINT, open_run
-from tests.test_stability import DRAWS, HEADS, made_prompts
+from tests.stability_case import DRAWS, HEADS, made_prompts
 
 
 def neuron_store(folder: Path, keep: str, rank: str = "difference") -> tuple[Store, str]:

@@ -27,8 +27,8 @@ from mathinterp.tuning.precise import PreciseJob, Selection
 from mathinterp.tuning.settings import Choice
 from mathinterp.tuning.sft import SftConfig, train
 from tests.fragile_job import FragileJob
+from tests.json_lines import write
 from tests.small_store import fill, prompt
-from tests.test_sft_data import write
 from tests.tiny import save_tiny
 
 CPU = torch.device("cpu")

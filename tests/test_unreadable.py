@@ -17,7 +17,7 @@ from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.tuning.preview import read_source
-from tests.test_neighbours import CONFIGS
+from tests.model_configs import CONFIGS
 from tests.tiny import VOCABULARY, save_tiny, tiny_tokenizer
 
 POSITIONS = 12
