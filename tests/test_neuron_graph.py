@@ -360,8 +360,8 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
     assert {nodes.graph for nodes in good.graphs} == {prompt.prompt_id for prompt in prompts[:3]}
     others = load_prompts("two_digit", limit=8, seed=1)
     for arguments, message in (
-        (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with `keep` topk:50 first"),
-        (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons a prompt, not 21"),
+        (("prompt", 50, None, weights, prompts), "keeps 20 neurons per prompt, not 50; scan with `keep` topk:50 first"),
+        (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons per prompt, not 21"),
         (("prompt", 10, None, weights, others), "without prompt"),
     ):
         with pytest.raises(UserError, match=message):

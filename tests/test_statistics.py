@@ -133,7 +133,7 @@ def test_without_a_move_the_interval_says_what_few_prompts_cannot_show() -> None
 
 
 def test_tokens_that_move_together_count_once() -> None:
-    """Three tokens a prompt that all fall or none: the interval of the prompts, not of three times as many tokens."""
+    """Three tokens per prompt that all fall or none: the interval of the prompts, not of three times as many tokens."""
     fell = [1] * 10 + [0] * 30
     once = score_interval([part_of(fell, [0] * 40, [1] * 40)])
     together = score_interval([part_of([3 * f for f in fell], [0] * 40, [3] * 40)])
