@@ -255,6 +255,7 @@ def test_weights_start_at_boundaries_whatever_they_were_read_from(tmp_path: Path
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_no_kernel_is_chosen_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In no compilation of a function: torch sets its compiler's global options back after the first."""
     from torch._inductor import config

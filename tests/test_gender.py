@@ -228,6 +228,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, A
     return query.json_rows(query.arrow(connection, sql))
 
 
+@pytest.mark.slow
 def test_bias_and_perplexity_by_hand(tmp_path) -> None:
     """Two professions a stereotype, two sentences; numbers computed here again from the log-probabilities."""
     import pyarrow as pa

@@ -41,6 +41,7 @@ CHOICE_ITEMS = [
 ]
 
 
+@pytest.mark.slow
 def test_log_likelihoods_are_those_of_plain_passes(anatomy: Anatomy) -> None:
     task, tokenizer = task_file("commonsense_qa"), tiny_tokenizer("ABCDE")
     tested = Harness(anatomy.model, tokenizer)
@@ -57,6 +58,7 @@ def test_log_likelihoods_are_those_of_plain_passes(anatomy: Anatomy) -> None:
         assert not answer.truncated
 
 
+@pytest.mark.slow
 def test_generated_text_is_that_of_greedy_decoding_by_hand(anatomy: Anatomy) -> None:
     task, tokenizer = small(task_file("svamp")), tiny_tokenizer()
     anatomy.model.generation_config.repetition_penalty = 5.0  # as some chat models have it: no greedy decoding

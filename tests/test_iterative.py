@@ -120,6 +120,7 @@ def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) ->
         Iterative(**changes).shards(model_shape(tiny_config("llama")), [])
 
 
+@pytest.mark.slow
 def test_steps_that_the_store_has_are_known_before_anything_loads(tmp_path: Path) -> None:
     store, spec, prompts = Store(tmp_path / "s"), ModelSpec(str(save_tiny(tmp_path / "llama", "llama"))), [SUM]
     asked = Iterative("zero", steps=2)

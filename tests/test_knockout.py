@@ -56,6 +56,7 @@ def test_layer_matched_heads_have_the_layers_of_the_key_heads() -> None:
 # ---- the scan, on prompts with counterfactuals ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ablation", "positions"), [("mean", None), ("mean", "all"), ("zero", None), ("resample", None)]
 )

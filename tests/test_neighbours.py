@@ -128,6 +128,7 @@ def test_an_edited_head_is_that_of_each_prompt_alone(model: PreTrainedModel) -> 
         assert np.abs(found.logprob_EA[0] - np.array(expected)).max() < EXACT
 
 
+@pytest.mark.slow
 def test_what_is_read_at_end_is_that_of_each_sentence_alone(model: PreTrainedModel) -> None:
     expected = ends_alone(model)
     anatomy = Anatomy(model)
@@ -170,6 +171,7 @@ def test_a_long_prompt_leaves_nothing_behind_for_later_ones(model: PreTrainedMod
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_each_prompt_decoded_alone(model: PreTrainedModel) -> None:
     tokenizer = tiny_tokenizer()
     decoder = GreedyDecoder(Anatomy(copy.deepcopy(model)).model, tokenizer)

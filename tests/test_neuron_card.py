@@ -64,6 +64,7 @@ def made_card(scanned: Scanned, neuron: tuple[int, int]) -> NeuronCard:
     return card_of(scanned.store, run, Neuron(*neuron), scanned.loaded, "tiny", 6)
 
 
+@pytest.mark.slow
 def test_card_has_the_neurons_means_ranks_prompts_and_tokens(scanned: Scanned) -> None:
     summary = scanned.store.rows("SELECT * FROM neuron_summary ORDER BY change DESC, layer, neuron")
     first = next(row for row in summary if row["operation"] == "mul")  # the neuron that ranks first for products
@@ -113,6 +114,7 @@ def test_tokens_beside_the_first_neurons_of_a_scan(scanned: Scanned) -> None:
     assert (sub["operation"], sub["neuron"], sub["coefficient"]) == ("sub", "2.5", -0.5)
 
 
+@pytest.mark.slow
 def test_mistakes_of_the_card(scanned: Scanned) -> None:
     for neuron, message in (
         ("1.40", r"neuron 1\.40 does not exist: each layer has neurons 0 to 39"),
@@ -130,6 +132,7 @@ def command(*words: str | Path) -> Result:
     return CliRunner().invoke(main, list(map(str, words)))
 
 
+@pytest.mark.slow
 def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
     result = command("neuron", "2.5", "--model", folder, "--store", store.url, "--tokens", "4", "--json")
@@ -144,6 +147,7 @@ def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
     assert card.verdict.split(".")[0] in shown.stdout
 
 
+@pytest.mark.slow
 def test_scan_neurons_shows_what_its_first_neurons_write(scanned: Scanned) -> None:
     """The stored run is found again: nothing is computed, no Ray starts."""
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
@@ -158,6 +162,7 @@ def test_scan_neurons_shows_what_its_first_neurons_write(scanned: Scanned) -> No
     assert found["tokens"][0]["c v raises"].startswith(repr(raised))
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(scanned: Scanned, tmp_path: Path) -> None:
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
     for words, message in (

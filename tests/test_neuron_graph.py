@@ -258,6 +258,7 @@ def test_check_is_the_lowest_neurons_column_zeroed(name: str) -> None:
             assert (later["coefficient"] != later["coefficient_zeroed"]).all()
 
 
+@pytest.mark.slow
 def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), control_seeds=2)
     store = Store(tmp_path)

@@ -144,6 +144,7 @@ def test_the_parts_are_the_heads(family):
         assert torch.equal(rows, torch.cat(expected))
 
 
+@pytest.mark.slow
 def test_parameter_counts_of_the_published_models():
     heads = tuple((12 + i % 6, i) for i in range(32))
     for shape, count in (("llama-2-7b", 67_108_864), ("llama-2-13b", 83_886_080), ("mistral-7b", 33_554_432)):
@@ -210,6 +211,7 @@ assert not any(name.startswith("mathinterp") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_adapter_loads_with_plain_peft(tmp_path):
     """In a process of its own, which loads those of both layouts of weights."""
     ids, expected, unadapted = tokens(9), {}, {}

@@ -49,6 +49,7 @@ def far_apart(a: Rows, b: Rows) -> bool:
 CASES = [(a, p) for a in ("zero", "mean", "resample") for p in ("all", "end")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize(("ablation", "positions"), CASES)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -64,6 +65,7 @@ def test_head_scan_equals_its_twin(family: str, ablation: str, positions: str, e
     assert tables["head_scan"].num_rows == len(heads) * len(baseline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize(("ablation", "positions"), CASES)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -197,6 +199,7 @@ def test_unknown_parameters(wrong: dict[str, str]) -> None:
         Heads(**wrong)
 
 
+@pytest.mark.slow
 def test_notes_say_how_many_prompts_a_mean_is_over() -> None:
     on = subject(tiny_model("llama"))
     notes = [scan.notes(scan.prepare(on)) for scan in (Heads("mean"), Heads("mean", "all"), Heads("zero"))]
@@ -227,6 +230,7 @@ def test_nan_in_a_heads_output_names_layer_head_and_prompt(engine: str, monkeypa
     scan.run(state, Shard("head_scan", 0, {"heads": [[2, 0], [2, 2]]}))  # the others are whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")

@@ -83,6 +83,7 @@ def test_training_reads_a_sentence_as_scans_do(kind):
             assert all(index > scan.end - 1 for index in sample.answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["signed_two_digit_test", "two_digit_words", "rationals"])
 def test_training_reads_whole_sets_as_scans_do(name):
     tokenizer = resolve(ModelSpec("bundled")).tokenizer
