@@ -74,6 +74,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     return store, fill(store, prompts, *made_scores(prompts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["prompts", "templates"])
 def test_it_is_the_views_ranking_of_stores_whose_prompts_were_drawn(
     over: str, scanned: tuple[Store, str], tmp_path: Path
@@ -126,6 +127,7 @@ def test_rank_intervals_hold_95_of_a_hundred_draws(scanned: tuple[Store, str]) -
 # ---- what is said, stored and refused ----
 
 
+@pytest.mark.slow
 def test_draws_are_a_function_of_run_and_seed_and_are_made_once(
     scanned: tuple[Store, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_draws_are_a_function_of_run_and_seed_and_are_made_once(
     assert again.overlap.equals(first.overlap)
 
 
+@pytest.mark.slow
 def test_views_show_the_computation_with_most_draws(scanned: tuple[Store, str]) -> None:
     store, run = scanned
     stability_of(store, run, draws=30)
@@ -153,6 +156,7 @@ def test_views_show_the_computation_with_most_draws(scanned: tuple[Store, str]) 
     assert store.rows("SELECT status FROM runs WHERE run_id = $run", {"run": run}) == [{"status": "finished"}]
 
 
+@pytest.mark.slow
 def test_a_summary_says_it_in_a_line_and_of_a_large_run_how_to_find_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +177,7 @@ def test_a_summary_says_it_in_a_line_and_of_a_large_run_how_to_find_out(
     assert stability_lines(Results(store, run)) == [line], "what is stored is said"
 
 
+@pytest.mark.slow
 def test_one_template_is_not_drawn(tmp_path: Path) -> None:
     store, prompts = Store(tmp_path), made_prompts(templates=1)
     found = stability_of(store, fill(store, prompts, *made_scores(prompts)))
@@ -181,6 +186,7 @@ def test_one_template_is_not_drawn(tmp_path: Path) -> None:
     assert "with 6 prompts of an operation the draws say little" in " ".join(found.warnings)
 
 
+@pytest.mark.slow
 def test_a_node_without_some_prompts_is_refused(tmp_path: Path) -> None:
     store, prompts = Store(tmp_path), made_prompts()
     before, heads = made_scores(prompts)
@@ -200,6 +206,7 @@ def told(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_library_finds(scanned: tuple[Store, str]) -> None:
     store, run = scanned
     found = stability_of(store, run, draws=25)
@@ -213,6 +220,7 @@ def test_the_command_says_what_the_library_finds(scanned: tuple[Store, str]) -> 
     assert found.lines()[0] in out
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(scanned: tuple[Store, str], tmp_path: Path) -> None:
     store, run = scanned
     empty = Store(tmp_path)

@@ -93,6 +93,7 @@ def of(prompts: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int], l
     return [f for n, f, _ in prompts], [min(r, n - f) for n, f, r in prompts], [n for n, _, _ in prompts]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PROMPTS, min_size=1, max_size=4))
 def test_interval_and_p_are_one_procedure_in_sql_and_twin(
@@ -182,6 +183,7 @@ DRAWS = 700
 NOISE = 3 * math.sqrt(0.07 * 0.93 / DRAWS)  # of the worst of many cases, three standard errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [8, 12, 20, 100])
 def test_score_intervals_hold_what_they_say(prompts: int) -> None:
     before, score = COVERAGE.coverage(prompts, DRAWS)
