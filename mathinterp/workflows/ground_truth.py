@@ -38,15 +38,12 @@ from mathinterp.store import Store
 
 LIMIT = 40  # prompts of each model
 MASK_STEPS = 60
-ZERO, MEAN, RESAMPLE, PATHS, PATCHING = (
-    "zero ablation", "mean ablation", "resample ablation", "path patching", "activation patching",
-)  # fmt: skip
+ZERO, MEAN, RESAMPLE, PATHS = "zero ablation", "mean ablation", "resample ablation", "path patching"
 EXACT: dict[str, tuple[Experiment, ...]] = {
     ZERO: (Heads(), Mlps()),
     MEAN: (Heads(ablation="mean"), Mlps(ablation="mean")),
     RESAMPLE: tuple(kind(ablation="resample", positions="all") for kind in (Heads, Mlps)),
     PATHS: (Paths(attribution=False),),
-    PATCHING: (Paths(freeze="none", attribution=False),),
 }
 ESTIMATES: dict[str, tuple[Experiment, ...]] = {
     **{name: (Attribution(method=name, neurons=True),) for name in METHODS}, "mask": (Mask(steps=MASK_STEPS),),
@@ -65,7 +62,7 @@ class Recovery:
     planted: what counts as planted.
     auroc: the probability that one planted unit has a larger absolute score than one that is not; ties count half.
     weakest: the planted unit of smallest score.
-    margin: that score over the largest of those not planted; above 1 iff the AUROC is 1.
+    margin: that score over the largest of those not planted, above 1 iff the AUROC is 1; None: that largest one is 0.
     expected: 1, below 1 with the reason, or None: whatever is found.
     """
 
@@ -74,7 +71,7 @@ class Recovery:
     planted: str
     auroc: float
     weakest: str
-    margin: float
+    margin: float | None
     expected: str | None
 
     @property
@@ -98,7 +95,7 @@ def recoveries(models: Sequence[str] | None = None, dtype: str = "float32", devi
         if name not in PLANTED:
             raise UserError(f"there is no written model '{name}'; take one of {', '.join(PLANTED)}")
         planted = PLANTED[name]()
-        lent = WrappedModel(planted.model(DTYPES[dtype]).to(device), planted.tokenizer, name)
+        lent = WrappedModel(planted.model(DTYPES[dtype], device), planted.tokenizer, name)
         yield from _of_model(planted, lent, Prompts(tuple(even_spread(planted.prompts, LIMIT)), name))
 
 
@@ -116,7 +113,7 @@ def _of_model(planted: Planted, model: WrappedModel, prompts: Prompts) -> Iterat
         sizes = {unit: abs(score) for unit, score in scores.items()}
         weakest = min(units, key=lambda unit: sizes[unit])
         largest = max(size for unit, size in sizes.items() if unit not in units)
-        margin = sizes[weakest] / largest if largest else float("inf")
+        margin = sizes[weakest] / largest if largest else None
         found = auroc(scores, units)
         return Recovery(planted.name, method, f"{len(units)} {what}", found, str(weakest), margin, expected)
 
@@ -138,7 +135,9 @@ def _of_model(planted: Planted, model: WrappedModel, prompts: Prompts) -> Iterat
                 if neurons and method in METHODS:
                     yield recovery(method, _ranked(store, made, neurons=True), neurons, "neurons", None)
             for stand_in, given in planted.stand_ins.items():
-                yield recovery(f"head pairs, given {given}", _interactions(store, pairs[given]), {stand_in}, "head", "1")
+                yield recovery(
+                    f"head pairs, given {given}", _interactions(store, pairs[given]), {stand_in}, "head", "1"
+                )
             if neurons:
                 yield recovery(ZERO, _neurons_out(model, prompts), neurons, "neurons", "1")
                 writers = frozenset[Unit](planted.writers)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -35,15 +36,16 @@ class Planted:
         """One token a word."""
         return self.written.tokenizer()
 
-    def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    def model(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
         """A copy of the transformers model."""
-        model: PreTrainedModel = copy.deepcopy(self.written.model).to(dtype)
+        model: PreTrainedModel = copy.deepcopy(self.written.model)
+        torch.nn.Module.to(model, device, dtype)
         return model
 
 
 Build = Callable[[], Planted]
 
 
-def prompt_of(text: str, answer: int, other: str, distractor: int, **fields: str) -> Prompt:
+def prompt_of(text: str, answer: int, other: str, distractor: int, **operands: Any) -> Prompt:
     """A prompt named by its text, the counterfactual of which has the distractor for an answer."""
-    return Prompt(text, text, str(answer), counterfactual=other, distractor=str(distractor), **fields)
+    return Prompt(text, text, str(answer), counterfactual=other, distractor=str(distractor), **operands)

@@ -4,7 +4,7 @@ import torch
 
 from mathinterp.models.ground_truth.planted import Planted, prompt_of
 from mathinterp.models.ground_truth.written import Written
-from mathinterp.models.units import Head
+from mathinterp.models.units import Head, Mlp
 
 WHICH, READER = Head(0, 2), Head(1, 3)
 UNREAD = (Head(0, 0), Head(0, 1))
@@ -38,5 +38,8 @@ def pointer() -> Planted:
             if answers[0] != answers[1]:
                 text, changed = f"{a} {b} {word} is", f"{other[0]} {other[1]} {list(PLACES)[1 - place]} is"
                 prompts.append(prompt_of(text, answers[0], changed, answers[1], operation=word))
-    circuit = {WHICH: "copies which place is meant to END", READER: "copies the digit in that place to END"}
+    circuit: dict[Head | Mlp, str] = {
+        WHICH: "copies which place is meant to END",
+        READER: "copies the digit in that place to END",
+    }
     return Planted("pointer", written, tuple(prompts), circuit)

@@ -14,9 +14,10 @@ CASES = [(a, sign, b) for a in range(10) for sign in range(2) for b in range(10)
 
 
 def table() -> Planted:
-    """ "3 plus 5 is" -> 8, modulo 10: head 0.1 copies operand A to END, 1.2 the operator, 1.0 operand B; MLP 2 is a table.
+    """ "3 plus 5 is" -> 8, modulo 10: head 0.1 copies operand A to END, 1.2 the operator, 1.0 operand B.
 
-    Its neuron 20 a + 10 s + b (s = 0 for plus, 1 for minus) fires iff END holds a, s and b, and writes the result.
+    MLP 2 is a table: its neuron 20 a + 10 s + b (s = 0 for plus, 1 for minus) fires iff END holds a, s and b, and
+    writes the result.
     """
     return _planted("table", backup=False)
 
@@ -72,10 +73,13 @@ def _planted(name: str, *, backup: bool) -> Planted:
     for neuron, (a, sign, b) in enumerate(CASES):
         gate = {("a", a): STEEP, ("s", sign): STEEP, ("b", b): STEEP, ("one", 0): -2.5 * STEEP}
         written.neuron(TABLE.layer, neuron, gate, {("one", 0): 1}, {("result", result(a, sign, b)): 2 / STEEP})
-    circuit = {
-        OPERAND_A: "copies operand A to END", OPERATOR: "copies the operator to END",
-        OPERAND_B: "copies operand B to END", TABLE: "looks the result up",
-        **({BACKUP: "copies operand A to END iff no other head has"} if backup else {}),
-    }  # fmt: skip
+    circuit: dict[Head | Mlp, str] = {
+        OPERAND_A: "copies operand A to END",
+        OPERATOR: "copies the operator to END",
+        OPERAND_B: "copies operand B to END",
+        TABLE: "looks the result up",
+    }
+    if backup:
+        circuit[BACKUP] = "copies operand A to END iff no other head has"
     stand_ins = {BACKUP: OPERAND_A} if backup else {}
     return Planted(name, written, _prompts(), circuit, stand_ins=stand_ins)

@@ -3,8 +3,8 @@
 The residual stream has named features, each some coordinates of its own. The feature ``one`` is sqrt(D) at every token:
 with k other features of size 1 an RMSNorm divides by sqrt(1 + k / D), near 1, and a threshold that is a multiple of
 ``one`` scales as what it is compared with. All that is not written is a decoy: a random head or MLP, which reads all
-features and writes into ``free``, that only decoys read, and a little into all others. Scores of written heads are so far
-apart that their softmax is exactly 0 and 1 in float32 and float64, and gates so large that SiLU is ReLU.
+features and writes into ``free``, that only decoys read, and a little into all others. Scores of written heads are so
+far apart that their softmax is exactly 0 and 1 in float32 and float64, and gates so large that SiLU is ReLU.
 
 Shape legend: D model width, Z width of a head.
 """
@@ -50,8 +50,9 @@ class Written:
             self.features[name] = slice(start, start + width)
             start += width
         config = LlamaConfig(
-            vocab_size=len(self.vocabulary), hidden_size=WIDTH, intermediate_size=neurons + DECOYS, num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=64, tie_word_embeddings=False,
+            vocab_size=len(self.vocabulary), hidden_size=WIDTH, intermediate_size=neurons + DECOYS,
+            num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS,
+            max_position_embeddings=64, tie_word_embeddings=False,
             bos_token_id=1, eos_token_id=2, pad_token_id=3,
         )  # fmt: skip
         self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
@@ -62,7 +63,7 @@ class Written:
 
     def coordinate(self, term: Term) -> int:
         """The index of a feature's coordinate in the residual stream."""
-        return self.features[term[0]].start + term[1]
+        return int(self.features[term[0]].start) + term[1]
 
     def embed(self, word: str, terms: Mapping[Term, float]) -> None:
         """What the embedding of a word says besides ``one``."""
