@@ -20,7 +20,7 @@ from mathinterp.models.ground_truth.written import HEADS, LAYERS, Z
 from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.workflows import ground_truth
-from mathinterp.workflows.ground_truth import ALONE, EXACT, FROZEN, PATHS, Recovery, auroc, recoveries
+from mathinterp.workflows.ground_truth import ALONE, EXACT, FROZEN, PATHS, ZERO, Recovery, auroc, recoveries
 
 NODES = [*map(Head._make, product(range(LAYERS), range(HEADS))), *map(Mlp, range(LAYERS))]
 of_each = pytest.mark.parametrize("name", PLANTED)
@@ -232,6 +232,14 @@ def test_saturated_attention_hides_a_head_from_gradients_and_frozen_heads(found)
     assert found["pointer", "eap-ig-activations", "MLPs"].auroc == 1
 
 
+def test_importance_sees_neurons_that_write_the_answer_alone(found) -> None:
+    assert found["clock", "CNA importance", "answer"].auroc == 1
+    both = found["clock", "CNA importance", "neurons"]
+    assert both.auroc < 1
+    assert both.margin == 0, "a neuron that adds writes nothing of the answer"
+    assert found["clock", ZERO, "neurons"].auroc == 1
+
+
 def test_a_method_that_ranks_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ground_truth._ranked
 
@@ -239,9 +247,13 @@ def test_a_method_that_ranks_otherwise_is_found(monkeypatch: pytest.MonkeyPatch)
         scores = right(store, runs, **kinds)
         return dict(zip(scores, [*scores.values()][::-1], strict=True))
 
+    monkeypatch.setattr(ground_truth, "EXACT", {ZERO: EXACT[ZERO]})
+    monkeypatch.setattr(ground_truth, "ESTIMATES", {"atp": ground_truth.ESTIMATES["atp"]})
+    assert all(each.holds for each in recoveries(["pointer"]))
     monkeypatch.setattr(ground_truth, "_ranked", turned)
-    wrong = [each for each in recoveries(["pointer"]) if not each.holds]
-    assert {each.method for each in wrong} == set(EXACT) - {PATHS}
+    zero, atp = recoveries(["pointer"])
+    assert max(zero.auroc, atp.auroc) < 1
+    assert (zero.holds, atp.holds) == (False, True), "what an estimate finds is shown, not judged"
 
 
 @pytest.mark.parametrize(("expected", "code"), [("1", 1), (None, 0), (f"below 1: {ALONE}", 0)])

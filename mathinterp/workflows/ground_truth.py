@@ -49,6 +49,7 @@ ESTIMATES: dict[str, tuple[Experiment, ...]] = {
     **{name: (Attribution(method=name, neurons=True),) for name in METHODS}, "mask": (Mask(steps=MASK_STEPS),),
 }  # fmt: skip
 ALONE, FROZEN = "a backup head is hidden", "frozen heads pass nothing on"
+INDIRECT = "neurons that add write no answer"
 DOCUMENTED: dict[tuple[str, str], str] = {  # exact methods that cannot find all, and why
     **{("backup", name): ALONE for name in EXACT}, ("pointer", PATHS): FROZEN,
 }  # fmt: skip
@@ -140,8 +141,9 @@ def _of_model(planted: Planted, model: WrappedModel, prompts: Prompts) -> Iterat
                 )
             if neurons:
                 yield recovery(ZERO, _neurons_out(model, prompts), neurons, "neurons", "1")
-                writers = frozenset[Unit](planted.writers)
-                yield recovery("CNA importance", _importances(store, cna), writers, "neurons that answer", "1")
+                importances, writers = _importances(store, cna), frozenset[Unit](planted.writers)
+                yield recovery("CNA importance", importances, writers, "neurons that answer", "1")
+                yield recovery("CNA importance", importances, neurons, "neurons", f"below 1: {INDIRECT}")
 
 
 def _ranked(store: Store, runs: Sequence[str], *, neurons: bool = False) -> Scores:
