@@ -35,9 +35,9 @@ def selftest(
 
     Takes 8 prompts unless --limit says otherwise. Exit code 1 if an identity does not hold.
 
-    With --ground-truth no model of yours is looked at: exact methods must find the circuits of written models (AUROC
-    1), approximate ones are shown as they do, and where a method is known to fail the table says why. Exit code 1 if
-    an exact method does otherwise.
+    With --ground-truth (half a minute) no model of yours is looked at: exact methods must find the circuits of written
+    models (AUROC 1), approximate ones are shown as they do, and where a method is known to fail the table says why.
+    Exit code 1 if an exact method does otherwise.
 
     \b
     Examples:

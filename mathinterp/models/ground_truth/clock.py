@@ -32,9 +32,7 @@ def clock() -> Planted:
     numbers = [str(number) for number in range(100)]
     features = {"hand": 2, "name": 8, "a": 2, "b": 2, "sum": 2, "result": 10}
     written = Written([*numbers, "plus", "is"], features, neurons=10, seed=2)
-    names = 0.3 * torch.randn(
-        100, 8, generator=written.random, dtype=torch.float64
-    )  # for decoys, to tell numbers apart
+    names = 0.3 * torch.randn(100, 8, generator=written.random, dtype=torch.float64)  # by which decoys know numbers
     for number, word in enumerate(numbers):
         written.embed(word, {("hand", i): LENGTH * part for i, part in enumerate(hand(number))})
         written.embed(word, {("name", i): float(part) for i, part in enumerate(names[number])})
