@@ -25,7 +25,7 @@ SHARP = 2000.0  # queries of written heads: the scores of neighbouring tokens li
 STEEP = 400.0  # gates of written neurons: off, SiLU is 0; on, its argument
 LOUD = 12.0  # logit of a result of size 1
 MIXING, LEAK = 0.15, 0.02  # of decoys: what they read and write into ``free``, and what they write elsewhere
-DECOYS = 24  # neurons of each MLP that are decoys: the last
+DECOYS = 24  # neurons beyond the written ones; however many are decoys, an MLP of them writes as much as so many
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 Term = tuple[str, int]  # a coordinate of a feature
 
@@ -58,7 +58,7 @@ class Written:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
         self.model.eval().requires_grad_(False)
         self.random = torch.Generator().manual_seed(seed)
-        self._decoys(neurons)
+        self._decoys(math.sqrt(DECOYS / (neurons + DECOYS)))
         self.model.model.embed_tokens.weight[:, self.features["one"]] = ONE
 
     def coordinate(self, term: Term) -> int:
@@ -148,8 +148,8 @@ class Written:
         rows = [getattr(attention, f"{name}_proj").weight[own] for name in "qkv"]
         return (*rows, attention.o_proj.weight[:, own])
 
-    def _decoys(self, neurons: int) -> None:
-        """Every head and MLP random; written neurons, embeddings and unembedding empty; norms without effect."""
+    def _decoys(self, of_neurons: float) -> None:
+        """Every head and MLP random, neurons' sizes times a factor; embeddings and unembedding empty, norms plain."""
         for name, parameter in self.model.named_parameters():
             if "norm" in name:
                 continue
@@ -160,9 +160,7 @@ class Written:
                 size = torch.full((WIDTH, 1), LEAK, dtype=torch.float64)
                 size[self.features["free"]] = MIXING
                 size[self.features["one"]] = 0
-                parameter.copy_(drawn * size)
+                parameter.copy_(drawn * size * (of_neurons if "down_proj" in name else 1))
             else:
                 parameter.copy_(drawn * MIXING)
                 parameter[:, self.features["one"]] = 0
-        for layer in self.model.model.layers:
-            layer.mlp.down_proj.weight[:, :neurons] = 0
