@@ -236,7 +236,9 @@ PROMPT_SETS: dict[str, PromptSet] = {
         lambda seed: operand_pairs(arithmetic_prompts(2, seed=seed), seed),
     ),
     **{
-        f"operands_{operation}": PromptSet(f"operand maps: {of}, 'n1 {SIGNS[operation]} n2 ='", partial(operand_grid, operation))
+        f"operands_{operation}": PromptSet(
+            f"operand maps: {of}, 'n1 {SIGNS[operation]} n2 ='", partial(operand_grid, operation)
+        )
         for operation, of in _GRIDS.items()
     },
     "multi_digit": PromptSet("transfer: 100 tasks per operation on integers of one to five digits", multi_digit),

@@ -119,7 +119,8 @@ def require_room(store: Store, neurons: int, prompts: int, conditions: int) -> N
     require_free(
         store,
         BYTES_PER_NEURON * neurons * prompts * conditions,
-        f"`keep` all would write about {{size}} ({neurons:,} neurons x {prompts:,} prompts x {conditions} condition(s))",
+        f"`keep` all would write about {{size}} ({neurons:,} neurons x {prompts:,} prompts x {conditions}"
+        " condition(s))",
         "keep topk:K (the means of every neuron are stored all the same), or take fewer `layers` or prompts (`limit`)",
     )
 

@@ -6,13 +6,13 @@ from mathinterp.engine.tree.packing import GPU_TOKENS
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.costs import PACK_SIZE, Cost, end_lengths, layer_flops, pass_flops, scoring_flops
 from mathinterp.experiments.operand_map import OperandMap
-from mathinterp.experiments.operand_map.grid import heuristics_of, grid_of
+from mathinterp.experiments.operand_map.grid import grid_of, heuristics_of
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 
 
 def cost_of(scan: OperandMap, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-    """A clean pass on trees, two more to read heads and neurons, a sample's backward pass, and the choices of neurons."""
+    """A clean pass on trees, two more to read units, a sample's backward pass, and the choices of neurons."""
     from mathinterp.engine.tree.forest import count_nodes
 
     pairs, mapped, deep = len(prompts), len(scan.chosen(shape)), scan.deep(shape)

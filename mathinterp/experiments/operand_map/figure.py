@@ -1,4 +1,4 @@
-"""Operand maps as a picture: the best units of unlike heuristics, how many units each explains, and what few neurons do."""
+"""Operand maps as a picture: the best units of unlike heuristics, how many each explains, and what few neurons do."""
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ def draw(results: Results, shown: ShownUnits) -> Figure:
     )  # fmt: skip
     figure.text(0.5, 0.965, LEGEND, ha="center", va="top", fontsize=10.5)
     rows = -(-len(chosen) // COLUMNS)
-    maps, below = figure.subfigures(2, 1, height_ratios=(rows, 0.95), hspace=0.03)
+    maps, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(rows, 0.95), hspace=0.03)[:, 0]
     axes = maps.subplots(rows, COLUMNS, squeeze=False).ravel()
     for axis, unit in zip(axes, chosen, strict=False):
         _map(axis, unit, _grid(results, unit))

@@ -16,7 +16,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 LARGEST = 99  # operand
 FEWEST_PAIRS = 100  # 43 columns of sinusoids would fit fewer by chance
 FEWEST_HOLDING = 10  # pairs for which a heuristic must hold, and must not
-RANGES = {"a": (10, 4, 2), "b": (10, 4, 2), "result": (20, 10, 4, 2)}  # numbers of ranges, of about as many pairs each
+RANGES = {"a": (4, 2), "b": (4, 2), "result": (20, 10, 4, 2)}  # numbers of ranges, of about as many pairs each
 
 
 @dataclass(frozen=True)

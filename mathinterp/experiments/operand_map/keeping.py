@@ -1,8 +1,8 @@
-"""Which neurons of a layer matter most, and the first answer token where only they are kept (arXiv 2410.21272, sec. 3.1).
+"""Which neurons of a layer matter most, and the first answer token where only they are kept.
 
-Theirs ranks neurons by attribution patching between prompts and mean-ablates everything outside of a circuit. Ours
-ranks them by the size of the first-order effect of mean ablation itself, at END, on the log-odds of the first answer
-token, and leaves heads, earlier layers and all tokens before END as they are.
+Source: arXiv 2410.21272, section 3.1, which ranks neurons by attribution patching between prompts and mean-ablates all
+that is outside of a circuit. Ours ranks them by the size of the first-order effect of mean ablation itself, at END, on
+the log-odds of the first answer token, and leaves heads, earlier layers and all tokens before END as they are.
 
 Shape legend: P pair, L layer, K neuron, B pair of a batch, T token.
 """

@@ -49,7 +49,8 @@ class Measures:
     A heuristic explains a unit as well as its AUROC says, or 1 less that where the unit is low: the share of (pair for
     which it holds, pair for which it does not) whose values are in order, ties counting half. The control is the
     largest AUROC of all heuristics where each pair has another pair's value, mean over ``shuffles`` draws. A map whose
-    standard deviation is ROUNDINGS roundings of its largest value, in ``dtype``, or less is constant: nothing explains it.
+    standard deviation is ROUNDINGS roundings of its largest value in ``dtype``, or less, is constant: nothing explains
+    it.
     """
 
     def __init__(self, grid: Grid, device: torch.device, dtype: torch.dtype, shuffles: int, seed: int):
@@ -63,6 +64,7 @@ class Measures:
         self.partition_C = torch.from_numpy(self.heuristics.partition_C).to(device)
         self.sinusoids = {name: torch.from_numpy(rows).to(device) for name, rows in sinusoids(grid).items()}
 
+    @torch.inference_mode()
     def of(self, values_UP: torch.Tensor) -> Measured:
         """Of maps in any dtype."""
         step = UNITS_AT_ONCE["cuda" if values_UP.is_cuda else "cpu"]
@@ -74,7 +76,7 @@ class Measures:
         floor_U = ROUNDINGS * self.rounding * values_UP.abs().amax(1).double()
         wide_UP = values_UP.double()
         mean_U = wide_UP.mean(1)
-        centred_UP = wide_UP.sub_(mean_U[:, None])
+        centred_UP = wide_UP - mean_U[:, None]
         square_U = centred_UP.square().sum(1)
         spread_U = (square_U / values_UP.shape[1]).sqrt()
         constant_U = spread_U <= floor_U
@@ -90,7 +92,7 @@ class Measures:
         return found
 
     def _heuristic(self, ranks_UP: torch.Tensor, between_UC: torch.Tensor) -> dict[str, torch.Tensor]:
-        """AUROCs, and the heuristic of the largest; of equal ones that whose partition explains most of the variance."""
+        """AUROCs, and the heuristic of the largest; of equal ones that whose partition explains most variance."""
         signed_UC = ranks_UP @ self.holds_CP.T / self.pairs_C  # AUROC - 1/2
         strength_UC = signed_UC.abs()
         explained_UN = between_UC.new_zeros(len(ranks_UP), int(self.partition_C.max()) + 1)

@@ -18,12 +18,19 @@ from mathinterp.engine.choose import Engine, build_engine, packing_deviation
 from mathinterp.engine.intervention import Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.scores import Scores
+from mathinterp.experiments.ablated import AblationState, score_rows
 from mathinterp.experiments.columns import BASELINE, cast_table
 from mathinterp.experiments.operand_map.activations import LayerMaps
 from mathinterp.experiments.operand_map.grid import Grid, grid_of
 from mathinterp.experiments.operand_map.keeping import Keeping, effects, kept_neurons
 from mathinterp.experiments.operand_map.measures import Measured, Measures
-from mathinterp.experiments.operand_map.tables import MAP_BITS, OPERAND_KEEP_SCAN, OPERAND_PAIRS, OPERAND_UNIT_MAPS
+from mathinterp.experiments.operand_map.tables import (
+    FAMILIES,
+    MAP_BITS,
+    OPERAND_KEEP_SCAN,
+    OPERAND_PAIRS,
+    OPERAND_UNIT_MAPS,
+)
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -148,8 +155,6 @@ def _best(state: MapState, measured: Measured, count: int) -> np.ndarray:
 
 def _named(state: MapState, measured: Measured) -> dict[str, Any]:
     """The best heuristic of each unit in words; null where there is none."""
-    from mathinterp.experiments.operand_map.tables import FAMILIES
-
     heuristics, none_U = state.measures.heuristics, measured.best_U < 0
     families = [FAMILIES[number] for number in heuristics.family_C[measured.best_U]]
     return {
@@ -173,7 +178,8 @@ def _lists(values_UP: torch.Tensor, kept: np.ndarray) -> pa.Array:
 def rounded(values: np.ndarray, bits: int = MAP_BITS) -> np.ndarray:
     """float32 at the nearest number of ``bits`` significant bits: off by at most 2^-bits of itself."""
     mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits).astype(np.float32)
+    nearest: np.ndarray = np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits)
+    return nearest.astype(np.float32)
 
 
 def _check_finite(state: MapState, same: dict[str, Any], values_UP: torch.Tensor) -> None:
@@ -216,6 +222,4 @@ def keep_rows(state: MapState) -> pa.Table:
 
 
 def _scores(state: MapState, scores: Scores, schema: pa.Schema, ids: dict[str, list[Any]]) -> pa.Table:
-    from mathinterp.experiments.ablated import AblationState, score_rows
-
     return score_rows(AblationState(state.anatomy, state.prompts, state.engine, None, {}), scores, schema, ids)

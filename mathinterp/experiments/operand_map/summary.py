@@ -1,4 +1,4 @@
-"""What finished operand maps say: which heuristics explain how many neurons, the best units, and what few neurons do."""
+"""What finished operand maps say: how many neurons each heuristic explains, the best units, and what few neurons do."""
 
 from mathinterp.experiments.operand_map import ShownUnits
 from mathinterp.experiments.results import Results, Row, Shown, Summary
@@ -60,8 +60,8 @@ def summarize(results: Results, shown: ShownUnits) -> Summary:
 
 def _best(results: Results, node: str, top: int) -> list[Row]:
     return results.rows(
-        """SELECT unit, measure, heuristic, CASE WHEN high THEN 'high' ELSE 'low' END AS there, auroc, shuffled, explained,
-                  power_2, power_5, power_10, power_100, direct, effect
+        """SELECT unit, measure, heuristic, CASE WHEN high THEN 'high' ELSE 'low' END AS there, auroc, shuffled,
+                  explained, power_2, power_5, power_10, power_100, direct, effect
            FROM operand_units WHERE run_id = $run AND node = $node AND auroc IS NOT NULL
            ORDER BY auroc DESC, layer, coalesce(head, neuron), measure LIMIT $top""",
         node=node,
@@ -93,8 +93,8 @@ def _kept(kept: list[Row]) -> list[str]:
     top, chance, none = found["top", k], found["random", k], found["top", 0]
     others = "at their mean" if top["ablation"] == "mean" else "at zero"
     return [
-        f"With the {k} neurons of largest effect kept in each deep layer at END and the others {others}, the first answer"
-        f" token is right in {100 * top['accuracy']:.1f} % of the pairs (whole model"
+        f"With the {k} neurons of largest effect kept in each deep layer at END and the others {others}, the first"
+        f" answer token is right in {100 * top['accuracy']:.1f} % of the pairs (whole model"
         f" {100 * top['baseline_accuracy']:.1f} %, {k} random ones {100 * chance['accuracy']:.1f} %, none"
         f" {100 * none['accuracy']:.1f} %)."
     ]

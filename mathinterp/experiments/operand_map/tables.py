@@ -62,8 +62,8 @@ TABLES = {
     "operand_unit_maps": Table(
         OPERAND_UNIT_MAPS,
         ("node", "measure", "layer", "head", "heuristic", "family"),
-        doc="per head and neuron what its map over the operand pairs says (operand_units has the columns), and the map"
-        f" itself where it is kept: a list in the order of operand_pairs.place, rounded to {MAP_BITS} significant bits.",
+        doc="per head and neuron what its map over the operand pairs says (operand_units has the columns), and the"
+        f" map where it is kept: a list in the order of operand_pairs.place, rounded to {MAP_BITS} significant bits.",
     ),
     "operand_pairs": Table(
         OPERAND_PAIRS, doc="the operand pairs of a run, sorted by a and b; place: where they are in a stored map."
