@@ -2,9 +2,10 @@
 
 A map is one number a pair (a, b): of a neuron its coefficient (down_proj's input), of a head the norm of what it adds
 to o_proj's output ("norm") and its direct share in the answer's logit ("answer": <head's output, g (W_U[t] - mean
-W_U)> / s, t the first answer token, s the final norm's frozen scale). Heuristics and the numbers of neurons kept follow
-arXiv 2410.21272, sections 3.1 and 4.1, the periods arXiv 2502.00873, section 4. Where tokenizers split digits, END
-predicts the answer's leading digit.
+W_U)> / s, t the first answer token, s the final norm's frozen scale). The last one follows the answer's token by
+itself: a head that gives the same for every pair has a map, too. Heuristics and the numbers of neurons kept follow
+arXiv 2410.21272, sections 3.1 and 4.1, the periods arXiv 2502.00873. Where tokenizers split digits, END predicts the
+answer's leading digit, and a tens digit of 0 is a number of fewer tokens.
 """
 
 from __future__ import annotations

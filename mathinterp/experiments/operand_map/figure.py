@@ -13,7 +13,7 @@ from mathinterp.experiments.results import Results, Row
 COLUMNS, NEURONS, HEADS = 4, 6, 2
 LEGEND = (
     "One pixel is one pair (a, b). Titles: the rule that best tells bright pixels from dark ones, and how well"
-    " (AUROC: 1 in every case, 0.5 by chance alone)."
+    " (AUROC: 1 in every case, 0.5 by chance alone).{missing}"
 )
 MEASURED = {
     "coefficient": "coefficient",
@@ -32,12 +32,14 @@ def draw(results: Results, shown: ShownUnits) -> Figure:
     figure.suptitle(
         f"{_named(results)}: what heads and neurons do at the last token before the answer\n", fontsize=15
     )  # fmt: skip
-    figure.text(0.5, 0.965, LEGEND, ha="center", va="top", fontsize=10.5)
+    grids = [_grid(results, unit) for unit in chosen]
+    missing = " Grey pairs were not asked." if np.isnan(grids[0]).any() else ""
+    figure.text(0.5, 0.965, LEGEND.format(missing=missing), ha="center", va="top", fontsize=10.5)
     rows = -(-len(chosen) // COLUMNS)
     maps, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(rows, 0.95), hspace=0.03)[:, 0]
     axes = maps.subplots(rows, COLUMNS, squeeze=False).ravel()
-    for axis, unit in zip(axes, chosen, strict=False):
-        _map(axis, unit, _grid(results, unit))
+    for axis, unit, grid in zip(axes, chosen, grids, strict=False):
+        _map(axis, unit, grid)
     for axis in axes[len(chosen) :]:
         axis.set_axis_off()
     histogram, families, kept = below.subplots(1, 3)

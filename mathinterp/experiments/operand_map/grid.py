@@ -155,7 +155,7 @@ def sinusoids(grid: Grid) -> dict[str, np.ndarray]:
     On a complete grid they are the 2-D Fourier transform at frequencies 0 and 100 / period along a and b, so that a
     map's share in them is its share of power there, and a period's share is the sum of its directions'. Where pairs
     are missing the transform is not defined: there it is the share of variance that a least-squares fit explains. The
-    periods are those of arXiv 2502.00873, section 4.
+    periods are those of arXiv 2502.00873.
     """
     found, columns = {}, {}
     for direction, period in POWERS:

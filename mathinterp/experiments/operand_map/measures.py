@@ -61,6 +61,7 @@ class Measures:
         self.shuffled_SCP = [holds_CP[:, torch.from_numpy(rng.permutation(len(grid)))] for _ in range(shuffles)]
         count_C = holds_CP.sum(1)
         self.count_C, self.pairs_C = count_C, count_C * (len(grid) - count_C)
+        self.preferred_C = 1 - count_C / len(grid)
         self.partition_C = torch.from_numpy(self.heuristics.partition_C).to(device)
         self.sinusoids = {name: torch.from_numpy(rows).to(device) for name, rows in sinusoids(grid).items()}
 
@@ -92,13 +93,17 @@ class Measures:
         return found
 
     def _heuristic(self, ranks_UP: torch.Tensor, between_UC: torch.Tensor) -> dict[str, torch.Tensor]:
-        """AUROCs, and the heuristic of the largest; of equal ones that whose partition explains most variance."""
+        """AUROCs, and the heuristic of the largest.
+
+        Of equal ones that whose partition explains most variance, then that which holds for fewest pairs ("low where a
+        = b", not "high where a and b differ"), then one where the unit is high.
+        """
         signed_UC = ranks_UP @ self.holds_CP.T / self.pairs_C  # AUROC - 1/2
         strength_UC = signed_UC.abs()
         explained_UN = between_UC.new_zeros(len(ranks_UP), int(self.partition_C.max()) + 1)
         explained_UC = explained_UN.index_add_(1, self.partition_C, between_UC)[:, self.partition_C]
         top_U = strength_UC.amax(1)
-        rank_UC = explained_UC + SAME * (signed_UC > 0)  # of equals the one where the unit is high
+        rank_UC = explained_UC + SAME * (self.preferred_C + 0.01 * (signed_UC > 0))
         best_U = rank_UC.masked_fill(strength_UC < top_U[:, None] - SAME, -1).argmax(1)
         found = {"best": best_U, "auroc": 0.5 + top_U}
         found["high"] = signed_UC.gather(1, best_U[:, None])[:, 0] > 0
