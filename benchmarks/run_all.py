@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "adaptive_scan": (),
     "path_scan": (),
     "league": (),
+    "operand_map": (),
     "neuron_scan": (),
     "concept_scan": (),
     "sft": (),

@@ -37,6 +37,7 @@ from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.neuron_graph import NeuronGraph
 from mathinterp.experiments.neuron_graph.nodes import NeuronNodes, RankedNodes
 from mathinterp.experiments.neurons import Neurons, OtherModel
+from mathinterp.experiments.operand_map import OperandMap
 from mathinterp.experiments.paths import Paths
 from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.store import Store, run_id
@@ -88,6 +89,11 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (Paths(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
     (Paths(freeze="none"), {"positions": "all"}),
     (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True, "types": "words"}),
+    (
+        OperandMap(),
+        {"maps": 5, "every_map": True, "shuffles": 1, "sample": 9, "ks": (3,), "ablation": "zero", "deep_layers": (1,),
+         "layers": (0,), "map_seed": 1},
+    ),
     (MlpProbe(), {"vectors": "written", "fold_norm": True, "layers": (0,), "keep_all": True}),
     (
         Neurons("head:0.1"),

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from operator import add, mul, sub, truediv
 
 import pytest
 
@@ -10,7 +11,7 @@ from mathinterp.prompts import PROMPT_SETS, Prompt, even_spread, load_prompts, p
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.arithmetic import arithmetic_prompts
 from mathinterp.prompts.number_words import number_words
-from mathinterp.prompts.templates import NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS
+from mathinterp.prompts.templates import NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SIGNS, SYMBOLS
 from tests.prompt_tokenizers import word_level
 
 
@@ -168,6 +169,19 @@ def test_pairs_set_has_at_least_five_templates_per_operation_in_words_and_symbol
     assert all(len(PAPER_B[operation]) >= 5 for operation in OPERATIONS)
     assert {"a plus b is equal to", "a + b is equal to", "a + b ="} <= texts["add"]
     assert {"a divided by b is equal to", "a / b is equal to", "a / b ="} <= texts["div"]
+
+
+def test_operand_grids_ask_every_pair_once_and_fewer_are_a_random_sample():
+    sizes = {"add": 10_000, "sub": 5_050, "mul": 10_000, "div": 572}
+    for operation, size in sizes.items():
+        prompts = prompt_set(f"operands_{operation}")
+        pairs = {(int(p.operand_a), int(p.operand_b)) for p in prompts}
+        assert len(prompts) == len(pairs) == size
+        assert all(p.text == f"{p.operand_a} {SIGNS[operation]} {p.operand_b} =" for p in prompts)
+        results = {"add": add, "sub": sub, "mul": mul, "div": truediv}
+        assert all(results[operation](int(p.operand_a), int(p.operand_b)) == int(p.answer) for p in prompts)
+    few = prompt_set("operands_add", limit=500)
+    assert {int(p.operand_b) % 10 for p in few} == {int(p.operand_a) % 10 for p in few} == set(range(10))
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ NOT_RUN = {
 SHORTENED = {
     "mathinterp scan heads": ("--limit", "16"),
     "mathinterp knockout": ("--control-seeds", "1"),
+    "mathinterp scan operands": ("--limit", "100"),
     "mathinterp league": ("--limit", "4", "--methods", "atp,relp"),
 }
 SAID_BEFORE = {

@@ -90,7 +90,7 @@ def _module(anatomy: Anatomy, site: str, layer: int) -> tuple[nn.Module, bool]:
     if site in ("head", "attention"):
         return anatomy.output_projection(layer), site == "head"
     if site == "residual":
-        return anatomy.layers[layer], True
+        return anatomy.final_norm if layer == anatomy.shape.n_layers else anatomy.layers[layer], True
     return (anatomy.mlp(layer), False) if site == "mlp" else (anatomy.down_projection(layer), True)
 
 

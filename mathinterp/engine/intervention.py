@@ -2,7 +2,8 @@
 
 A *site* is a kind of activation of a layer: "head" (a query head's slice of the *input* of the output projection, never
 of its output, which mixes heads), "neuron" (its coefficient, a column of down_proj's input), "attention" (the output of
-the output projection), "mlp" (the output of the MLP module), "residual" (the residual stream that the layer reads).
+the output projection), "mlp" (the output of the MLP module), "residual" (the residual stream that the layer reads; to
+look at, also that which the final norm reads, as of one layer more).
 A *value* says what activations become (zero, a mean, those of another run, any vector, a multiple of themselves);
 *tokens* say where. A *change* is some units of one site of one layer, their value and tokens; an *intervention* is all
 changes that are made together. ``run(interventions)`` of an engine scores each by itself.

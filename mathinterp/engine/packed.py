@@ -133,7 +133,11 @@ class PackedEngine:
         return np.array([self.forest.node_of[p][t] for p, t in places], np.int64)
 
     def _clean_site(self, site: str, layer: int, group: Group, calls: RecordedCalls) -> torch.Tensor:
-        anatomy, hidden = self.anatomy, self._residual(layer, group)
+        anatomy = self.anatomy
+        if layer == anatomy.shape.n_layers:  # what the final norm reads
+            assert site == "residual"
+            return self.layers.whole(layer - 1, self._residual(layer - 1, group), calls)
+        hidden = self._residual(layer, group)
         if site == "residual":
             return hidden
         if site == "head":

@@ -7,7 +7,8 @@ Everything is deterministic in the seed: a draw depends on (seed, operation, tem
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import add, floordiv, mul, sub
 from typing import Literal
 
 from mathinterp.errors import UserError
@@ -15,7 +16,7 @@ from mathinterp.prompts.number_words import number_words
 from mathinterp.prompts.operand_pairs import operand_pairs
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
-from mathinterp.prompts.templates import COMPACT, NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SYMBOLS, Template
+from mathinterp.prompts.templates import COMPACT, NO_SPACES, OPERATIONS, PAPER_A, PAPER_B, SIGNS, SYMBOLS, Template
 from mathinterp.prompts.transfer import multi_digit, rationals, year_spans
 
 Subtraction = Literal["ordered", "inverse", "signed"]
@@ -156,6 +157,24 @@ def _sentences(
     ]
 
 
+def operand_grid(operation: str, seed: int = 0) -> list[Prompt]:
+    """Every pair of operands from 0 to 99, "n1 + n2 =": of sub those with n1 >= n2, of div those that divide exactly.
+
+    In a random order, so that fewer are a random sample: evenly spaced ones would share remainders.
+    """
+    pairs = [(a, b) for a in range(100) for b in range(100)]
+    if operation == "sub":
+        pairs = [(a, b) for a, b in pairs if a >= b]
+    elif operation == "div":
+        pairs = [(a, b) for a, b in pairs if b and a % b == 0]
+    answer: dict[str, Callable[[int, int], int]] = {"add": add, "sub": sub, "mul": mul, "div": floordiv}
+    (template,) = SYMBOLS[operation]
+    tasks = [Task(a, b, answer[operation](a, b)) for a, b in pairs]
+    prompts = _sentences(operation, template, template.name, tasks, str)
+    random.Random(f"{seed}/{operation}/grid").shuffle(prompts)
+    return prompts
+
+
 @dataclass(frozen=True)
 class PromptSet:
     """A named prompt set: what it holds, and how to build it from a seed."""
@@ -164,6 +183,12 @@ class PromptSet:
     build: Callable[[int], list[Prompt]]
 
 
+_GRIDS = {
+    "add": "all 10,000 pairs of operands 0..99",
+    "sub": "the 5,050 pairs of operands 0..99 with n1 >= n2",
+    "mul": "all 10,000 pairs of operands 0..99",
+    "div": "the 572 pairs of operands 0..99 that divide exactly",
+}
 _TUNING_TEMPLATES = {op: PAPER_A[op] + COMPACT[op] for op in OPERATIONS}
 
 
@@ -210,6 +235,12 @@ PROMPT_SETS: dict[str, PromptSet] = {
         "the sentences of two_digit, each with another one's operands as counterfactual and its answer as distractor",
         lambda seed: operand_pairs(arithmetic_prompts(2, seed=seed), seed),
     ),
+    **{
+        f"operands_{operation}": PromptSet(
+            f"operand maps: {of}, 'n1 {SIGNS[operation]} n2 ='", partial(operand_grid, operation)
+        )
+        for operation, of in _GRIDS.items()
+    },
     "multi_digit": PromptSet("transfer: 100 tasks per operation on integers of one to five digits", multi_digit),
     "rationals": PromptSet("transfer: 100 tasks per operation on decimals with one place", rationals),
     "year_spans": PromptSet(

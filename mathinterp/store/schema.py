@@ -83,6 +83,7 @@ _SQL_TYPES = {
     pa.int64(): "BIGINT",
     pa.float32(): "FLOAT",
     pa.float64(): "DOUBLE",
+    pa.list_(pa.float32()): "FLOAT[]",
 }
 
 

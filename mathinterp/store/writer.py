@@ -43,10 +43,17 @@ def encode(rows: pa.Table, table: str, config: dict[str, Any]) -> bytes:
         buffer,
         compression="zstd",
         use_dictionary=list(stored.dictionary) or False,
-        use_byte_stream_split=[field.name for field in stored.schema if pa.types.is_floating(field.type)] or False,
+        use_byte_stream_split=[path for field in stored.schema for path in _float_paths(field)] or False,
         write_page_checksum=True,
     )
     return buffer.getvalue()
+
+
+def _float_paths(field: pa.Field) -> list[str]:
+    """The Parquet columns of floats in a column: itself, or a list's values."""
+    if pa.types.is_list(field.type):
+        return [f"{field.name}.list.element"] if pa.types.is_floating(field.type.value_type) else []
+    return [field.name] if pa.types.is_floating(field.type) else []
 
 
 def read_footer(file: BinaryIO, table: str, identity: Mapping[str, str]) -> Footer:

@@ -38,6 +38,7 @@ from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.neuron_graph import NeuronGraph
 from mathinterp.experiments.neurons import Keep, Neurons
+from mathinterp.experiments.operand_map import OperandMap
 from mathinterp.experiments.paths import Paths
 from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ModelSpec
@@ -125,6 +126,8 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
         run(f"attribution {method.replace('-', '_')}", Attribution(method=method, steps=2), opposed)
     run("attribution neurons", Attribution(method="relp", neurons=True), opposed[:2])
     run("mask", Mask(steps=2), opposed)
+    operands = OperandMap(maps=2, ks=(50,), sample=16, layers=(7,), deep_layers=(7,))
+    run("operands", operands, load_prompts("operands_add", limit=100))
     run("attention", Attention(heads=HEADS, keep_all=True), pairs)
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)

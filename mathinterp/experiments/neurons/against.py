@@ -115,18 +115,26 @@ def other_model(against: Against, original: ResolvedModel) -> OtherModel:
 
 
 def require_room(store: Store, neurons: int, prompts: int, conditions: int) -> None:
-    """Raise UserError if every neuron of every prompt is more than the store's disk has free.
+    """Raise UserError if every neuron of every prompt is more than the store's disk has free."""
+    require_free(
+        store,
+        BYTES_PER_NEURON * neurons * prompts * conditions,
+        f"`keep` all would write about {{size}} ({neurons:,} neurons x {prompts:,} prompts x {conditions}"
+        " condition(s))",
+        "keep topk:K (the means of every neuron are stored all the same), or take fewer `layers` or prompts (`limit`)",
+    )
 
-    Object stores are not asked.
+
+def require_free(store: Store, wanted: float, what: str, advice: str) -> None:
+    """Raise UserError if ``wanted`` bytes are more than the store's disk has free; object stores are not asked.
+
+    Args:
+        what: would be written, with {size} in it.
     """
     if not store.files.local:
         return
-    wanted = BYTES_PER_NEURON * neurons * prompts * conditions
     folder = next(place for place in (Path(store.url), *Path(store.url).parents) if place.exists())
     free = shutil.disk_usage(folder).free
     if wanted > free:
-        raise UserError(
-            f"`keep` all would write about {wanted / 1e9:,.1f} GB ({neurons:,} neurons x {prompts:,} prompts x"
-            f" {conditions} condition(s)), but {folder} has {free / 1e9:,.1f} GB free; keep topk:K (the means of every"
-            " neuron are stored all the same), or take fewer `layers` or prompts (`limit`)"
-        )
+        size = f"{wanted / 1e9:,.1f} GB"
+        raise UserError(f"{what.format(size=size)}, but {folder} has {free / 1e9:,.1f} GB free; {advice}")
