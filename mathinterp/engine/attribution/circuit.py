@@ -5,7 +5,8 @@ X_c ("resample"), zero, or its mean over all tokens of all X_c ("mean"). Nodes a
 embeddings). Of any of them single coordinates of what it writes into the residual stream may be in, and neurons of an
 MLP. What a head or MLP writes is taken before a norm that may follow it; biases of o_proj stay.
 
-Shape legend: C circuit, P pair, B pair of one batch, T token, H query head, D model width, K neurons, Z width of a site.
+Shape legend: C circuit, P pair, B pair of one batch, T token, H query head, D model width, K neurons, Z width of a
+site.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import numpy as np
 import torch
 
-from mathinterp.engine.attribution.pairs import PairBatch, Place, Values, activations, metric, pair_batches
+from mathinterp.engine.attribution.pairs import Place, Values, activations, metric, pair_batches
 from mathinterp.engine.batching import free_memory
 from mathinterp.engine.hooks import edited_output, edited_site, watched
 from mathinterp.engine.lens.lens import wide_dtype

@@ -46,9 +46,9 @@ def read_runs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
 class Circuit(Experiment):
     """Evaluate the circuits that a ranking of nodes gives: faithfulness, CPR and CMD as MIB defines them.
 
-    The ranking is of finished runs of attribution, mask, heads, mlps or paths, or of a circuit file in MIB's JSON. Level
-    node: heads and MLPs. Level neuron: MLP neurons of an attribution run with neurons, all else stays; of a file what
-    MIB calls neurons, the coordinates of what each head and MLP (and the input) writes. Nodes without a score stay.
+    The ranking is of finished runs of attribution, mask, heads, mlps or paths, or of a circuit file in MIB's JSON.
+    Level node: heads and MLPs. Level neuron: MLP neurons of an attribution run with neurons; of a file what MIB calls
+    neurons, the coordinates of what each head and MLP (and the input) writes. Nodes without a score stay.
     """
 
     rank_from: tuple[str, ...] | None = option(

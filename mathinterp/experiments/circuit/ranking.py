@@ -109,8 +109,9 @@ def scores_from(store: Store, runs: Sequence[str], level: str, model: ResolvedMo
 
 def _add(scores: dict[Place, np.ndarray], rows: pd.DataFrame, shape: ModelShape, run: str) -> None:
     widths = {"head": shape.n_heads, "mlp": 1, "neuron": shape.n_neurons}
-    for (site, layer), group in rows.groupby(["node", "layer"]):
-        own = scores.setdefault((str(site), int(layer)), np.full(widths[str(site)], np.nan))
+    for _, group in rows.groupby(["node", "layer"]):
+        site, layer = str(group["node"].iloc[0]), int(group["layer"].iloc[0])
+        own = scores.setdefault((site, layer), np.full(widths[site], np.nan))
         units = np.zeros(len(group), int) if site == "mlp" else group["unit"].to_numpy(int)
         if np.isfinite(own[units]).any():
             raise UserError(f"run {run} scores {site}s of layer {layer} that an earlier one of `rank_from` scores, too")

@@ -7,7 +7,8 @@ def summarize(results: Results) -> Summary:
     """Both curves, and the areas."""
     curve = results.rows(
         """SELECT fraction, any_value(nodes) AS nodes, max(faithfulness) FILTER (ordering = 'signed') AS signed,
-                  max(low) FILTER (ordering = 'signed') AS signed_low, max(high) FILTER (ordering = 'signed') AS signed_high,
+                  max(low) FILTER (ordering = 'signed') AS signed_low,
+                  max(high) FILTER (ordering = 'signed') AS signed_high,
                   max(faithfulness) FILTER (ordering = 'absolute') AS absolute,
                   max(low) FILTER (ordering = 'absolute') AS absolute_low,
                   max(high) FILTER (ordering = 'absolute') AS absolute_high
