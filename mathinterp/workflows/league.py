@@ -26,10 +26,11 @@ from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.frame import Frame
-from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.handle import Model, model_of
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
+from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.versions import code_version
@@ -104,13 +105,15 @@ def league(
     """
     model = model if isinstance(model, ModelSpec) else model_of(model)
     given = "operand_pairs" if prompts is None else prompts
-    asked = given if isinstance(given, Prompts) else prompts_of(given)
+    read = given if isinstance(given, Prompts) else prompts_of(given)
+    described = resolve(model) if isinstance(model, ModelSpec) else model.described
+    asked = Prompts(tuple(fitting(read, described.tokenizer)), read.label, read.columns)
     stages: dict[str, Experiment] = {
         "heads": Heads(ablation="resample", positions="all"),
         "mlps": Mlps(ablation="resample", positions="all"),
         **{name: Mask() if name == "mask" else Attribution(method=name, steps=steps) for name in methods},
     }
-    _check(model, stages, asked)
+    _check(described, stages, asked)
     runs: dict[str, str] = {}
     with _connected(workers):
         for title, experiment in stages.items():
@@ -196,11 +199,10 @@ def _effects(store: Store, view: str, runs: Iterable[str]) -> tuple[Nodes, np.nd
     return ([(str(node), int(layer), int(head)) for node, layer, head in wide.index], list(wide.columns)), values_NP
 
 
-def _check(model: Model | ModelSpec, stages: dict[str, Experiment], prompts: Sequence[Prompt]) -> None:
+def _check(described: ResolvedModel, stages: dict[str, Experiment], prompts: Sequence[Prompt]) -> None:
     """Cut every stage into shards; raises UserError for what one of them would refuse."""
     from mathinterp.prompts.pairs import with_counterfactuals
 
-    described = resolve(model) if isinstance(model, ModelSpec) else model.described
     tokenized = read_prompts(with_counterfactuals(prompts, described.tokenizer), described)
     if len(stages) < 3:
         raise UserError("no `methods` to compare with exact patching; name at least one")

@@ -29,9 +29,9 @@ def summarize(results: Results) -> Summary:
         parts=[
             Shown(title, printed),
             "spearman, kendall: rank correlations of mean effects with sign; spearman_absolute, overlap_K: of their"
-            " size; prompt_correlation: on one prompt at a time. cpr, cmd: MIB's measures of the circuits that the method's"
-            " scores rank (the larger, the smaller the better). forwards, backwards: passes over each prompt, circuits"
-            " left out.",
+            " size; prompt_correlation: on one prompt at a time. cpr, cmd: MIB's measures of the circuits that the"
+            " method's scores rank (the larger, the smaller the better). forwards, backwards: passes over each prompt,"
+            " without those of circuits.",
         ],
         data={"methods": rows},
         queries=[results.query("SELECT * FROM method_league WHERE run_id = $run ORDER BY spearman_absolute DESC")],
