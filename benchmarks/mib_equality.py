@@ -3,14 +3,14 @@
 Two steps in two environments, as MIB's code needs an old TransformerLens:
 
     python benchmarks/mib_equality.py case FOLDER          # here: tiny random models, pairs of sentences and scores
-    PYTHONPATH=EAP-IG/src:MIB-circuit-track python benchmarks/mib_equality.py figures FOLDER tests/golden/mib_figures.json
+    PYTHONPATH=EAP-IG/src:MIB-circuit-track python benchmarks/mib_equality.py figures FOLDER FILE.json
 
 The second in an environment of Python 3.11 with torch 2.13.0, transformers 4.51.3, transformer-lens 2.15.4 (pip install
 --no-deps; and einops fancy_einsum jaxtyping beartype==0.14.1 typeguard==4.2.1 better_abc rich pandas tqdm datasets
 sentencepiece accelerate), with checkouts of github.com/hannamw/MIB-circuit-track b759df3 and of the EAP-IG 7af394a that
-it names. Nothing of theirs is changed, but for mean ablation: their mean of activations is one vector for all nodes, and
-evaluate_area_under_curve does not hand on what it is taken from; here it is the mean over all tokens of the
-counterfactual sentences, node by node.
+it names. FILE.json goes to tests/golden/mib_figures.json. Nothing of theirs is changed, but for mean ablation: their
+mean of activations is one vector for all nodes, and evaluate_area_under_curve does not hand on what it is taken from;
+here it is the mean over all tokens of the counterfactual sentences, node by node.
 """
 
 import json
@@ -88,7 +88,10 @@ def circuit(scores: dict[str, Any]) -> dict[str, Any]:
             continue
         layer = name.partition(".")[0]
         rows = [scores[f"{layer}.h{head}"] for head in range(HEADS)] if name[0] == "a" else score
-        nodes[name] |= {"neurons_scores": rows, "neurons": [[True] * WIDTH] * HEADS if name[0] == "a" else [True] * WIDTH}
+        nodes[name] |= {
+            "neurons_scores": rows,
+            "neurons": [[True] * WIDTH] * HEADS if name[0] == "a" else [True] * WIDTH,
+        }
     cfg = {"n_layers": LAYERS, "n_heads": HEADS, "parallel_attn_mlp": False, "d_model": WIDTH}
     return {"cfg": cfg, "nodes": nodes, "edges": {}}
 
@@ -154,9 +157,7 @@ def _evaluate(model: Any, file: Path, rows: list[dict[str, Any]], theirs: str, a
     evaluation, metrics = import_module("MIB_circuit_track.evaluation"), import_module("MIB_circuit_track.metrics")
     evaluate = import_module("eap.evaluate")
     loader, tokenizer = _Loader(rows, model.tokenizer), model.tokenizer
-    metric = partial(
-        metrics.get_metric("logit_diff", "arithmetic_addition", tokenizer, model), mean=False, loss=False
-    )
+    metric = partial(metrics.get_metric("logit_diff", "arithmetic_addition", tokenizer, model), mean=False, loss=False)
     if theirs == "mean":
         evaluate.compute_mean_activations = _means
         evaluation.evaluate_graph = lambda *given, **more: evaluate.evaluate_graph(
@@ -182,7 +183,9 @@ class _Loader:
         for start in range(0, len(self._rows), BATCH):
             part = self._rows[start : start + BATCH]
             others = [row["random_counterfactual"] for row in part]
-            labels = [[self._id(row["label"]), self._id(other["label"])] for row, other in zip(part, others, strict=True)]
+            labels = [
+                [self._id(row["label"]), self._id(other["label"])] for row, other in zip(part, others, strict=True)
+            ]
             yield [row["prompt"] for row in part], [other["prompt"] for other in others], labels
 
     def _id(self, label: Any) -> int:

@@ -23,6 +23,7 @@ from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.attribution.tables import METHODS
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
+from mathinterp.experiments.circuit import Circuit
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts import Concepts
 from mathinterp.experiments.concepts.summary import kept_neurons
@@ -125,6 +126,9 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
         run(f"attribution {method.replace('-', '_')}", Attribution(method=method, steps=2), opposed)
     run("attribution neurons", Attribution(method="relp", neurons=True), opposed[:2])
     run("mask", Mask(steps=2), opposed)
+    ids = golden.ids
+    run("circuit", Circuit((ids["attribution relp"],)), opposed)
+    run("circuit neurons", Circuit((ids["attribution neurons"],), level="neuron", ablation="mean"), opposed[:2])
     run("attention", Attention(heads=HEADS, keep_all=True), pairs)
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)

@@ -112,11 +112,11 @@ class Circuit(Experiment):
         return self.scores
 
     def parameters(self) -> dict[str, Any]:
-        """Everything that changes a stored row; of the scores their fingerprint."""
+        """Everything that changes a stored row; of a file's scores their fingerprint, those of a run never change."""
         return {
             "rank_from": self.ranked.source,
             "method": self.ranked.method,
-            "scores": self.ranked.fingerprint,
+            "scores": None if self.circuit is None else self.ranked.fingerprint,
             "level": self.level,
             "ablation": self.ablation,
         }

@@ -30,7 +30,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class NodeScores:
-    """Scores of nodes. Travels inside the experiment; the run's parameters hold its fingerprint.
+    """Scores of nodes. Travels inside the experiment.
 
     method: what gave the scores; "exact" for patching every node.
     source: ids of runs with commas between, or a file's name.
@@ -115,7 +115,8 @@ def _add(scores: dict[Place, np.ndarray], rows: pd.DataFrame, shape: ModelShape,
         units = np.zeros(len(group), int) if site == "mlp" else group["unit"].to_numpy(int)
         if np.isfinite(own[units]).any():
             raise UserError(f"run {run} scores {site}s of layer {layer} that an earlier one of `rank_from` scores, too")
-        own[units] = -group["score"].to_numpy(float)  # D below 0: the node speaks for the answer
+        # D below 0: the node speaks for the answer. float32, as rows are: a mean's last bits vary from query to query.
+        own[units] = -group["score"].to_numpy(np.float32)
 
 
 def _method(store: Store, run: str, model: ResolvedModel) -> str:
