@@ -39,8 +39,7 @@ def write_case(folder: Path) -> None:
     import numpy as np
     import torch
 
-    from tests.tiny import save_tiny
-
+    save_tiny = import_module("tests.tiny").save_tiny  # of the checkout's root
     rng = np.random.default_rng(7)
 
     def drawn(sign: int, unlike: int | None = None) -> tuple[int, int, int]:
@@ -154,8 +153,9 @@ def _lens(folder: Path, name: str) -> Any:
 
 
 def _evaluate(model: Any, file: Path, rows: list[dict[str, Any]], theirs: str, absolute: bool) -> dict[str, Any]:
-    evaluation, metrics = import_module("MIB_circuit_track.evaluation"), import_module("MIB_circuit_track.metrics")
-    evaluate = import_module("eap.evaluate")
+    evaluation: Any = import_module("MIB_circuit_track.evaluation")
+    metrics = import_module("MIB_circuit_track.metrics")
+    evaluate: Any = import_module("eap.evaluate")
     loader, tokenizer = _Loader(rows, model.tokenizer), model.tokenizer
     metric = partial(metrics.get_metric("logit_diff", "arithmetic_addition", tokenizer, model), mean=False, loss=False)
     if theirs == "mean":
@@ -211,4 +211,4 @@ def _means(model: Any, graph: Any, dataloader: Any, per_position: bool = False) 
 
 if __name__ == "__main__":
     step, *paths = sys.argv[1:]
-    {"case": write_case, "figures": write_figures}[step](*map(Path, paths))
+    write_case(Path(paths[0])) if step == "case" else write_figures(Path(paths[0]), Path(paths[1]))
