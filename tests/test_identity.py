@@ -20,6 +20,8 @@ from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
+from mathinterp.experiments.circuit import Circuit
+from mathinterp.experiments.circuit.ranking import NodeScores
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts import Concepts
 from mathinterp.experiments.concepts.words import ConceptList
@@ -55,6 +57,7 @@ MEAN = {"ablation": "zero", "positions": "all", "scoring": "exact_match", "engin
 RANKED = RankedNeurons("run", ("a",), np.arange(200).reshape(1, 200) % 3, np.arange(200).reshape(1, 200))
 NODES = NeuronNodes("run", (RankedNodes("a", ((0, 1), (1, 2)), (0.5, 0.4), (0.1, 0.2)),))
 OTHER = OtherModel(ModelSpec("x"), "fingerprint", "x")
+SCORES = NodeScores("atp", "run", {("head", 0): np.array([1.0, 2.0])})
 ITEM = {"item_id": "1", "subset": "", "question": "1 + 1", "target": "2"}
 ORIGIN = Origin("base", "base")
 SAMPLES = (Sample((1, 2, 3), (2,)),)
@@ -69,6 +72,15 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     ),
     (Attribution(), {"method": "relp", "neurons": True, "positions": "end"}),
     (Attribution(method="eap-ig-inputs"), {"steps": 7}),
+    (
+        Circuit(circuit="run", scores=SCORES),
+        {"scores": NodeScores("atp", "run", {("head", 0): np.array([1.0, 3.0])}), "level": "neuron",
+         "ablation": "zero"},
+    ),
+    (
+        Circuit(("run",), scores=SCORES),
+        {"scores": NodeScores("atp", "run2", SCORES.scores)},
+    ),
     (Mask(), {"steps": 7, "learning_rate": 0.2, "budget": 0.5, "penalty": 2.0, "batch": 3, "mask_seed": 1}),
     (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,), "decide": 5}),
     (Heads(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
@@ -166,6 +178,8 @@ BOUND = {
     "Knockout.rank_from": "becomes heads and key",
     "Knockout.rank_operation": "becomes heads and key",
     "Knockout.show": "becomes sentences",
+    "Circuit.rank_from": "becomes scores, with their source",
+    "Circuit.circuit": "becomes scores",
 }
 
 

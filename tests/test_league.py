@@ -88,14 +88,21 @@ def test_the_view_says_what_stored_effects_say_and_a_second_call_computes_nothin
     tell = lambda title, run: told.append((title, run.done))  # noqa: E731
     asked = {"methods": ["atp", "relp"], "store": str(tmp_path), "told": tell}
     found = mi.league(model, prompts, **asked)
-    assert [title for title, _ in told] == ["heads", "mlps", "atp", "relp"]
+    stages = ["heads", "mlps", "atp", "relp"]
+    assert [title for title, _ in told] == [*stages, "circuits of exact", "circuits of atp", "circuits of relp"]
     table = found.table.set_index("method")
     assert set(table.index) == {"exact", "atp", "relp"}
     assert table.loc["exact", "spearman"] == pytest.approx(1)
     assert table.loc["exact", ["forwards", "backwards"]].tolist() == [76, 0]
     assert table.loc["atp", ["forwards", "backwards"]].tolist() == [2, 1]
     assert (table["seconds"] > 0).all()
-    assert table[["cpr", "cmd"]].isna().all(axis=None)
+    for method, row in table.iterrows():
+        circuits = found.store.sql(
+            "SELECT * FROM circuit_scores WHERE run_id = $run", run=found.runs[f"circuits of {method}"]
+        )
+        for name in ("cpr", "cpr_low", "cpr_high", "cmd", "cmd_low", "cmd_high"):
+            assert row[name] == pytest.approx(circuits[name].item(), rel=1e-12)
+        assert circuits["method"].item() == method
     store = mi.open_store(tmp_path)
     means = [
         store.sql(
@@ -112,7 +119,7 @@ def test_the_view_says_what_stored_effects_say_and_a_second_call_computes_nothin
     assert -1 <= low <= value <= high <= 1
     assert value == pytest.approx(stats.spearmanr(*means).statistic)
     assert "relp" in str(found.summary)
-    assert len(found.figure().axes) == 7
+    assert len(found.figure().axes) == 9
     told.clear()
     again = mi.league(model, prompts, **asked)
     assert again.id == found.id

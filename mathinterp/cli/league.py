@@ -45,6 +45,7 @@ def league(
     Runs, each resumable, in one store:
       1. heads, mlps   every head and MLP patched with its output on the counterfactual, at every token: the truth
       2. attribution   by each method, and a learned mask
+      3. circuit       of the nodes that each of these ranks first: CPR and CMD, as MIB has them
     and compares them in the view method_league. Prompts need distractors.
 
     \b

@@ -20,6 +20,7 @@ from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.group import Group
 from mathinterp.cli.interrupt import past_click
 from mathinterp.cli.league import league
+from mathinterp.cli.mib import mib
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
 from mathinterp.cli.options import add_verbosity, set_level, with_flags
@@ -53,7 +54,7 @@ class Commands(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Look before you run": ("models", "prompts", "plan", "selftest"),
         "Scan a model": ("scan", "pipeline", "league"),
-        "Explain what was found": ("stability", "knockout", "maskkeep", "neuron", "chain"),
+        "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
         "Serve results, and run on a cluster": ("sql", "report", "check", "submit"),
@@ -132,7 +133,7 @@ def main() -> None:
 
 
 for command in (
-    models, prompts, plan, scan, pipeline, league, neuron,
+    models, prompts, plan, scan, pipeline, league, mib, neuron,
     report, sql, check, selftest, submit, tune, edit, evaluate, chain, stability,
 ):  # fmt: skip
     main.add_command(command)

@@ -15,21 +15,30 @@ from mathinterp.cli.output import console, print_json, print_table
 @click.option("--list", "list_sets", is_flag=True, help="List the prompt sets.")
 @click.option("--counterfactuals", is_flag=True, help="Add X_c, the sentence with a neutral operator.")
 @click.option("--out", default=None, callback=out_file, help="Write the prompts to this JSON-lines file.")
+@click.option(
+    "--form",
+    type=click.Choice(["mathinterp", "mib"]),
+    default="mathinterp",
+    show_default=True,
+    help="Of the file: our fields, or pairs as rows of MIB.",
+)
 @json_option()
 def prompts(
     prompt_name: str, limit: int | None, seed: int, list_sets: bool, counterfactuals: bool, out: str | None,
-    as_json: bool, **options: Any,
+    form: str, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Show prompts as a model sees them: text, answer, and which answer tokens are scored.
 
     --prompts takes a set, a file of JSON lines, or a public file of word problems: svamp:, addsub:, singleeq:,
-    multiarith: or gsm8k: and its path, for example svamp:SVAMP.json.
+    multiarith: or gsm8k: and its path, for example svamp:SVAMP.json. Also files of MIB's rows, and its sets on the hub:
+    mib-bench/arithmetic_addition (:train, :test; else validation), mib-bench/arithmetic_subtraction, mib-bench/ioi.
 
     \b
     Examples:
       mathinterp prompts --list
       mathinterp prompts --prompts two_digit --limit 8 --model smollm2
       mathinterp prompts --prompts pairs --counterfactuals --out pairs.jsonl
+      mathinterp prompts --prompts one_token_pairs --form mib --out mib.jsonl
     """
     if list_sets:
         print_json(_sets(seed)) if as_json else print_table(_sets(seed))
@@ -37,15 +46,16 @@ def prompts(
     from mathinterp.models.catalog import resolve
     from mathinterp.prompts import load_prompts, write_prompts
     from mathinterp.prompts.alignment import tokenize_prompts
+    from mathinterp.prompts.mib import fitting, write_rows
     from mathinterp.prompts.pairs import with_counterfactuals
 
-    chosen = load_prompts(prompt_name, seed=seed, limit=limit)
     tokenizer = resolve(spec_of(options)).tokenizer
+    chosen = list(fitting(load_prompts(prompt_name, seed=seed, limit=limit), tokenizer))
     if counterfactuals:
         chosen = with_counterfactuals(chosen, tokenizer)
     tokenized = tokenize_prompts(chosen, tokenizer)
     if out is not None:
-        write_prompts(chosen, out)
+        (write_rows if form == "mib" else write_prompts)(chosen, out)
         console.print(f"{len(chosen)} prompts written to {out}", highlight=False)
         return
     if as_json:

@@ -31,6 +31,7 @@ from mathinterp.experiments.growing import Growing
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, ModelSource, NamedSource
 from mathinterp.prompts.given import Columns, Prompts
+from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 from mathinterp.store import Run, Store, prompts_fingerprint
 from mathinterp.text import counted
@@ -157,7 +158,7 @@ def bound_work(
     label = given.label if prompts_label is None else prompts_label
     if scan.reads_neurons:
         model.shape.check_neurons()
-    context = Context(model, prompts, store)
+    context = Context(model, fitting(prompts, model.tokenizer), store)
     scan = scan.bind(context)
     tokenized = context.read(scan)
     growing = scan.growing(model.shape, tokenized)

@@ -91,6 +91,8 @@ def _module(anatomy: Anatomy, site: str, layer: int) -> tuple[nn.Module, bool]:
         return anatomy.output_projection(layer), site == "head"
     if site == "residual":
         return anatomy.final_norm if layer == anatomy.shape.n_layers else anatomy.layers[layer], True
+    if site == "input":  # the token embeddings, before positions are added
+        return anatomy.model.get_input_embeddings(), False
     return (anatomy.mlp(layer), False) if site == "mlp" else (anatomy.down_projection(layer), True)
 
 

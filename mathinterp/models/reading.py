@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ResolvedModel
 from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 
 
 def read_prompts(
     prompts: Sequence[Prompt], model: ResolvedModel, tokens_read: Callable[[TokenizedPrompt], int] | None = None
 ) -> list[TokenizedPrompt]:
-    """``tokenize_prompts`` for one model, checked.
+    """``tokenize_prompts`` for one model, checked; without rows of MIB that do not fit its tokenizer.
 
     Args:
         tokens_read: how many tokens a prompt makes the model read at once; None: all that are needed to score it.
@@ -24,7 +25,7 @@ def read_prompts(
         UserError: as ``tokenize_prompts``, for a prompt longer than the model's positions, and for a token without an
             embedding. The message names the prompt.
     """
-    tokenized = tokenize_prompts(prompts, model.tokenizer)
+    tokenized = tokenize_prompts(fitting(prompts, model.tokenizer), model.tokenizer)
     for item in tokenized:
         where = f"prompt '{item.prompt.prompt_id}'"
         for ids in (item.input_ids, item.counterfactual_ids or ()):

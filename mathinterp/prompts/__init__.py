@@ -15,6 +15,7 @@ from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.files import read_prompts, write_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.json_lines import exists
+from mathinterp.prompts.mib import is_hub_set
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.prompts.spread import even_spread
 from mathinterp.prompts.word_problems import WORD_PROBLEMS, read_word_problems
@@ -37,9 +38,10 @@ __all__ = [
 
 
 def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None = None) -> list[Prompt]:
-    """The prompts of a named set, a JSON-lines file, or a public file of word problems ("svamp:PATH").
+    """The prompts of a named set, a file, a public file of word problems ("svamp:PATH") or a set of MIB on the hub.
 
-    A set's name goes before a file of that name; WORD_PROBLEMS lists the public files.
+    A set's name goes before a file of that name, which goes before a set on the hub; WORD_PROBLEMS lists the public
+    files.
     ``limit`` keeps an even spread over (operation, template). ``seed`` draws a set's operands; a file has none.
     Raises UserError if there is neither such a set nor such a file, if the file is faulty, or if ``limit`` is below 1.
     """
@@ -49,6 +51,8 @@ def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None =
     if colon and kind in WORD_PROBLEMS:
         return even_spread(read_word_problems(kind, file), limit)
     path = Path(name_or_path)
+    if is_hub_set(name_or_path):
+        return even_spread(list(prompts_of(name_or_path)), limit)
     if not exists(path):
         raise UserError(
             f"'{shortened(name_or_path)}' is neither a prompt file that exists nor a prompt set."

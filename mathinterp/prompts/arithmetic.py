@@ -198,6 +198,10 @@ def _signed_two_digit(part: Part, per_template: int) -> Callable[[int], list[Pro
     )
 
 
+def _one_digit_sums(seed: int) -> list[Prompt]:
+    return arithmetic_prompts(1, operations=("add", "sub"), per_template=None, seed=seed)
+
+
 PROMPT_SETS: dict[str, PromptSet] = {
     "one_digit": PromptSet(
         'every one-digit task, "n1 + n2 =": answers have 145 (+), 100 (-, inverse of +), 158 (*), 90 (/) digits',
@@ -241,6 +245,11 @@ PROMPT_SETS: dict[str, PromptSet] = {
         )
         for operation, of in _GRIDS.items()
     },
+    "one_token_pairs": PromptSet(
+        "one-digit sums and differences with answers of one digit, paired as operand_pairs: MIB's form where digits are"
+        " split",
+        lambda seed: operand_pairs([p for p in _one_digit_sums(seed) if len(p.answer) == 1], seed),
+    ),
     "multi_digit": PromptSet("transfer: 100 tasks per operation on integers of one to five digits", multi_digit),
     "rationals": PromptSet("transfer: 100 tasks per operation on decimals with one place", rationals),
     "year_spans": PromptSet(

@@ -2,24 +2,23 @@
 
 Knows the fields of a prompt file and what a user may get wrong in one; knows nothing about tokenizers or models.
 Fields: ``text`` and ``answer`` required; ``prompt_id`` (else the line number, as text), ``operation``, ``operand_a``,
-``operand_b``, ``template``, ``counterfactual``, ``separator`` (else one space), ``distractor`` and ``token_types`` (an
-object: name of a type -> words of the text) optional. null is as good as absent.
+``operand_b``, ``template``, ``counterfactual``, ``separator`` (else one space), ``distractor``, ``token_types`` (an
+object: name of a type -> words of the text) and ``one_token`` (true: leave the pair out where an answer is not one
+token) optional. null is as good as absent. Rows of MIB (mib.py) are read as well, and any of them from Parquet.
 A number keeps the text that it is written with (1.0 is "1.0"); names take true and false too. Any other field is a
 further column of the prompt, unless it is nearly the name of one of these.
 """
 
 import difflib
-import json
+import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
-from mathinterp.gates import check_file
-from mathinterp.local_files import whole_file
 from mathinterp.prompts.json_lines import (
     NumberText,
     check_characters,
@@ -28,7 +27,9 @@ from mathinterp.prompts.json_lines import (
     lines_of,
     scalar_text,
     shown,
+    write_json_lines,
 )
+from mathinterp.prompts.mib import fields_of, is_row, lacks_pair, parquet_records
 from mathinterp.prompts.prompt import Prompt
 
 FIELDS = tuple(field.name for field in fields(Prompt))
@@ -37,6 +38,7 @@ NUMERIC = ("answer", "operand_a", "operand_b", "distractor")  # may be JSON numb
 NAMES = ("prompt_id", "operation", "template")  # may be any JSON scalar, of which the text is kept
 UNLIKE = ("prompt_id", "text", "counterfactual")  # other texts repeat from prompt to prompt: one object for equal ones
 TYPES = "token_types"
+ONE_TOKEN = "one_token"  # true or false
 RESERVED_TYPES = (
     "bos", "operand_a", "operand_b", "operator", "equals", "first", "last", "other", "a", "b", "c", "distractor",
 )  # fmt: skip
@@ -44,6 +46,8 @@ FORM = '; write {"text": ..., "answer": ...}'
 DEFAULT_SEPARATOR = " "
 NEARLY = 0.8  # of 1: a field as like as this to one of FIELDS is a misspelling of it
 RESERVED_OPERATION = "all"  # in the views: the mean over operations
+
+logger = logging.getLogger(__name__)
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
@@ -58,16 +62,41 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 def read_rows(path: str | Path) -> list[tuple[Prompt, dict[str, str]]]:
     """The prompts of a file, each with its further columns; raises UserError as ``read_prompts`` does."""
     path = Path(path)
-    rows: list[tuple[Prompt, dict[str, str]]] = []
-    taken: dict[str, str] = {}
-    for number, line in lines_of(path, "prompts"):
-        where = f"{path}, line {number}"
-        record = json_object(line, where, FORM, parse_float=NumberText, parse_int=NumberText)
-        prompt, more = prompt_of(record, number, where)
-        take_id(prompt, where, f"line {number}", taken)
-        rows.append((prompt, more))
+    rows = prompts_of_records(parquet_records(path) if path.suffix == ".parquet" else _line_records(path))
     if not rows:
         raise UserError(f"{path} holds no prompts; write one JSON object with text and answer per line")
+    return rows
+
+
+def _line_records(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    for number, line in lines_of(path, "prompts"):
+        where = f"{path}, line {number}"
+        yield where, number, json_object(line, where, FORM, parse_float=NumberText, parse_int=NumberText)
+
+
+def prompts_of_records(
+    records: Iterable[tuple[str, int, Mapping[str, Any] | Prompt]],
+) -> list[tuple[Prompt, dict[str, str]]]:
+    """Prompts and their further columns, of (what messages begin with, number, record or prompt).
+
+    A warning counts rows of MIB without a counterfactual, which MIB leaves out, too. Raises UserError as
+    ``read_prompts`` does.
+    """
+    rows: list[tuple[Prompt, dict[str, str]]] = []
+    taken: dict[str, str] = {}
+    single = 0
+    for where, number, record in records:
+        if isinstance(record, Prompt):
+            prompt, more = record, dict[str, str]()
+        elif lacks_pair(record):
+            single += 1
+            continue
+        else:
+            prompt, more = prompt_of(record, number, where)
+        take_id(prompt, where, where.rpartition(", ")[2], taken)
+        rows.append((prompt, more))
+    if single:
+        logger.warning(f"{single} of {single + len(rows)} rows have no counterfactual and are left out")
     return rows
 
 
@@ -86,13 +115,7 @@ def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
 
     Fields that are None and the default separator are left out. Raises UserError if the file cannot be written.
     """
-    path = Path(path)
-    check_file(path, "prompts")
-    try:
-        with whole_file(path) as temporary, temporary.open("x", encoding="utf-8") as file:
-            file.writelines(json.dumps(_record(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-    except OSError as error:
-        raise UserError(f"cannot write prompts to {path}: {error.strerror}") from error
+    write_json_lines(map(_record, prompts), Path(path), "prompts")
 
 
 def _once(name: str, text: str) -> str:
@@ -108,12 +131,13 @@ def prompt_of(record: Mapping[str, object], number: int, where: str) -> tuple[Pr
         number: of the row, the prompt_id of one that has none.
         where: what a UserError begins with.
     """
+    record = fields_of(record, where) if is_row(record) else record
     given = {name: value for name, value in record.items() if value is not None}
     for name in given.keys() - FIELDS:
         if difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEARLY):
             raise UserError(f"{where}: unknown field '{name}'; the fields are {', '.join(FIELDS)}")
     values: dict[str, Any] = {
-        name: _types(value, where) if name == TYPES else _once(name, _text(name, value, where))
+        name: OTHERWISE[name](value, where) if name in OTHERWISE else _once(name, _text(name, value, where))
         for name, value in given.items()
         if name in FIELDS
     }
@@ -158,9 +182,20 @@ def _types(value: object, where: str) -> tuple[tuple[str, str], ...]:
     return tuple((str(name), words) for name, words in value.items())
 
 
+def _flag(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"{where}: '{ONE_TOKEN}' must be true or false, not {shown(value)}")
+    return value
+
+
+OTHERWISE = {TYPES: _types, ONE_TOKEN: _flag}  # fields that are no text, and how they are read
+
+
 def _record(prompt: Prompt) -> dict[str, Any]:
     record = {name: value for name, value in asdict(prompt).items() if value is not None}
     if prompt.separator == DEFAULT_SEPARATOR:
         del record["separator"]
+    if not prompt.one_token:
+        del record[ONE_TOKEN]
     record[TYPES] = dict(prompt.token_types)
     return {name: value for name, value in record.items() if name != TYPES or value}

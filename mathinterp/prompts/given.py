@@ -5,7 +5,6 @@ file. Any other column is kept beside the prompts and can be queried (``prompt_c
 is. A field that only looks misspelled is refused.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.files import prompt_of, read_rows, take_id
-from mathinterp.prompts.json_lines import NumberText, exists
+from mathinterp.prompts.files import prompts_of_records, read_rows
+from mathinterp.prompts.json_lines import as_json_value, exists
+from mathinterp.prompts.mib import hub_records, is_hub_set
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
 
@@ -63,11 +63,13 @@ def prompts_of(
     """Prompts to ask a model.
 
     Args:
-        source: a set's name ("two_digit"), a JSON-lines file, a public file of word problems ("svamp:PATH"), a list of
-            dicts, of (text, answer) pairs or of Prompt, or a pandas or polars frame. Fields: ``text`` and ``answer``;
-            optional are ``prompt_id`` (else the row's number, from 1, as in a file), ``operation``, ``operand_a``,
-            ``operand_b``, ``template``, ``counterfactual``, ``separator``, ``distractor`` and ``token_types``. Other
-            columns are kept: ``extra`` of the view prompts.
+        source: a set's name ("two_digit"), a file of JSON lines or Parquet, a public file of word problems
+            ("svamp:PATH"), a set of MIB on the hub ("mib-bench/arithmetic_addition"; after a colon its split), a list
+            of dicts, of (text, answer) pairs or of Prompt, or a pandas or polars frame. Fields: ``text`` and
+            ``answer``; optional are ``prompt_id`` (else the row's number, from 1, as in a file), ``operation``,
+            ``operand_a``, ``operand_b``, ``template``, ``counterfactual``, ``separator``, ``distractor``,
+            ``token_types`` and ``one_token``. Other columns are kept: ``extra`` of the view prompts. Rows of MIB
+            (``prompt``, ``label``, ``random_counterfactual``) are read as pairs.
         limit: at most so many, evenly spread over operations and templates.
         seed: draws a set's operands.
         label: the prompts' name in tables; None: the set's or file's.
@@ -94,6 +96,8 @@ def _named(source: str | Path, seed: int) -> Prompts:
     from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, load_prompts
 
     kind, colon, _ = str(source).partition(":")
+    if is_hub_set(source):
+        return _joined(prompts_of_records(hub_records(str(source))))
     if str(source) in PROMPT_SETS or (colon and kind in WORD_PROBLEMS) or not exists(source):
         return Prompts(tuple(load_prompts(source, seed=seed)))
     return _joined(read_rows(Path(source)))
@@ -106,17 +110,9 @@ def _joined(rows: Sequence[tuple[Prompt, Mapping[str, str]]]) -> Prompts:
 
 def _of_rows(source: Any) -> Prompts:
     """Prompts of a list or a frame; raises UserError naming the row."""
-    taken: dict[str, str] = {}
-    rows = []
-    for number, given in enumerate(_records(source)):
-        where = f"prompts[{number}]"
-        if isinstance(given, Prompt):
-            prompt, more = given, dict[str, str]()
-        else:
-            record = {str(name): _plain(value) for name, value in _record(given, where).items()}
-            prompt, more = prompt_of(record, number + 1, where)
-        take_id(prompt, where, where, taken)
-        rows.append((prompt, more))
+    records = ((f"prompts[{number}]", number + 1, _record(given, f"prompts[{number}]"))
+               for number, given in enumerate(_records(source)))  # fmt: skip
+    rows = prompts_of_records(records)
     if not rows:
         raise UserError("there are no prompts; give at least one")
     return _joined(rows)
@@ -145,20 +141,11 @@ def _frame_records(frame: "pd.DataFrame") -> Iterator[dict[Any, Any]]:
         yield {name: int(value) if name in whole and not math.isnan(value) else value for name, value in record.items()}
 
 
-def _record(given: Any, where: str) -> Mapping[Any, Any]:
-    if isinstance(given, Mapping):
+def _record(given: Any, where: str) -> Mapping[str, Any] | Prompt:
+    if isinstance(given, Prompt):
         return given
+    if isinstance(given, Mapping):
+        return {str(name): as_json_value(value) for name, value in given.items()}
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2:
-        return {"text": given[0], "answer": given[1]}
+        return {"text": as_json_value(given[0]), "answer": as_json_value(given[1])}
     raise UserError(f"{where}: neither a dict with text and answer nor a (text, answer) pair: {str(given)[:80]!r}")
-
-
-def _plain(value: Any) -> Any:
-    """As a JSON line would have it: numbers as text that says so, missing values None, NumPy's scalars Python's."""
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        value = value.item()
-    if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return NumberText(json.dumps(value))
-    return value

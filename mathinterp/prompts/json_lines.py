@@ -4,12 +4,13 @@ A number may keep the text that it is written with: 1.0 is not 1, and 007 or a l
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mathinterp.errors import UserError
-from mathinterp.gates import check_place, real
+from mathinterp.gates import check_file, check_place, real
+from mathinterp.local_files import whole_file
 
 MOST_DEPTH = 100  # of lists and objects within each other
 
@@ -119,6 +120,27 @@ def json_lines(
         (number, json_object(line, f"{path}, line {number}", form, parse_float, parse_int))
         for number, line in lines_of(path, what)
     ]
+
+
+def write_json_lines(records: Iterable[Mapping[str, Any]], path: Path, what: str) -> None:
+    """Write one JSON object a line, whole or not at all; raises UserError if that cannot be."""
+    check_file(path, what)
+    try:
+        with whole_file(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    except OSError as error:
+        raise UserError(f"cannot write {what} to {path}: {error.strerror}") from error
+
+
+def as_json_value(value: Any) -> Any:
+    """As a JSON line would have it: numbers as text that says so, missing values None, NumPy's scalars Python's."""
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value):
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return NumberText(json.dumps(value))
+    return value
 
 
 def scalar_text(value: object, *, numbers: bool, flags: bool = False) -> str | None:

@@ -28,6 +28,7 @@ class Prompt:
     separator: str = " "
     distractor: str | None = None  # a wrong answer, whose logit is compared with that of the answer
     token_types: tuple[tuple[str, str], ...] = ()  # name of a type -> the words of the text that are of it
+    one_token: bool = False  # left out where answer or distractor is not one token, or sentences do not align (mib.py)
 
     @property
     def further_fields(self) -> dict[str, str]:
@@ -63,6 +64,7 @@ class TokenizedPrompt:
         found: dict[str, Any] = plain(self)
         if self.distractor is None:
             del found["distractor"]
+        del found["prompt"]["one_token"]  # says which prompts are read, and nothing about one that is
         for name in ("distractor", "token_types"):
             if not found["prompt"][name]:
                 del found["prompt"][name]

@@ -1,4 +1,5 @@
-"""The league as one function: exact patching of every head and MLP, every method's estimate of it, and their agreement.
+"""The league as one function: exact patching of every head and MLP, every method's estimate of it, their agreement, and
+the circuits that each of them ranks.
 
 Each stage is a run of its own in the store, so that the same call again goes on where it stopped.
 """
@@ -16,6 +17,7 @@ from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import UserError
 from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.circuit import Circuit
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.league.measures import agreements
 from mathinterp.experiments.league.summary import draw, summarize
@@ -24,10 +26,11 @@ from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.frame import Frame
-from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.handle import Model, model_of
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
+from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.versions import code_version
@@ -82,7 +85,7 @@ def league(
     workers: Workers = HERE,
     told: Told = lambda title, run: None,
 ) -> League:
-    """Run, or resume, exact patching and every method on the same prompts, and compare them.
+    """Run, or resume, exact patching, every method and the circuits that each ranks on the same prompts; compare them.
 
     Args:
         model: from ``load`` or ``wrap``, or a name.
@@ -102,26 +105,42 @@ def league(
     """
     model = model if isinstance(model, ModelSpec) else model_of(model)
     given = "operand_pairs" if prompts is None else prompts
-    asked = given if isinstance(given, Prompts) else prompts_of(given)
+    read = given if isinstance(given, Prompts) else prompts_of(given)
+    described = resolve(model) if isinstance(model, ModelSpec) else model.described
+    asked = Prompts(tuple(fitting(read, described.tokenizer)), read.label, read.columns)
     stages: dict[str, Experiment] = {
         "heads": Heads(ablation="resample", positions="all"),
         "mlps": Mlps(ablation="resample", positions="all"),
         **{name: Mask() if name == "mask" else Attribution(method=name, steps=steps) for name in methods},
     }
-    _check(model, stages, asked)
+    _check(described, stages, asked)
     runs: dict[str, str] = {}
     with _connected(workers):
         for title, experiment in stages.items():
-            run = run_scan(
-                experiment, model, asked, store, replicas=workers.replicas, address=workers.address,
-                gpus_per_replica=workers.gpus_per_replica,
-            )  # fmt: skip
-            told(title, run)
-            if run.failed or not run.complete:
-                raise StageUnfinished(title, run)
-            runs[title] = run.run_id
+            runs[title] = _run(title, experiment, model, asked, store, workers, told)
+        circuits = {name: Circuit((runs["heads"], runs["mlps"]) if name == "exact" else (runs[name],))
+                    for name in ("exact", *methods)}  # fmt: skip
+        ranked = {
+            f"circuits of {name}": _run(f"circuits of {name}", circuit, model, asked, store, workers, told)
+            for name, circuit in circuits.items()
+        }
     opened = Store(store)
-    return League(compare(opened, runs), runs, opened)
+    return League(compare(opened, runs), {**runs, **ranked}, opened)
+
+
+def _run(
+    title: str, experiment: Experiment, model: Model | ModelSpec, prompts: Prompts, store: str, workers: Workers,
+    told: Told,
+) -> str:  # fmt: skip
+    """One stage; the id of its run. Raises StageUnfinished where shards were given up."""
+    run = run_scan(
+        experiment, model, prompts, store, replicas=workers.replicas, address=workers.address,
+        gpus_per_replica=workers.gpus_per_replica,
+    )  # fmt: skip
+    told(title, run)
+    if run.failed or not run.complete:
+        raise StageUnfinished(title, run)
+    return run.run_id
 
 
 def compare(store: Store, runs: dict[str, str]) -> str:
@@ -180,11 +199,10 @@ def _effects(store: Store, view: str, runs: Iterable[str]) -> tuple[Nodes, np.nd
     return ([(str(node), int(layer), int(head)) for node, layer, head in wide.index], list(wide.columns)), values_NP
 
 
-def _check(model: Model | ModelSpec, stages: dict[str, Experiment], prompts: Sequence[Prompt]) -> None:
+def _check(described: ResolvedModel, stages: dict[str, Experiment], prompts: Sequence[Prompt]) -> None:
     """Cut every stage into shards; raises UserError for what one of them would refuse."""
     from mathinterp.prompts.pairs import with_counterfactuals
 
-    described = resolve(model) if isinstance(model, ModelSpec) else model.described
     tokenized = read_prompts(with_counterfactuals(prompts, described.tokenizer), described)
     if len(stages) < 3:
         raise UserError("no `methods` to compare with exact patching; name at least one")

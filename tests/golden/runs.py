@@ -23,6 +23,7 @@ from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.attribution.tables import METHODS
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import Chain
+from mathinterp.experiments.circuit import Circuit
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
 from mathinterp.experiments.concepts import Concepts
 from mathinterp.experiments.concepts.summary import kept_neurons
@@ -128,6 +129,9 @@ def run_all(golden: GoldenStore, gender_model: ModelSpec) -> None:
     run("mask", Mask(steps=2), opposed)
     operands = OperandMap(maps=2, ks=(50,), sample=16, layers=(7,), deep_layers=(7,))
     run("operands", operands, load_prompts("operands_add", limit=100))
+    ids = golden.ids
+    run("circuit", Circuit((ids["attribution relp"],)), opposed)
+    run("circuit neurons", Circuit((ids["attribution neurons"],), level="neuron", ablation="mean"), opposed[:2])
     run("attention", Attention(heads=HEADS, keep_all=True), pairs)
     run("probe", MlpProbe(keep_all=True), pairs)
     run("probe written", MlpProbe("written", fold_norm=True, layers=(3, 7), keep_all=True), pairs)

@@ -1,8 +1,8 @@
 -- method_league: every method of a league beside the exact effects of the same heads and MLPs on the same prompts. Rank correlations
 -- (spearman, kendall, spearman_absolute), overlap_K of the first K and prompt_correlation as in league_scores, each with a 95 %
 -- interval over prompts: value -+ student_factor(prompts) * bootstrap standard error, within the measure's range. A learned mask has
--- no signs (spearman and the like are null) and one score for all prompts: its intervals are of the exact effects alone. cpr, cmd: of the circuits ranked by the method; null until circuits can be
--- evaluated. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards, backwards:
+-- no signs (spearman and the like are null) and one score for all prompts: its intervals are of the exact effects alone. cpr, cmd: of
+-- the circuits that the method's scores rank (circuit_scores, all else as on the counterfactual); null where none were run. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards, backwards:
 -- passes over each prompt; exact has one forward for each node (from its layer on) and two for each of its two runs.
 CREATE OR REPLACE VIEW method_league AS
 SELECT s.run_id, r.model, r.prompts, s.method, s.ranking_run, s.nodes, s.n,
@@ -15,7 +15,7 @@ SELECT s.run_id, r.model, r.prompts, s.method, s.ranking_run, s.nodes, s.n,
        overlap_32, greatest(0, overlap_32 - half_32) AS overlap_32_low, least(1, overlap_32 + half_32) AS overlap_32_high,
        prompt_correlation, greatest(-1, prompt_correlation - prompt_half) AS prompt_correlation_low,
        least(1, prompt_correlation + prompt_half) AS prompt_correlation_high,
-       NULL::DOUBLE AS cpr, NULL::DOUBLE AS cmd, t.seconds, t.forwards, t.backwards, r.status
+       c.cpr, c.cpr_low, c.cpr_high, c.cmd, c.cmd_low, c.cmd_high, t.seconds, t.forwards, t.backwards, r.status
 FROM (
     SELECT run_id, method, ranking_run, nodes, prompts::BIGINT AS n,
            max(value) FILTER (measure = 'spearman') AS spearman,
@@ -51,4 +51,11 @@ LEFT JOIN (
     ) AS league
     JOIN run_records AS member ON member.run_id = league.member
     GROUP BY league.run_id, league.method
-) AS t ON t.run_id = s.run_id AND t.method = s.method;
+) AS t ON t.run_id = s.run_id AND t.method = s.method
+LEFT JOIN (
+    SELECT * FROM circuit_scores
+    WHERE level = 'node' AND ablation = 'resample' AND status = 'finished'
+    QUALIFY row_number() OVER (PARTITION BY ranking_run, prompts_fingerprint ORDER BY run_id) = 1  -- of several dtypes
+) AS c ON c.prompts_fingerprint = r.prompts_fingerprint
+    AND c.ranking_run = CASE s.method WHEN 'exact' THEN concat(r.parameters ->> 'heads', ',', r.parameters ->> 'mlps')
+                             ELSE s.ranking_run END;
