@@ -4,7 +4,7 @@ Knows where everything lies and which files can be trusted; knows nothing about 
 
     <store>/runs/<run_id>.json
     <store>/<table>/run_id=<run_id>/shard-00000.parquet
-    <store>/prompts/prompts_fingerprint=<fingerprint>/prompts.parquet
+    <store>/prompts/prompts_fingerprint=<fingerprint>/prompts.parquet, and its checksum, prompts.parquet.sha256
     <store>/answer_tokens/prompts_fingerprint=<fingerprint>/answer_tokens.parquet
     <store>/prompt_columns/prompts_fingerprint=<fingerprint>/prompt_columns.parquet
     <store>/views.sql
@@ -27,7 +27,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed
-from mathinterp.store.integrity import Checked, check, entries, intact_prompts
+from mathinterp.store.integrity import Checked, check, entries, intact_prompts, seal
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
 from mathinterp.store.reader import StoreReader
 from mathinterp.store.survey import PROMPT_TABLES
@@ -271,8 +271,7 @@ class Store(StoreReader):
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
         schema = catalog().tables[table].schema
         rows = pa.concat_tables([schema.empty_table(), *(pa.Table.from_pydict(part, schema) for part in parts)])
-        content = encode(rows, table, config)
-        self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
+        seal(self.files, f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", encode(rows, table, config))
 
     def write_views(self) -> None:
         """Bring views.sql up to date, also after the store was moved; raises OSError if a write is needed and fails."""
