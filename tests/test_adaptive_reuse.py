@@ -10,12 +10,14 @@ import pytest
 
 import mathinterp as mi
 from mathinterp.cluster.replica import Replica
+from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments.adaptive.reuse import CLEAN_PASSES, starting_points
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.experiments.paths import Paths
 from mathinterp.face import Run
+from mathinterp.store import Store
 from tests.adaptive_case import model, prompts
 
 SCANS = [
@@ -113,6 +115,21 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_rows(tmp_path: Path, monkey
     assert resumed.ended.reused == 3
     for table in ("head_scan", "baseline"):
         pd.testing.assert_frame_equal(rows(resumed, table), rows(whole, table))
+
+
+def test_reading_what_is_stored_is_no_computing_that_may_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adaptive, read, began = run(SCANS[-2], tmp_path), Store.read_shard, []
+    monkeypatch.setattr(Vital, "begin", lambda vital: began.append("begin"))
+    monkeypatch.setattr(Vital, "end", lambda vital: began.append("end"))
+
+    def slow(store: Store, *stored: str) -> Any:
+        began.append("read")
+        return read(store, *stored)
+
+    monkeypatch.setattr(Store, "read_shard", slow)
+    run(replace(SCANS[-2].whole(), reuse=adaptive.id), tmp_path)
+    assert "begin read" not in " ".join(began)
+    assert {"begin", "read"} <= set(began)
 
 
 def test_rounding_between_batch_shapes_is_part_of_the_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

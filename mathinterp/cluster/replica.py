@@ -182,11 +182,9 @@ class Replica:
         if self._job.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._computing = (self._job.scan.evaluations(shard, self._job.prompts), batching.evaluated)
-        self._vital.begin()
         try:
             table, versions = self._rows(shard)
         finally:
-            self._vital.end()
             self._computing = None
         memory = _peak_memory(self._job.device)
         return Computed(table, time.perf_counter() - started, memory, batching.halved - halved, versions)
@@ -195,7 +193,11 @@ class Replica:
         """The shard's rows, computed or taken over, and what made them."""
         scan, stored = self._job.scan, shard.work.get("stored")
         if stored is None:
-            return scan.run(self._state, shard), self._versions
+            self._vital.begin()  # not while the store is read: it ends waiting itself, after its own retries
+            try:
+                return scan.run(self._state, shard), self._versions
+            finally:
+                self._vital.end()
         rows = self._store.read_shard(*stored)
         made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
         return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
