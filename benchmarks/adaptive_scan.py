@@ -13,13 +13,15 @@ A model of random weights answers nothing, so with ``--profile`` decisions come 
 list of the probabilities with which a right answer turns wrong, one per head. The model's heads take them in a random
 order, repeated as often as there are heads; flags of right and wrong are drawn accordingly, all else is computed.
 
+A second full scan then takes over what the adaptive one computed (``--reuse``), and its rows are compared.
+
 Prints one JSON line last.
 """
 
 import json
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -107,6 +109,19 @@ def timed(scan: ProfiledHeads, model: Any, prompts: Any, store: str) -> dict[str
     }  # fmt: skip
 
 
+def apart(full: Any, taking: Any) -> dict[str, float]:
+    """How far the rows of two full scans are apart: rows, unlike predictions and flags, most nats."""
+    key = ["layer", "head", "prompt_id", "position"]
+    both = full.table("head_scan").merge(taking.table("head_scan"), on=key, suffixes=("", "_taking"), validate="1:1")
+    assert len(both) == len(full.table("head_scan")) == len(taking.table("head_scan"))
+    return {
+        "rows": len(both),
+        "other_predictions": int((both["predicted_id"] != both["predicted_id_taking"]).sum()),
+        "other_flags": int((both["correct"] != both["correct_taking"]).sum()),
+        "most_nats": float((both["logprob"] - both["logprob_taking"]).abs().max()),
+    }
+
+
 @click.command()
 @click.option("--model", default="bundled")
 @click.option("--dtype", default="auto")
@@ -141,6 +156,13 @@ def main(
                 "times_faster": full["seconds"] / own["seconds"],
                 "times_faster_cpu": full["cpu_seconds"] / own["cpu_seconds"],
                 "layers_share": own["layers"] / full["layers"], "lost": lost,
+            }  # fmt: skip
+            taking = replace(adaptive.whole(), reuse=own["run"].id)
+            taken = timed(taking, loaded, asked, f"{folder}/adaptive")
+            told |= {
+                "reusing_seconds": taken["seconds"], "reusing_cpu_seconds": taken["cpu_seconds"],
+                "reused": taken["run"].summary.data["reused"]["cells"] / said["cells"],
+                **apart(full["run"], taken["run"]),
             }  # fmt: skip
             if record is not None:
                 record.write_text(json.dumps([float(drop) for drop in full["run"].sql(f"SELECT {COLUMNS}")["drop"]]))

@@ -4,7 +4,6 @@ After each of the killings the same command must end with the rows of an undistu
 """
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -17,8 +16,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from mathinterp.cluster.dispatch import Outcome
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Ready, Receipt
@@ -26,13 +23,13 @@ from mathinterp.cluster.ray_cluster import attach, gpus_each, place
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.cluster.replica import loading_turn
 from mathinterp.cluster.run import RunSummary, close_run, open_run, prepare_work, run_scan
-from mathinterp.cluster.temporary import ray_folder
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from tests.moody import Moody
+from tests.ray_nodes import NODE, ray_nodes
 from tests.toy_scan import ToyScan
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_ray]
@@ -61,23 +58,8 @@ def doomed_driver(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(doomed_driver):
     """A head node with one CPU in this process tree; tests may add nodes. (The doomed driver starts meanwhile.)"""
-    earlier = os.environ.get("RAY_AUTH_MODE")
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    head = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-    # A dead raylet is noticed by its missing answers, by default after some 15 s, and its workers go on till then.
-    noticing = {
-        "health_check_initial_delay_ms": 1000,
-        "health_check_period_ms": 500,
-        "health_check_failure_threshold": 4,
-    }
-    with ray_folder():  # also where the tests' own temporary folder is a long one
-        cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": noticing})
-        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    with ray_nodes() as cluster:
         yield cluster
-        ray.shutdown()
-        cluster.shutdown()
-    os.environ.pop("RAY_AUTH_MODE")
-    os.environ.update({} if earlier is None else {"RAY_AUTH_MODE": earlier})
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +222,7 @@ def test_kill_9_of_the_driver_then_the_same_command(doomed_driver, undisturbed):
 def test_kill_9_of_a_raylet(cluster, undisturbed, tmp_path):
     store, notebook = tmp_path / "store", tmp_path / "notebook"
     notebook.mkdir()
-    node = cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
     (raylet,) = node.all_processes["raylet"]
     watcher = when(lambda: shard_files(store) >= 2, raylet.process.kill)

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.dispatch import receipt_for
+from mathinterp.cli.main import main
 from mathinterp.cluster import dispatch, vital
 from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Finished, Pulse, Ready
@@ -18,6 +20,7 @@ from mathinterp.cluster.found import found_in
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.run import open_run, prepare_work, run_scan
 from mathinterp.engine import batching
+from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
@@ -210,6 +213,12 @@ def wait_for_its_own_thread(ended: threading.Event) -> None:
     other.join()
 
 
+def read_now_and_then(ended: threading.Event) -> None:
+    with open("/dev/zero", "rb", buffering=0) as slow:
+        while not ended.wait(0.25):
+            slow.read(1)
+
+
 def count_evaluations(ended: threading.Event) -> None:
     while not ended.wait(0.05):
         batching.evaluated += 1
@@ -220,7 +229,7 @@ def count_evaluations(ended: threading.Event) -> None:
     ("work", "stands"),
     [
         (wait_for_ever, True), (look_now_and_then, True), (compute, False), (wait_for_a_compiler, False),
-        (wait_for_its_own_thread, False), (count_evaluations, False),
+        (wait_for_its_own_thread, False), (count_evaluations, False), (read_now_and_then, False),
     ],
 )  # fmt: skip
 def test_what_waits_for_ever_is_told_from_what_computes(monkeypatch, work, stands):
@@ -263,3 +272,17 @@ def test_a_replica_that_only_says_that_nothing_moves_is_replaced(monkeypatch):
     workers.wait = told
     outcome = Dispatcher(workers, shards(6), replicas=2, silence=60).run()
     assert (keys(outcome), workers.abandoned, outcome.replicas_lost) == (all_keys(6), [1], 1)
+
+
+def test_how_long_may_be_said(tmp_path, monkeypatch):
+    seen = []
+
+    def asked(*_, **__):
+        seen.append(dispatch.SILENCE)
+        raise UserError("enough")
+
+    monkeypatch.setattr("mathinterp.cli.experiment.run_chosen", asked)
+    for more in ([], ["--hangs-after", "1200"], []):
+        done = CliRunner().invoke(main, ["scan", "heads", "--store", str(tmp_path), *more])
+        assert done.exit_code == 2, done.output
+    assert seen == [300.0, 1200.0, 300.0]

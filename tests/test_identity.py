@@ -16,9 +16,10 @@ import mathinterp.tuning
 from mathinterp.evaluation.evaluate import Benchmark, Origin, PromptSetEvaluation
 from mathinterp.evaluation.task_files import task_file
 from mathinterp.experiments.activation_patching import ActivationPatching
+from mathinterp.experiments.adaptive.reuse import Reused
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.attribution import Attribution
-from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.base import Experiment, Shard
 from mathinterp.experiments.chain import Chain
 from mathinterp.experiments.circuit import Circuit
 from mathinterp.experiments.circuit.ranking import NodeScores
@@ -56,6 +57,8 @@ ABLATION = {"ablation": "resample", "positions": "end", "scoring": "first_token"
 MEAN = {"ablation": "zero", "positions": "all", "scoring": "exact_match", "engine": "plain"}
 RANKED = RankedNeurons("run", ("a",), np.arange(200).reshape(1, 200) % 3, np.arange(200).reshape(1, 200))
 NODES = NeuronNodes("run", (RankedNodes("a", ((0, 1), (1, 2)), (0.5, 0.4), (0.1, 0.2)),))
+RUN, REUSED = "0" * 12, Reused(0, (Shard("head_scan", 0, {"heads": [[0, 1]]}),), 1, 2, None)
+MORE = replace(REUSED, shards=(Shard("head_scan", 0, {"heads": [[0, 2]]}),))
 OTHER = OtherModel(ModelSpec("x"), "fingerprint", "x")
 SCORES = NodeScores("atp", "run", {("head", 0): np.array([1.0, 2.0])})
 ITEM = {"item_id": "1", "subset": "", "question": "1 + 1", "target": "2"}
@@ -84,8 +87,10 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
     (Mask(), {"steps": 7, "learning_rate": 0.2, "budget": 0.5, "penalty": 2.0, "batch": 3, "mask_seed": 1}),
     (Heads(), {**ABLATION, "heads": ((0, 1),), "layers": (0,), "decide": 5}),
     (Heads(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
+    (Heads(reuse=RUN, reused=REUSED), {"reuse": "1" * 12, "reused": MORE}),
     (Mlps(), {**ABLATION, "layers": (0,), "decide": 5}),
     (Mlps(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
+    (Mlps(reuse=RUN, reused=REUSED), {"reuse": "1" * 12, "reused": MORE}),
     (HeadPairs(), {**ABLATION, "heads": ((0, 1), (1, 1)), "layers": (0,), "given": ((0, 1),)}),
     (
         Knockout(heads=((0, 1), (1, 1))),
@@ -99,6 +104,7 @@ CASES: list[tuple[Experiment, dict[str, Any]]] = [
          "layers": (0,), "receiver": "1.1.q", "attribution": False, "decide": 5},
     ),
     (Paths(decide=5), {"decide": 6, "fdr": 0.1, "order_seed": 1}),
+    (Paths(reuse=RUN, reused=REUSED), {"reuse": "1" * 12, "reused": MORE}),
     (Paths(freeze="none"), {"positions": "all"}),
     (Attention(), {"heads": ((0, 1),), "layers": (0,), "keep_all": True, "types": "words"}),
     (

@@ -78,6 +78,45 @@ def test_a_footer_that_duckdb_alone_cannot_read_never_breaks_the_rest(filled) ->
         assert len(Store(store.url).rows("SELECT * FROM prompts")) == 3
 
 
+def another_answer(path: Path) -> None:
+    """A good file of the same prompts with another answer: what some changed bits of a footer make of one."""
+    table = pq.read_table(path)
+    answers = table["answer"].to_pylist()
+    changed = table.set_column(table.schema.get_field_index("answer"), "answer", [["0" + answers[0], *answers[1:]]])
+    pq.write_table(changed.cast(table.schema), path, write_page_checksum=True)
+
+
+@pytest.mark.parametrize("change", [another_answer, lambda path: flip(path, path.stat().st_size - 40)])
+def test_a_changed_prompts_file_that_every_reader_takes_is_found(filled, change) -> None:
+    store, run = filled
+    path = next(Path(store.url).glob("prompts/*/prompts.parquet"))
+    whole = path.read_bytes()
+    change(path)
+    assert len(Store(store.url).rows("SELECT * FROM prompts")) == 3, "the case shows what readers do not notice"
+    assert not Store(store.url).has_finished(run, FINGERPRINT)
+    done = CliRunner().invoke(main, ["check", "--store", store.url])
+    assert done.exit_code == 1
+    assert "its checksum is not the one that was written beside it; left out" in done.stderr
+    assert Store(store.url).rows("SELECT * FROM prompts") == []
+    Store(store.url).write_prompts(FINGERPRINT, [prompt(str(i)) for i in range(3)])
+    assert len(Store(store.url).rows("SELECT * FROM prompts")) == 3
+    assert path.read_bytes() == whole
+    assert CliRunner().invoke(main, ["check", "--store", store.url]).exit_code == 0
+
+
+def test_prompts_of_an_early_version_get_their_checksum_when_asked_for_again(filled) -> None:
+    store, run = filled
+    kept = sorted(Path(store.url).glob("*/*/*.sha256"))
+    assert [each.name for each in kept] == ["answer_tokens.parquet.sha256", "prompts.parquet.sha256"]
+    for each in kept:
+        each.unlink()
+    assert CliRunner().invoke(main, ["check", "--store", store.url]).exit_code == 0
+    assert not Store(store.url).has_finished(run, FINGERPRINT), "asked for again, they are written anew"
+    Store(store.url).write_prompts(FINGERPRINT, [prompt(str(i)) for i in range(3)])
+    assert all(each.exists() for each in kept)
+    assert Store(store.url).has_finished(run, FINGERPRINT)
+
+
 def test_a_flipped_bit_is_found_on_resume_by_check_and_before_a_report(filled, tmp_path, caplog) -> None:
     store, run = filled
     path = shard(store, run)

@@ -36,9 +36,11 @@ def test_files_lie_where_the_layout_says(tmp_path):
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert found == [
         f"answer_tokens/prompts_fingerprint={FINGERPRINT}/answer_tokens.parquet",
+        f"answer_tokens/prompts_fingerprint={FINGERPRINT}/answer_tokens.parquet.sha256",
         f"baseline/run_id={run}/shard-00000.parquet",
         f"head_scan/run_id={run}/shard-00000.parquet",
         f"prompts/prompts_fingerprint={FINGERPRINT}/prompts.parquet",
+        f"prompts/prompts_fingerprint={FINGERPRINT}/prompts.parquet.sha256",
         f"runs/{run}.json",
         "views.sql",
     ]

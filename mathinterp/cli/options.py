@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -257,7 +258,7 @@ def store_option() -> Callable[[Command], Command]:
 
 
 def cluster_options() -> Callable[[Command], Command]:
-    """--address, --replicas, --gpus-per-replica."""
+    """--address, --replicas, --gpus-per-replica, --hangs-after."""
     return apply(
         [
             click.option(
@@ -270,8 +271,23 @@ def cluster_options() -> Callable[[Command], Command]:
             click.option(
                 "--gpus-per-replica", type=Real(0), default=None, help="1, a fraction, or 0 for CPU."
             ),
+            click.option(
+                "--hangs-after", type=Real(1), default=None, expose_value=False, callback=set_silence,
+                metavar="SECONDS",
+                help="A replica in which nothing moves for so long (no computing, reading or writing) is replaced."
+                " Default: 300.",
+            ),
         ]
     )  # fmt: skip
+
+
+def set_silence(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
+    """For this command alone."""
+    if seconds is not None:
+        from mathinterp.cluster import dispatch
+
+        context.call_on_close(partial(setattr, dispatch, "SILENCE", dispatch.SILENCE))
+        dispatch.SILENCE = seconds
 
 
 def set_level(level: int) -> None:

@@ -28,7 +28,8 @@ def stability(run: str, operation: str, draws: int, seed: int, top: int, store: 
     \b
     Prompts, and templates with all their prompts, are drawn with replacement within each operation, and the nodes
     ranked again, from stored rows, without a model. Views: stability (rank intervals, shares of draws in which a node
-    is among the first 5, 10, 32), stability_overlap (Jaccard index of the first k, beside the bar of 0.8).
+    is among the first 5, 10, 32), stability_overlap (Jaccard index of the first k, beside the bar of 0.8 for any two
+    draws).
 
     \b
     Examples:

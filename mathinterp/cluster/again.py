@@ -49,7 +49,7 @@ def key_of(
         UserError: there is no such model or adapter.
     """
     own = type(scan).__module__.partition(".")[0] == PACKAGE.name
-    if not own or type(scan).bind is not Experiment.bind or scan.one_replica or not dataclasses.is_dataclass(scan):
+    if not own or scan.binds or scan.one_replica or not dataclasses.is_dataclass(scan):
         return None  # what it makes of its parameters may depend on other files or runs
     if not isinstance(prompts, Prompts) or prompts.columns or any(prompt.further_fields for prompt in prompts):
         return None

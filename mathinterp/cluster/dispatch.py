@@ -35,7 +35,7 @@ from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.text import counted
 
-SILENCE = 300.0  # seconds without a pulse after which a replica hangs
+SILENCE = 300.0  # seconds without a pulse after which a replica hangs; --hangs-after
 LOOK = 20.0  # seconds without a pulse after which it gets no further shards, and its files are looked for
 COUNTED = 5.0  # most seconds that one turn of the loop adds to a silence
 

@@ -3,19 +3,15 @@
 Knows shards, files and records; knows nothing about what rows say (experiments/growing.py).
 """
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.growing import Growing
 from mathinterp.store import Run, Store
-from mathinterp.store.files import StoreFailed
 
 
 class Growth:
@@ -72,18 +68,4 @@ class Growth:
             self.closed = True
 
     def _read(self, shard: Shard) -> pa.Table:
-        name = f"{shard.table}/run_id={self._run.run_id}/shard-{shard.index:05d}.parquet"
-        try:
-            content = self._store.files.read(name)
-            return pq.read_table(io.BytesIO(content), page_checksum_verification=True)
-        except StoreFailed:
-            raise
-        except FileNotFoundError as error:
-            raise UserError(
-                f"shard {shard.key} was written but is not in the store as this machine sees it; give `store` a folder"
-                " that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
-            ) from error
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"{self._store.files.address(name)} cannot be read ({error}); the same command computes it anew"
-            ) from error
+        return self._store.read_shard(self._run.run_id, shard.key)

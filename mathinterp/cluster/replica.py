@@ -5,6 +5,7 @@ class: ray_workers.py makes an actor of it. A shard is done when its file is in 
 """
 
 import fcntl
+import json
 import os
 import resource
 import socket
@@ -35,6 +36,7 @@ from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.models.handle import ModelSource
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
+from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.versions import own_source, versions
 
 Result = TypeVar("Result")
@@ -142,7 +144,7 @@ class Replica:
         started = time.perf_counter()
         check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
         written = self._store.write_shard(
-            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": self._versions}
+            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": computed.versions}
         )
         writing = time.perf_counter() - started if self._turns is None else 0.0
         return Receipt(
@@ -154,7 +156,7 @@ class Replica:
             bytes=written["bytes"],
             sha256=written["sha256"],
             peak_memory=computed.peak_memory,
-            versions=self._versions,
+            versions=computed.versions,
             halved=computed.halved,
         )
 
@@ -180,14 +182,25 @@ class Replica:
         if self._job.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._computing = (self._job.scan.evaluations(shard, self._job.prompts), batching.evaluated)
-        self._vital.begin()
         try:
-            table = self._job.scan.run(self._state, shard)
+            table, versions = self._rows(shard)
         finally:
-            self._vital.end()
             self._computing = None
         memory = _peak_memory(self._job.device)
-        return Computed(table, time.perf_counter() - started, memory, batching.halved - halved)
+        return Computed(table, time.perf_counter() - started, memory, batching.halved - halved, versions)
+
+    def _rows(self, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
+        """The shard's rows, computed or taken over, and what made them."""
+        scan, stored = self._job.scan, shard.work.get("stored")
+        if stored is None:
+            self._vital.begin()  # not while the store is read: it ends waiting itself, after its own retries
+            try:
+                return scan.run(self._state, shard), self._versions
+            finally:
+                self._vital.end()
+        rows = self._store.read_shard(*stored)
+        made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
+        return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
 
 
 @dataclass(frozen=True)
@@ -198,6 +211,7 @@ class Computed:
     seconds: float
     peak_memory: int
     halved: int
+    versions: dict[str, str]
 
 
 def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 4.0  # at least, between two looks
 COUNTED = 10.0  # most seconds that one look adds: a process that was stopped meanwhile has not stood still
 SHARE = 0.002  # of one core: what waits for something that never comes, and looks now and then, takes less
+NOTHING = (0.0, 0, 0.0)  # evaluations, bytes, processor seconds
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -24,20 +25,21 @@ class Vital:
     """Says for how long the thread that computes has stood still, seen from another thread.
 
     It moves if it runs, may run or waits for a disk; if it, a thread begun since, or a child process (a compiler) takes
-    processor time; if the GPU has work; or if the engine counts evaluations. Made before anything computes: threads
-    that are there already (those of Ray) do not count.
+    processor time; if one of these threads reads or writes (files, also of a network; TLS connections); if the GPU has
+    work; or if the engine counts evaluations. Made before anything computes: threads that are there already (those of
+    Ray) do not count.
     """
 
     def __init__(self) -> None:
         self._others = _threads()
         self._thread: int | None = None
-        self._seen, self._at, self._still = (0.0, 0.0), time.monotonic(), 0.0
+        self._seen, self._at, self._still = NOTHING, time.monotonic(), 0.0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """The calling thread computes from now on."""
         with self._lock:
-            self._thread, self._seen = threading.get_native_id(), (0.0, 0.0)
+            self._thread, self._seen = threading.get_native_id(), NOTHING
             self._at, self._still = time.monotonic(), 0.0
 
     def end(self) -> None:
@@ -52,17 +54,19 @@ class Vital:
                 return 0.0
             if now - self._at < LOOK_SECONDS:
                 return self._still
-            seen, before, since = (batching.evaluated, self._processor_seconds(thread)), self._seen, now - self._at
+            threads = self._counted(thread)
+            seen = (batching.evaluated, sum(map(_transferred, threads)), _processor_seconds(threads))
+            before, since = self._seen, now - self._at
             self._seen, self._at = seen, now
-            moved = seen[0] != before[0] or abs(seen[1] - before[1]) >= max(SHARE * since, TICK)  # less: a child ended
+            moved = seen[:2] != before[:2] or abs(seen[2] - before[2]) >= max(
+                SHARE * since, TICK
+            )  # less: a child ended
             moved = moved or _state(thread) in ("R", "D", "") or _gpu_works()
             self._still = 0.0 if moved else self._still + min(since, COUNTED)
             return self._still
 
-    def _processor_seconds(self, thread: int) -> float:
-        counted = {thread} | (_threads() - self._others)
-        counted.discard(threading.get_native_id())
-        return sum(_seconds(TASKS / str(each)) for each in counted) + _children_seconds()
+    def _counted(self, thread: int) -> set[int]:
+        return ({thread} | (_threads() - self._others)) - {threading.get_native_id()}
 
 
 def _threads() -> set[int]:
@@ -87,6 +91,19 @@ def _state(thread: int) -> str:
 def _seconds(place: Path) -> float:
     fields = _fields(place)
     return (int(fields[11]) + int(fields[12])) * TICK if fields else 0.0
+
+
+def _transferred(thread: int) -> int:
+    """Bytes that a thread has read and written; 0 where the kernel does not tell."""
+    try:
+        lines = (TASKS / str(thread) / "io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+
+
+def _processor_seconds(threads: set[int]) -> float:
+    return sum(_seconds(TASKS / str(each)) for each in threads) + _children_seconds()
 
 
 def _children_seconds() -> float:

@@ -37,7 +37,16 @@ from mathinterp.engine.parts import gather_rows
 from mathinterp.engine.placement import Placement
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.engine.replay import PackedReplay
-from mathinterp.engine.scores import Answers, ScoreBoard, Scores, answers_of, check_finite, score, score_logits
+from mathinterp.engine.scores import (
+    Answers,
+    ScoreBoard,
+    Scores,
+    answers_of,
+    check_finite,
+    score,
+    score_logits,
+    worst_noise,
+)
 from mathinterp.engine.tree.attention import serves
 from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, BatchShape, Group, lay_out
 from mathinterp.models.anatomy import Anatomy
@@ -304,10 +313,7 @@ class PackedEngine:
             number, layer = groups[min(place, len(groups) - 1)], layers[min(place, len(layers) - 1)]
             answers = self.groups[number].answers.cpu().numpy()
             passes.append(self._no_op(layer, [number]).at(answers).noise(baseline.at(answers)))
-        worst = max(passes, key=lambda found: found["flipped_predictions"] / found["answers"])
-        return worst | {
-            name: max(found[name] for found in passes) for name in ("max_logprob_deviation", "max_logit_deviation")
-        }
+        return worst_noise(passes)
 
     # ---- what replicas compare ----
 

@@ -184,3 +184,11 @@ def check_finite(scores: Scores, labels: Sequence[str], answers: Answers, prompt
         raise FloatingPointError(
             f"{labels[edit]} edited: log-probability of prompt {prompt} is {scores.logprob_EA[edit, answer]}"
         )
+
+
+def worst_noise(passes: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What ``Scores.noise`` says of several passes as one: flips of that with the largest share, deviations of any."""
+    worst = max(passes, key=lambda found: found["flipped_predictions"] / found["answers"])
+    return worst | {
+        name: max(found[name] for found in passes) for name in ("max_logprob_deviation", "max_logit_deviation")
+    }

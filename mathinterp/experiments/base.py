@@ -131,6 +131,11 @@ class Experiment(ABC):
         """Models of the subject's shape whose weights a replica holds, for planning and placing only."""
         return 1
 
+    @property
+    def binds(self) -> bool:
+        """Whether ``bind`` looks at anything but this object."""
+        return type(self).bind is not Experiment.bind
+
     def bind(self, context: Context) -> Self:
         """The same experiment with what follows from model, prompts or earlier runs filled in, before anything loads.
 
@@ -161,6 +166,10 @@ class Experiment(ABC):
     @abstractmethod
     def run(self, state: Any, shard: Shard) -> pa.Table:
         """Compute one shard's rows with the schema ``tables[shard.table].schema``."""
+
+    def taken_over(self, rows: pa.Table, shard: Shard) -> pa.Table:
+        """What of another run's rows is kept; the shard's work names them: ``stored``, a run id and a shard's key."""
+        return rows
 
     def tokens_read(self, prompt: TokenizedPrompt) -> int:
         """The most tokens of ``prompt``, and after it, that the model reads at once: it needs as many positions."""

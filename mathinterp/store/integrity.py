@@ -3,6 +3,7 @@
 Knows files, records and what a survey found; knows nothing about how rows are computed or queried.
 """
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from mathinterp.store.reading import closed_connection
 from mathinterp.store.survey import PROMPT_TABLES, Record, Survey, Surveyor
 from mathinterp.store.writer import checksum, damage, has_checksums
 
+SEAL = ".sha256"  # ending of the file beside a prompts file
 Entry = dict[str, Any]  # rows, bytes and sha256 of a shard's file, as the record of its run has them
 
 
@@ -74,7 +76,7 @@ def _read(files: StoreFiles, name: str, known: Entry | None) -> tuple[Entry | No
 
 def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
     """Read every file of a run, and its prompts, to its end; what is damaged is distrusted and named."""
-    for table in PROMPT_TABLES:
+    for table in (*PROMPT_TABLES, "prompt_columns"):
         intact_prompts(files, surveyor, table, record["prompts_fingerprint"])
     whole = entries(files, surveyor, record, again=True)
     unproved = 0
@@ -88,9 +90,46 @@ def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
 
 
 def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprint: str) -> bool:
-    """Whether a prompt set is there, whole; reads it to its end."""
-    _distrust_damaged(files, surveyor, surveyor.of_prompts(table, fingerprint))
-    return bool(surveyor.of_prompts(table, fingerprint))
+    """Whether a prompt set is there, whole, with its checksum beside it; one without is only looked through.
+
+    A damaged one is distrusted. Reads files to their end.
+    """
+    proved = False
+    for name in surveyor.of_prompts(table, fingerprint):
+        try:
+            known, digest = _kept_checksum(files, name), checksum_of(files, name)
+        except StoreFailed:
+            raise
+        except OSError as error:
+            surveyor.distrust(name, f"cannot be read ({error.strerror or error})")
+            continue
+        if known is None:
+            _distrust_damaged(files, surveyor, [name])
+        elif known != digest:
+            surveyor.distrust(name, "damaged: its checksum is not the one that was written beside it")
+        else:
+            proved = True
+    return proved
+
+
+def checksum_of(files: StoreFiles, name: str) -> str:
+    """SHA-256 of a file."""
+    with files.open(name) as file:
+        return checksum(file)
+
+
+def _kept_checksum(files: StoreFiles, name: str) -> str | None:
+    """What ``seal`` kept; None: the file was written by an early version."""
+    try:
+        return files.read(name + SEAL).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def seal(files: StoreFiles, name: str, content: bytes) -> None:
+    """Write a file, then its checksum beside it, as runs that have it in their records come and go."""
+    files.write(name, content)
+    files.write(name + SEAL, hashlib.sha256(content).hexdigest().encode() + b"\n")
 
 
 def deeper_faults(files: StoreFiles, surveyor: Surveyor, survey: Survey, readable: Mapping[str, str]) -> bool:

@@ -4,13 +4,14 @@ Knows where everything lies and which files can be trusted; knows nothing about 
 
     <store>/runs/<run_id>.json
     <store>/<table>/run_id=<run_id>/shard-00000.parquet
-    <store>/prompts/prompts_fingerprint=<fingerprint>/prompts.parquet
+    <store>/prompts/prompts_fingerprint=<fingerprint>/prompts.parquet, and its checksum, prompts.parquet.sha256
     <store>/answer_tokens/prompts_fingerprint=<fingerprint>/answer_tokens.parquet
     <store>/prompt_columns/prompts_fingerprint=<fingerprint>/prompt_columns.parquet
     <store>/views.sql
 """
 
 import hashlib
+import io
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.alignment import AT_ONCE, token_columns
@@ -25,7 +27,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed
-from mathinterp.store.integrity import Checked, check, entries, intact_prompts
+from mathinterp.store.integrity import Checked, check, entries, intact_prompts, seal
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
 from mathinterp.store.reader import StoreReader
 from mathinterp.store.survey import PROMPT_TABLES
@@ -120,10 +122,7 @@ class Store(StoreReader):
 
     def has_finished(self, run: str, prompts_fingerprint: str) -> bool:
         """Whether a record says that the run is finished, and its prompts are here, whole."""
-        try:
-            record = read_record(self.files, run)
-        except ValueError:
-            return False
+        record = self.record(run)
         return (
             record is not None
             and record["finished_at"] is not None
@@ -159,6 +158,34 @@ class Store(StoreReader):
         """Shard -> rows, bytes and sha256 of its file, for the finished shards of a run; reads what is not known."""
         return entries(self.files, self._surveyor, record, again=False)
 
+    def record(self, run: str) -> dict[str, Any] | None:
+        """The record of a run; None: there is none that can be read."""
+        try:
+            return read_record(self.files, run)
+        except ValueError:
+            return None
+
+    def read_shard(self, run: str, shard: str) -> pa.Table:
+        """The rows of one finished shard, by its key; checksums of pages are compared.
+
+        Raises UserError if its file is gone or damaged.
+        """
+        table, index = shard.split("/")
+        name = f"{table}/run_id={run}/shard-{index}.parquet"
+        try:
+            return pq.read_table(io.BytesIO(self.files.read(name)), page_checksum_verification=True)
+        except StoreFailed:
+            raise
+        except FileNotFoundError as error:
+            raise UserError(
+                f"shard {shard} of run {run} is not in the store as this machine sees it; give `store` a folder that"
+                " all nodes share, or an s3:// or gs:// URL, and leave it there until the end"
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(
+                f"{self.files.address(name)} cannot be read ({error}); the command that made it computes it anew"
+            ) from error
+
     def check(self, runs: Sequence[str] | None = None) -> list[Checked]:
         """Read the files of some runs, or of all, to their end; what is damaged is named and left out from then on.
 
@@ -174,11 +201,7 @@ class Store(StoreReader):
 
     def require(self, run: str) -> None:
         """Raise StoreFailed unless the run is still here: of a store that is gone nothing may be concluded."""
-        try:
-            found = read_record(self.files, run)
-        except ValueError:
-            found = None
-        if found is None:
+        if self.record(run) is None:
             raise StoreFailed(
                 f"run {run} is no longer in {self.url}: the store was deleted, moved or damaged meanwhile"
             )
@@ -248,8 +271,7 @@ class Store(StoreReader):
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
         schema = catalog().tables[table].schema
         rows = pa.concat_tables([schema.empty_table(), *(pa.Table.from_pydict(part, schema) for part in parts)])
-        content = encode(rows, table, config)
-        self.files.write(f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
+        seal(self.files, f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", encode(rows, table, config))
 
     def write_views(self) -> None:
         """Bring views.sql up to date, also after the store was moved; raises OSError if a write is needed and fails."""

@@ -43,13 +43,15 @@ class AdaptiveAblation(Adaptive, Ablation):
         return accuracy_weights(units, [item.prompt.operation or "none" for item in prompts])
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """One for each (node, prompt)."""
+        """One for each (node, prompt) that is not taken over."""
+        if "stored" in shard.work:
+            return 0
         start, stop = shard.work.get("prompts", (0, len(prompts)))
         return len(shard.work.get("heads") or shard.work.get("layers") or [None]) * int(stop - start)
 
     def compile_ahead(self, stand_in: Subject, shape: ModelShape) -> None:
-        """Under ``decide``: one shape serves all blocks, in each layer of the stand-in."""
-        if self.decide is None:
+        """One shape serves all blocks, in each layer of the stand-in."""
+        if not self.by_blocks:
             super().compile_ahead(stand_in, shape)
             return
         from mathinterp.engine.packed import PackedEngine
@@ -66,7 +68,7 @@ class AdaptiveAblation(Adaptive, Ablation):
         from mathinterp.experiments.ablated import prepare
 
         shape, nodes = subject.anatomy.shape, len(self.decided_nodes(subject.anatomy.shape))
-        if self.decide is None:
+        if not self.by_blocks:
             return prepare(self, subject, self.edits_per_batch(shape), nodes)
         packed = choose(self.engine, subject.anatomy.family.tree_mask) == "packed"
         pays = packed and pays_to_compile(subject.anatomy.device.type, subject.prompts, nodes)
@@ -74,10 +76,10 @@ class AdaptiveAblation(Adaptive, Ablation):
 
     def _blocks(self, subject: Subject, shape: ModelShape, *, compiled: bool) -> Blocks:
         from mathinterp.experiments.adaptive.blocks import Blocks
-        from mathinterp.experiments.adaptive.growth import AdaptiveRun
 
-        run = AdaptiveRun(self, shape, subject.prompts)
-        return Blocks(self, subject, run.first()[0], self.edits_per_batch(shape), run.order_P, compiled=compiled)
+        first = self.shards(shape, subject.prompts)[0] if self.reused is None else self.reused.first
+        order_P, most = self.order(subject.prompts), self.edits_per_batch(shape)
+        return Blocks(self, subject, first, most, order_P, compiled=compiled, reused=self.reused)
 
     def notes(self, state: AblationState | Blocks) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""

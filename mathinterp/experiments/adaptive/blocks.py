@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mathinterp.engine.scores import answers_of
+from mathinterp.engine.scores import answers_of, worst_noise
 from mathinterp.engine.tree.attention import serves
 from mathinterp.engine.tree.forest import Planter
 from mathinterp.engine.tree.packing import CPU_TOKENS, GPU_TOKENS, BatchShape, shape_of_batches
@@ -18,6 +18,7 @@ from mathinterp.prompts.prompt import with_distractors
 
 if TYPE_CHECKING:
     from mathinterp.experiments.ablation import Ablation
+    from mathinterp.experiments.adaptive.reuse import Reused
 
 KEPT = 2  # blocks: near the end of one, shards of the next are given out
 
@@ -32,6 +33,7 @@ class Blocks:
         most_at_once: edits of one layer that the scan may ask for at once.
         order_P: indices of the prompts in the run's random order.
         compiled: compile layers.
+        reused: what a full scan takes over; its noise is also that between batch shapes.
 
     Attributes:
         ablation: of the block asked for last.
@@ -39,7 +41,15 @@ class Blocks:
     """
 
     def __init__(
-        self, scan: Ablation, subject: Subject, first: Shard, most_at_once: int, order_P: np.ndarray, *, compiled: bool
+        self,
+        scan: Ablation,
+        subject: Subject,
+        first: Shard,
+        most_at_once: int,
+        order_P: np.ndarray,
+        *,
+        compiled: bool,
+        reused: Reused | None = None,
     ):
         self.anatomy = subject.anatomy
         self._scan, self._subject, self._most = scan, subject, most_at_once
@@ -51,6 +61,13 @@ class Blocks:
         self._shape = self._one_shape() if compiled else None
         self.ablation = self.of(first)
         self.notes: dict[str, Any] = self.ablation.notes | means_noted(scan, subject.prompts)
+        if reused is not None:
+            self.notes["reused"] = {"cells": reused.cells, "of": reused.of}
+            if reused.compared is not None:
+                start, stop = reused.compared
+                block = self.of(Shard("baseline", 0, {"prompts": [start, stop], "per_layer": 1.0}))
+                across = noise_between(self.of(first), block)
+                self.notes["noise_floor"] = worst_noise([self.notes["noise_floor"], across])
 
     def of(self, shard: Shard) -> AblationState:
         """The state of the shard's block."""
@@ -90,3 +107,15 @@ class Blocks:
             state = prepare(self._scan, subject, edits, 0, shape=self._shape)
         state.whole, state.places = self._whole, places
         return state
+
+
+def noise_between(wide: AblationState, block: AblationState) -> dict[str, float]:
+    """How far the baseline of a block strays from that of more prompts, computed in batches of another shape."""
+
+    def tokens(state: AblationState) -> list[tuple[str, int]]:
+        answers, names = state.engine.answers, [item.prompt.prompt_id for item in state.prompts]
+        return [(names[p], int(t)) for p, t in zip(answers.prompt_A, answers.position_A, strict=True)]
+
+    place = {token: index for index, token in enumerate(tokens(wide))}
+    same_A = np.array([place[token] for token in tokens(block)])
+    return block.engine.baseline().noise(wide.engine.baseline().at(same_A))

@@ -34,8 +34,12 @@ def summarize_decisions(results: Results, view: str, word: str, unit: str = "poi
     more = f", the first {SHOWN} of {len(above)}" if above[SHOWN:] else ""
     title = f"Drops surely above {rule['decide']:g} {unit} (interval holds at every look){more}"
     verdict = _verdict(rows, rule, word, unit) if rows else "Nothing is decided yet: the same command goes on."
+    whole = f"A full scan takes over what was computed here: the same without `decide`, and `reuse` {results.run_id}."
     return Summary(
-        parts=[*([Shown(title, shown, dict.fromkeys(("estimate", "low", "high"), unit))] if shown else []), verdict],
+        parts=[
+            *([Shown(title, shown, dict.fromkeys(("estimate", "low", "high"), unit))] if shown else []),
+            verdict, *([whole] if rows else []),
+        ],
         data={
             "verdict": verdict,
             "threshold": rule["decide"] / 100,
@@ -49,7 +53,7 @@ def summarize_decisions(results: Results, view: str, word: str, unit: str = "poi
             "decisions": rows,
         },
         queries=[results.query(f"SELECT * FROM {view} WHERE run_id = $run ORDER BY estimate DESC LIMIT 10")],
-    )
+    )  # fmt: skip
 
 
 def _verdict(rows: list[Row], rule: Row, word: str, unit: str) -> str:

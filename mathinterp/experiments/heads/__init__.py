@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from mathinterp.experiments.adaptive.ablations import AdaptiveAblation
 from mathinterp.experiments.adaptive.drops import Node
+from mathinterp.experiments.adaptive.reuse import with_reused
 from mathinterp.experiments.adaptive.summary import decided, summarize_decisions
 from mathinterp.experiments.adaptive.tables import TABLES as DECISIONS
 from mathinterp.experiments.base import NothingToShow, Shard
@@ -81,6 +82,8 @@ class Heads(AdaptiveAblation):
         """The baseline, then files of 16 heads and more; layer l costs L - l. Under ``decide``: the first block."""
         if (growing := self.growing(shape, prompts)) is not None:
             return growing.first()
+        if self.reused is not None:
+            return list(self.reused.shards)
         pieces = [Shard("baseline", 0, cost=0.5)]
         for index, heads in enumerate(cut_heads(self.chosen(shape))):
             cost = float(sum(shape.n_layers - layer for layer, _ in heads))
@@ -143,7 +146,7 @@ class Heads(AdaptiveAblation):
             return summarize_decisions(results, "head_decisions", "head")
         from mathinterp.experiments.heads.summary import summarize
 
-        return summarize(results)
+        return with_reused(results, summarize(results))
 
     @classmethod
     def figure(cls, results: Results, shown: NothingToShow) -> Figure:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from mathinterp.errors import UserError
 from mathinterp.experiments.adaptive.ablations import AdaptiveAblation
 from mathinterp.experiments.adaptive.drops import Node
+from mathinterp.experiments.adaptive.reuse import with_reused
 from mathinterp.experiments.adaptive.summary import decided, summarize_decisions
 from mathinterp.experiments.adaptive.tables import TABLES as DECISIONS
 from mathinterp.experiments.base import NothingToShow, Shard
@@ -64,6 +65,8 @@ class Mlps(AdaptiveAblation):
         """The baseline, then files of four layers. Under ``decide``: the first block."""
         if (growing := self.growing(shape, prompts)) is not None:
             return growing.first()
+        if self.reused is not None:
+            return list(self.reused.shards)
         layers = self.chosen(shape)
         pieces = [Shard("baseline", 0, cost=0.5)]
         for index, start in enumerate(range(0, len(layers), LAYERS_PER_FILE)):
@@ -115,4 +118,4 @@ class Mlps(AdaptiveAblation):
             return summarize_decisions(results, "mlp_decisions", "MLP")
         from mathinterp.experiments.ablation_summary import summarize_ablation
 
-        return summarize_ablation(results, "mlp_effects", "'mlp ' || layer", "MLP")
+        return with_reused(results, summarize_ablation(results, "mlp_effects", "'mlp ' || layer", "MLP"))

@@ -18,6 +18,7 @@ from mathinterp.engine.paths.nodes import FREEZES, Node, Receiver
 from mathinterp.errors import UserError
 from mathinterp.experiments.adaptive import drops as adaptive
 from mathinterp.experiments.adaptive.judge import accuracy_weights
+from mathinterp.experiments.adaptive.reuse import with_reused
 from mathinterp.experiments.adaptive.scan import Adaptive
 from mathinterp.experiments.adaptive.summary import decided, summarize_decisions
 from mathinterp.experiments.adaptive.tables import TABLES as DECISIONS
@@ -207,13 +208,16 @@ class Paths(Adaptive):
         for index, layers in enumerate(files):
             cost = float(sum(len(nodes) * (shape.n_layers - layer) for layer, nodes in layers.items()))
             work = {"layers": list(layers), "nodes": sum(map(len, layers.values()))}
-            pieces.append(Shard("path_scan", index, work, cost))
+            if self.reused is None:
+                pieces.append(Shard("path_scan", index, work, cost))
             if any(item.distractor is not None for item in prompts):
                 pieces.append(Shard("path_distractors", index, work, cost))
-        return pieces
+        return [*pieces, *(self.reused.shards if self.reused is not None else ())]
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """One for each (node, pair); for the other tables one per pair."""
+        """One for each (node, pair) that is not taken over; for the other tables one per pair."""
+        if "stored" in shard.work:
+            return 0
         start, stop = shard.work.get("prompts", (0, len(prompts)))
         return int(stop - start) * int(shard.work.get("nodes", 1))
 
@@ -293,7 +297,7 @@ class Paths(Adaptive):
     def summarize(cls, results: Results, shown: ShownNodes) -> Summary:
         """Decisions of an adaptive scan; else see summary.py."""
         if not decided(results):
-            return super().summarize(results, shown)
+            return with_reused(results, super().summarize(results, shown))
         from mathinterp.experiments.paths.summary import MEASURES
 
         (run,) = results.rows("SELECT parameters ->> 'effect' AS effect FROM runs WHERE run_id = $run")

@@ -21,7 +21,7 @@ from mathinterp.engine.paths.frozen import Measures, PathEngine, Scorer
 from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching, EverywherePatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
-from mathinterp.experiments.adaptive.order import block_of, order_of
+from mathinterp.experiments.adaptive.order import block_of
 from mathinterp.experiments.answered import kept_pairs
 from mathinterp.experiments.columns import cast_table
 from mathinterp.experiments.paths.tables import ATTRIBUTION_SCAN, PATH_DISTRACTORS, PATH_PAIRS, PATH_SCAN
@@ -63,7 +63,7 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
     clean = CleanPairs(pairs, *ends)
     kept = clean.chosen(keep)
     engine = _engine(scan, anatomy, kept, subject.max_tokens)
-    notes = {
+    notes: dict[str, Any] = {
         "pairs": len(pairs),
         "pairs_kept": len(keep),
         "forward_deviation": engine.deviation(),
@@ -72,9 +72,11 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
     state = PathState(anatomy, names.take(pa.array(keep)), kept.original, engine, table, notes)
     if scan.decide is None:
         state.distracted = _distracted(scan, subject, clean, keep, state)
+    if not scan.by_blocks:
         return state
-    population = [subject.prompts[int(i)] for i in keep]
-    order_P = order_of(population, scan.weights(population), scan.order_seed)
+    if scan.reused is not None:
+        notes["reused"] = {"cells": scan.reused.cells, "of": scan.reused.of}
+    order_P = scan.order([subject.prompts[int(i)] for i in keep])
 
     @lru_cache(maxsize=2)  # near the end of a block, nodes of the next one run too
     def block(start: int, stop: int) -> PathState:

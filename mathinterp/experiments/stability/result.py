@@ -63,7 +63,7 @@ class Stability:
         if operation not in known:
             raise UserError(f"`operation` '{operation}' is not in run {self.run_id}; take one of {', '.join(known)}")
         nodes, overlap = (_rows(frame[frame["operation"] == operation]) for frame in (self.nodes, self.overlap))
-        overlap = [{**row, "bar": BAR, "above_bar": row["jaccard"] >= BAR} for row in overlap]
+        overlap = [{**row, "bar": BAR, "above_bar": row["pairwise"] >= BAR} for row in overlap]
         drawn = f"{self.draws} draws, seed {self.seed}, operation {operation}"
         own = f"WHERE run_id = '{self.run_id}' AND operation = '{operation}'"
         return Summary(
@@ -97,8 +97,8 @@ def _line(kind: str, nodes: "pd.DataFrame", overlap: "pd.DataFrame") -> str:
         drawn = f"{sure} of {row['over']}" if said else f"{sure} are in at least {SURE:.0%} of draws of {row['over']}"
         few = row["over"] == "templates" and row["units"] < FEW_TEMPLATES
         about = f"; {row['units']} per operation are too few to mean much" if few else ""
-        said.append(f"{drawn} (Jaccard {row['jaccard']:.2f}{about})".replace("%", " %"))
-    return f"The first {k} {kind}s: {', '.join(said)}. A stable list has a Jaccard index of {BAR} or more."
+        said.append(f"{drawn} (any two draws: Jaccard {row['pairwise']:.2f}{about})".replace("%", " %"))
+    return f"The first {k} {kind}s: {', '.join(said)}. In a stable list any two have {BAR} or more."
 
 
 def _rows(frame: "pd.DataFrame") -> list[Row]:
