@@ -23,7 +23,7 @@ def table() -> Planted:
 
 
 def backup() -> Planted:
-    """The same, and head 2.1 copies operand A to END iff nothing has, else it rests on BOS.
+    """ "3 plus 5 is" -> 8 as in the table, and head 2.1 copies operand A to END iff nothing has, else it rests on BOS.
 
     So zeroing head 0.1 alone changes nothing (self-repair), and neither does whatever is done to head 2.1 alone.
     """
