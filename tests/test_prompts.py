@@ -171,6 +171,7 @@ def test_pairs_set_has_at_least_five_templates_per_operation_in_words_and_symbol
     assert {"a divided by b is equal to", "a / b is equal to", "a / b ="} <= texts["div"]
 
 
+@pytest.mark.slow
 def test_operand_grids_ask_every_pair_once_and_fewer_are_a_random_sample():
     sizes = {"add": 10_000, "sub": 5_050, "mul": 10_000, "div": 572}
     for operation, size in sizes.items():
@@ -184,6 +185,7 @@ def test_operand_grids_ask_every_pair_once_and_fewer_are_a_random_sample():
     assert {int(p.operand_b) % 10 for p in few} == {int(p.operand_a) % 10 for p in few} == set(range(10))
 
 
+@pytest.mark.slow
 def test_sets_are_deterministic_in_the_seed():
     for name in PROMPT_SETS:
         assert prompt_set(name, seed=4, limit=200) == prompt_set(name, seed=4, limit=200), name
