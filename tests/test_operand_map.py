@@ -238,7 +238,7 @@ def test_the_summary_and_the_figure_say_what_the_rows_say(run: Run) -> None:
     assert sum(row["explained"] for row in data["families"]) == (neurons["auroc"] >= 0.9).sum()
     assert data["neurons"][0]["auroc"] == pytest.approx(neurons["auroc"].max())
     accuracy = run.table("operand_faithfulness").set_index(["ranking", "k"]).loc[("top", 50), "accuracy"]
-    assert f"first answer token is right in {100 * accuracy:.1f} % of the pairs" in str(run.summary)
+    assert f"first answer token is right in {100 * accuracy:.4g} % of the pairs" in str(run.summary)
     titles = [axis.get_title() for axis in run.figure().findobj(Axes)]
     heads = [title for title in titles if title.startswith("head ")]
     assert len(heads) == 2
