@@ -51,6 +51,7 @@ def test_maps_are_those_of_one_sentence_alone(anatomy: Anatomy) -> None:
                     assert float(heads["answer"][head, place]) == pytest.approx(alone.share(output_D), abs=1e-6)
 
 
+@pytest.mark.slow
 @of_neurons
 def test_shares_of_embedding_heads_neurons_and_biases_sum_to_the_answers_logit(anatomy: Anatomy) -> None:
     state = prepared(anatomy)
@@ -69,6 +70,7 @@ def test_shares_of_embedding_heads_neurons_and_biases_sum_to_the_answers_logit(a
     assert total == pytest.approx(np.mean(expected), rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.slow
 @of_neurons
 def test_keeping_few_neurons_is_ablating_the_others_at_end_in_plain_passes(anatomy: Anatomy) -> None:
     for ablation in ("mean", "zero"):
@@ -236,7 +238,7 @@ def test_the_summary_and_the_figure_say_what_the_rows_say(run: Run) -> None:
     assert sum(row["explained"] for row in data["families"]) == (neurons["auroc"] >= 0.9).sum()
     assert data["neurons"][0]["auroc"] == pytest.approx(neurons["auroc"].max())
     accuracy = run.table("operand_faithfulness").set_index(["ranking", "k"]).loc[("top", 50), "accuracy"]
-    assert f"first answer token is right in {100 * accuracy:.1f} % of the pairs" in str(run.summary)
+    assert f"first answer token is right in {100 * accuracy:.4g} % of the pairs" in str(run.summary)
     titles = [axis.get_title() for axis in run.figure().findobj(Axes)]
     heads = [title for title in titles if title.startswith("head ")]
     assert len(heads) == 2
@@ -289,6 +291,7 @@ def test_more_neurons_than_there_are_and_mixtures_of_experts_are_refused_before_
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_say_the_numbers_is_told_so_in_one_line(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", "llama")
     file = folder / "tokenizer.json"

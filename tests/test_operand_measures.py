@@ -42,6 +42,7 @@ def test_ranks_are_scipys_with_and_without_ties() -> None:
     np.testing.assert_array_equal(centred_ranks(half).numpy(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [ADD, ORDERED], ids=["add", "ordered sub"])
 def test_aurocs_are_those_of_mann_whitney(grid: Grid) -> None:
     values = [RNG.normal(size=len(grid)) + grid.a_P % 10, RNG.integers(-2, 3, len(grid)) + grid.b_P // 30]
@@ -62,6 +63,7 @@ def _auroc(values: np.ndarray, holds_P: np.ndarray) -> float:
     return float(statistic / (holds_P.sum() * (~holds_P).sum()))
 
 
+@pytest.mark.slow
 def test_the_control_is_the_best_heuristic_of_shuffled_pairs() -> None:
     values = RNG.normal(size=len(ADD)) + 3 * (ADD.result_P % 10 == 3)
     found, own = measured(ADD, values), heuristics_of(ADD)
@@ -120,6 +122,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 def test_a_map_that_is_a_function_of_one_heuristic_is_told_to_be() -> None:
     found = measured(ADD, *PLANTED.values())
     for unit, family in enumerate(PLANTED):
@@ -141,6 +144,7 @@ def test_a_borrow_is_that_of_the_units_and_a_product_has_none() -> None:
     assert not np.isnan(found.columns["auroc_equal"]).any()
 
 
+@pytest.mark.slow
 def test_a_random_map_is_explained_no_better_than_a_shuffled_one() -> None:
     found = measured(ADD, *RNG.normal(size=(200, len(ADD)))).columns
     assert abs((found["auroc"] - found["shuffled"]).mean()) < 0.003

@@ -171,6 +171,7 @@ def test_pairs_set_has_at_least_five_templates_per_operation_in_words_and_symbol
     assert {"a divided by b is equal to", "a / b is equal to", "a / b ="} <= texts["div"]
 
 
+@pytest.mark.slow
 def test_operand_grids_ask_every_pair_once_and_fewer_are_a_random_sample():
     sizes = {"add": 10_000, "sub": 5_050, "mul": 10_000, "div": 572}
     for operation, size in sizes.items():

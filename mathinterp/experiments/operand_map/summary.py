@@ -94,9 +94,9 @@ def _kept(kept: list[Row]) -> list[str]:
     others = "at their mean" if top["ablation"] == "mean" else "at zero"
     return [
         f"With the {k} neurons of largest effect kept in each deep layer at END and the others {others}, the first"
-        f" answer token is right in {100 * top['accuracy']:.1f} % of the pairs (whole model"
-        f" {100 * top['baseline_accuracy']:.1f} %, {k} random ones {100 * chance['accuracy']:.1f} %, none"
-        f" {100 * none['accuracy']:.1f} %)."
+        f" answer token is right in {100 * top['accuracy']:.4g} % of the pairs (whole model"
+        f" {100 * top['baseline_accuracy']:.4g} %, {k} random ones {100 * chance['accuracy']:.4g} %, none"
+        f" {100 * none['accuracy']:.4g} %)."
     ]
 
 
