@@ -54,6 +54,7 @@ def test_no_flipped_bit_of_a_data_page_gives_other_values_in_silence(tmp_path: P
     assert found >= 80
 
 
+@pytest.mark.slow
 def test_a_footer_that_duckdb_alone_cannot_read_never_breaks_the_rest(filled) -> None:
     store, _run = filled
     path = next(Path(store.url).glob("prompts/*/prompts.parquet"))
@@ -141,6 +142,7 @@ def test_rows_count_only_from_shards_that_the_record_lists_with_their_number_of_
     assert f"{fewer}: it has 2 rows, and the record of its run says 3" in seen.problems[0]
 
 
+@pytest.mark.slow
 def test_missing_prompts_are_named(filled) -> None:
     store, _ = filled
     assert len(Store(store.url).rows("SELECT * FROM head_effects")) == 2
@@ -196,6 +198,7 @@ def footer(path: Path, config: bytes) -> None:
     pq.write_table(pq.read_table(path).replace_schema_metadata({b"mathinterp": config}), path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "odd", ["pipe", "loop", "folder loop", "list", "number", "deep", "garbled page", "views", "views pipe"]

@@ -41,6 +41,7 @@ def opened_by(url: str, sql: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [name for name in names if name.endswith(".parquet")]
 
 
+@pytest.mark.slow
 def test_no_footer_is_read_twice_and_none_that_a_query_does_not_need(grown, monkeypatch) -> None:
     assert opened_by(grown, "SELECT * FROM runs", monkeypatch) == []
     os.remove(Path(grown, "inspected.json"))
@@ -60,6 +61,7 @@ def test_what_was_kept_may_be_broken(grown, kept) -> None:
     assert seen.problems == []
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_not_believed_of_a_file_that_changed(grown) -> None:
     path = sorted(Path(grown, "head_scan").glob("*/shard-00003.parquet"))[0]
     times = path.stat()
@@ -75,6 +77,7 @@ def test_what_was_kept_is_not_believed_of_a_file_that_changed(grown) -> None:
     assert sorted(row["shards_done"] for row in seen.rows("SELECT shards_done FROM runs")) == [SHARDS, SHARDS + 1]
 
 
+@pytest.mark.slow
 def test_within_held_all_queries_share_a_look_at_the_files(grown, monkeypatch) -> None:
     store, looks = Store(grown), []
     find = store.files.find
@@ -92,6 +95,7 @@ def test_within_held_all_queries_share_a_look_at_the_files(grown, monkeypatch) -
     ]
 
 
+@pytest.mark.slow
 def test_a_run_of_experiments_that_are_not_installed_counts_its_shards(grown) -> None:
     path = next(Path(grown, "head_scan").glob("*/shard-00000.parquet"))
     run = open_run(Store(grown), ["another_scan/00000"], scan="another", dtype="int8").run_id

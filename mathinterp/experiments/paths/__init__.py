@@ -213,7 +213,7 @@ class Paths(Adaptive):
         return pieces
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """One for each (node, pair); for the other tables one a pair."""
+        """One for each (node, pair); for the other tables one per pair."""
         start, stop = shard.work.get("prompts", (0, len(prompts)))
         return int(stop - start) * int(shard.work.get("nodes", 1))
 
