@@ -92,6 +92,7 @@ def _written(anatomy: Anatomy, layer: int, kept_HD: torch.Tensor, other_BTZ: tor
     return stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ablation", ["resample", "zero", "mean"])
 def test_the_metric_is_that_of_each_pair_alone(anatomy: Anatomy, ablation: str) -> None:
     rng = np.random.default_rng(0)

@@ -48,6 +48,7 @@ def area(values: np.ndarray) -> float:
     return float(((values[1:] + values[:-1]) / 2 * np.diff(FRACTIONS)).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_give_the_figures_of_mibs_own_code(tmp_path: Path, name: str) -> None:
     anatomy = Anatomy(weights(name))
@@ -69,6 +70,7 @@ def test_rows_give_the_figures_of_mibs_own_code(tmp_path: Path, name: str) -> No
             assert area(abs(1 - found)) == pytest.approx(theirs["cmd"], abs=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "ablation"), [("llama", "all", "resample"), ("gpt2", "neurons_input", "mean")]
 )

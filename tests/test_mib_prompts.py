@@ -76,6 +76,7 @@ def test_names_have_a_space_before_them() -> None:
     assert tokenizer.convert_ids_to_tokens([item.scored[0].token_id, item.distractor.token_id]) == ["Tom", "Sam"]
 
 
+@pytest.mark.slow
 def test_a_set_of_the_hub_is_read_by_its_name_split_and_operator(tmp_path: Path, monkeypatch) -> None:
     """datasets takes a folder of that name in place of the hub."""
     folder = tmp_path / "mib-bench" / "arithmetic_addition"

@@ -87,11 +87,6 @@ class Circuit(Experiment):
         """Those outside the circuit take their output on X_c."""
         return True
 
-    @property
-    def reads_together(self) -> bool:
-        """Every pair has rows of its own."""
-        return False
-
     def bind(self, context: Context) -> Self:
         """With the scores of the runs or the file; raises UserError for those of another model."""
         from mathinterp.experiments.circuit.mib_json import read_circuit

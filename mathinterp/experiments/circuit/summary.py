@@ -27,8 +27,8 @@ def summarize(results: Results) -> Summary:
         parts=[
             Shown(f"Faithfulness of the first nodes by {scores['method']} (95 % interval)", curve),
             f"{areas}: areas under f of the signed and |1 - f| of the absolute ranking, over {scores['n']} prompts;"
-            f" {scores['scored']} nodes are scored, all others of the circuit's level stay. m: {scores['whole']:.3g} of"
-            f" the whole model, {scores['nothing']:.3g} of nothing ({scores['ablation']}).",
+            f" shares are of {scores['scored']} scored nodes, what has no score always computes. m:"
+            f" {scores['whole']:.3g} of the whole model, {scores['nothing']:.3g} of nothing ({scores['ablation']}).",
         ],
         data={"curve": curve, **scores, "warnings": warnings if unsure else []},
         queries=[
