@@ -3,14 +3,16 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TINY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-ray test-larger check lint types test-tiny bench clean
+.PHONY: demo test test-ray test-larger check lint types test-tiny test-quick bench clean
 
 demo: $(STAMP)
 	$(BIN)/mathinterp scan heads --store demo-results
 	$(BIN)/mathinterp sql --store demo-results "SELECT * FROM paper_a_table1 WHERE rank <= 5 ORDER BY rank"
 
-test: check
+test: $(STAMP)
+	$(MAKE) --jobs 2 --output-sync lint types test-tiny
 	$(MAKE) --jobs 2 --output-sync test-ray test-larger
 	$(BIN)/python -m pytest -m alone
 
@@ -20,8 +22,8 @@ test-ray:  # one after another
 test-larger:  # beside them: tests that hold the bundled model or a larger one
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ray and not alone and bundled"
 
-check: $(STAMP)
-	$(MAKE) --jobs 2 --output-sync lint types test-tiny
+check: $(STAMP)  # a part of the tests, see CONTRIBUTING.md
+	$(MAKE) --jobs 2 --output-sync lint types test-quick
 
 lint:
 	$(BIN)/ruff check .
@@ -31,7 +33,10 @@ types:
 	$(BIN)/mypy
 
 test-tiny:  # all others, on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not ray and not alone and not bundled"
+	$(TINY) -m "not ray and not alone and not bundled"
+
+test-quick:  # of these, the quick ones, on three families of models
+	$(TINY) -m "not ray and not alone and not bundled and not slow and not families"
 
 bench: $(STAMP)  # each result is a line of benchmarks/results/NAME.jsonl
 	$(BIN)/python benchmarks/run_all.py

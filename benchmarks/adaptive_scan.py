@@ -10,7 +10,7 @@ loaded model on (as the run's notes have them), and as this process' CPU time, w
 cells of a full scan: for smaller trees, and more and smaller batches.
 
 A model of random weights answers nothing, so with ``--profile`` decisions come from recorded drops: the file is a JSON
-list of the probabilities with which a right answer turns wrong, one a head. The model's heads take them in a random
+list of the probabilities with which a right answer turns wrong, one per head. The model's heads take them in a random
 order, repeated as often as there are heads; flags of right and wrong are drawn accordingly, all else is computed.
 
 A second full scan then takes over what the adaptive one computed (``--reuse``), and its rows are compared.

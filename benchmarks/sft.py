@@ -183,7 +183,7 @@ def main(
     layers = sorted({layer for layer, _ in setting.heads})
     print(
         f"{resolved.label} {resolved.dtype} on {device}: {len(setting.heads)} heads at layers {layers[0]}-{layers[-1]},"
-        f" {micro_batch} x {length} tokens a forward, {accumulate} forwards a step, {steps} steps measured"
+        f" {micro_batch} x {length} tokens per forward, {accumulate} forwards per step, {steps} steps measured"
     )
     figures: dict[str, Any] = {}
     for method in methods or METHODS:

@@ -110,7 +110,7 @@ def fetch(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
 def main() -> None:
     """Build, time, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--positions", type=int, default=1, help="most scored tokens a prompt has")
+    parser.add_argument("--positions", type=int, default=1, help="most scored tokens of a prompt")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

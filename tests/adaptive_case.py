@@ -18,6 +18,7 @@ from mathinterp.experiments import Experiment
 from mathinterp.experiments.adaptive.judge import Rule, Verdicts, judge
 from mathinterp.experiments.adaptive.looks import looks
 from mathinterp.experiments.adaptive.order import order_of
+from mathinterp.face import Run
 from mathinterp.models.handle import Model
 from mathinterp.prompts.alignment import tokenize_prompts
 from tests.tiny import tiny_model, tiny_tokenizer
@@ -121,3 +122,9 @@ def weights_of(ids: list[str], operations: list[str], units: Any) -> np.ndarray:
     own = np.array([1 if units is None else units[name] for name in ids], float)
     total = {kind: sum(own[i] for i in range(len(ids)) if operations[i] == kind) for kind in set(operations)}
     return np.array([own[i] / total[operations[i]] for i in range(len(ids))])
+
+
+def cells(found: Run, table: str) -> pd.DataFrame:
+    rows = found.table(table)
+    rows["head"] = rows.get("head", pd.Series(-1, index=rows.index))
+    return rows.sort_values(["layer", "head", "prompt_id", "position"]).reset_index(drop=True)

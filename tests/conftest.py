@@ -18,7 +18,7 @@ from mathinterp.store import Store
 from tests.job_service import job_service
 from tests.larger_models import larger_models_seen
 from tests.small_store import open_run
-from tests.tiny import TINY_FAMILIES, tiny_model
+from tests.tiny import FIRST_FAMILIES, TINY_FAMILIES, tiny_model
 from tests.warm_replicas import warm_replicas
 
 ROOT = Path(__file__).parents[1]
@@ -39,12 +39,24 @@ def larger_models_are_marked() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of Ray the shared one, after all tests that start a Ray of their own: a process has one connection."""
+    """Mark what `make check` leaves out, and give tests of Ray the shared one.
+
+    It comes after all tests that start a Ray of their own: a process has one connection.
+    """
     for item in items:
+        if is_of_further_families(item):
+            item.add_marker("families")
         if shares_ray(item):
             assert isinstance(item, pytest.Function)
             item.fixturenames.insert(0, "local_ray")
     items.sort(key=shares_ray)
+
+
+def is_of_further_families(item: pytest.Item) -> bool:
+    """Whether the test tries a tiny model whose family is none of the first three."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    families = {name for name in parameters if isinstance(name, str) and name in TINY_FAMILIES}
+    return bool(families) and not families & set(FIRST_FAMILIES)
 
 
 def shares_ray(item: pytest.Item) -> bool:

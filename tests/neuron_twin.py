@@ -114,3 +114,16 @@ def slow_head(anatomy: Anatomy, layer: int, head: int, run: Seen, original: Seen
     output = behind(anatomy, layer, anatomy.family.attention_post_norm, output, original.o[layer])
     added = log_probability(anatomy, run.x[layer] + output, s, token)
     return float(added - log_probability(anatomy, run.x[layer], s, token))
+
+
+def value_row(anatomy: Anatomy, layer: int, neuron: int) -> torch.Tensor:
+    module = anatomy.down_projection(layer)
+    row = module.weight[neuron] if type(module).__name__ == "Conv1D" else module.weight[:, neuron]
+    post = anatomy.family.mlp_post_norm
+    return times(anatomy, row) if post is None else row * gain(anatomy, getattr(anatomy.layers[layer], post))
+
+
+def zero_columns(anatomy: Anatomy, neurons: list[tuple[int, int]]) -> None:
+    with torch.no_grad():
+        for layer, neuron in neurons:
+            anatomy.value_vectors(layer)[neuron] = 0  # a view of down_proj's weight

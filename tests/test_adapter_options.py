@@ -108,6 +108,7 @@ HONOURED: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(HONOURED))
 def test_answers_are_those_of_peft_unmerged(name: str, bases: dict[str, Path], tmp_path: Path) -> None:
     base, options = HONOURED[name]

@@ -68,6 +68,7 @@ def by_hand(name: str, adapter: Path, scale: float) -> dict[str, torch.Tensor]:
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(LINEARS))
 def test_merged_weights_are_base_plus_update(name: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "base", name)

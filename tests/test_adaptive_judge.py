@@ -61,6 +61,7 @@ def number(e: Fraction | None) -> float:
     return math.inf if e is None else float(e)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.data())
 def test_agrees_with_the_twin(case: dict[str, Any], data: Any) -> None:
@@ -76,6 +77,7 @@ def test_agrees_with_the_twin(case: dict[str, Any], data: Any) -> None:
             assert found.estimate_N[node] == pytest.approx(float(twin.estimate), abs=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(cases(), st.data())
 def test_ends_of_intervals_are_where_the_twin_begins_to_refuse(case: dict[str, Any], data: Any) -> None:
@@ -101,6 +103,7 @@ def test_ends_of_intervals_are_where_the_twin_begins_to_refuse(case: dict[str, A
                 assert e is judge_twin.INFINITE or e >= enough * Fraction(999, 1000)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(cases(), st.data())
 def test_order_of_nodes_is_irrelevant(case: dict[str, Any], data: Any) -> None:
@@ -110,6 +113,7 @@ def test_order_of_nodes_is_irrelevant(case: dict[str, Any], data: Any) -> None:
         np.testing.assert_allclose(getattr(mixed, name), getattr(found, name)[order], rtol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(cases())
 def test_no_decision_changes_afterwards_nor_needs_rows_after_it(case: dict[str, Any]) -> None:
@@ -126,6 +130,7 @@ def test_no_decision_changes_afterwards_nor_needs_rows_after_it(case: dict[str, 
     assert (last.decision_N != OPEN).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.data())
 def test_decision_estimate_and_interval_never_contradict(case: dict[str, Any], data: Any) -> None:
@@ -244,6 +249,7 @@ def test_the_largest_e_value_on_the_way_is_rarely_large(population: dict[float, 
     assert (highest >= 2).mean() > 0.1  # it does move
 
 
+@pytest.mark.slow
 def test_false_discoveries_where_many_nodes_are_at_the_threshold() -> None:
     """The hardest case: 40 nodes cost just the threshold, 5 more, 15 nothing; a look after every 10 prompts."""
     random = np.random.default_rng(3)

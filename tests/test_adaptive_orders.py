@@ -43,6 +43,7 @@ def scanned(store: Store) -> None:
     assert run.finish() == []
 
 
+@pytest.mark.slow
 def test_figures_of_stored_scans(tmp_path: Path) -> None:
     store = Store(tmp_path)
     scanned(store)
@@ -61,6 +62,7 @@ def test_figures_of_stored_scans(tmp_path: Path) -> None:
         assert float(figures["interval_coverage"]) > 0.9
 
 
+@pytest.mark.slow
 def test_incomplete_grids_are_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     prompts = [prompt("0"), prompt("1")]

@@ -40,6 +40,7 @@ def assert_judged(scan: Any, found: Run, folder: Path) -> None:
     assert set(decisions["cells"]) == {len(expected.prompt_ids)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan.freeze} {scan.effect} {scan.receiver}")
 def test_rows_and_verdicts_are_those_of_the_full_scan_judged(scan: Any, tmp_path: Path) -> None:
     found = run(scan, tmp_path / "adaptive")
@@ -50,6 +51,7 @@ def test_rows_and_verdicts_are_those_of_the_full_scan_judged(scan: Any, tmp_path
     assert found.figure() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_a_run_that_is_stopped_anywhere_goes_on(after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, compute = [], Replica.run

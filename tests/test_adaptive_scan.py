@@ -17,7 +17,7 @@ from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.face import Run
 from mathinterp.store import Store
-from tests.adaptive_case import model, prompts, twin
+from tests.adaptive_case import cells, model, prompts, twin
 
 SCANS = [
     Heads(decide=20),
@@ -34,12 +34,7 @@ def run(scan: Any, store: Path, asked: Any = None) -> Run:
     return mi.run(scan, model(), list(asked or prompts()), store=str(store), progress=False)
 
 
-def cells(found: Run, table: str) -> pd.DataFrame:
-    rows = found.table(table)
-    rows["head"] = rows.get("head", pd.Series(-1, index=rows.index))
-    return rows.sort_values(["layer", "head", "prompt_id", "position"]).reset_index(drop=True)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan.name} {scan.ablation} {scan.scoring} {scan.decide}")
 def test_rows_and_verdicts_are_those_of_the_full_scan_judged(scan: Any, tmp_path: Path) -> None:
     expected, found = twin(scan, tmp_path / "twin", prompts()), run(scan, tmp_path / "adaptive")
@@ -60,6 +55,7 @@ def test_rows_and_verdicts_are_those_of_the_full_scan_judged(scan: Any, tmp_path
         np.testing.assert_allclose(decisions[column].to_numpy(float), values.astype(float), rtol=1e-12, err_msg=column)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", SCANS[:1] + SCANS[3:], ids=lambda scan: f"{scan.name} {scan.ablation}")
 def test_the_rows_are_those_of_an_undisturbed_full_scan(scan: Any, tmp_path: Path) -> None:
     full = cells(run(scan.whole(), tmp_path), scan.node_table)
@@ -74,6 +70,7 @@ def test_the_rows_are_those_of_an_undisturbed_full_scan(scan: Any, tmp_path: Pat
     assert not base.duplicated(["prompt_id", "position"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 3, 6, 9])
 def test_a_run_that_is_stopped_anywhere_goes_on_with_the_same_rows(
     after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +101,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_with_the_same_rows(
     assert run(SCANS[0], tmp_path / "stopped").ended.done == 0
 
 
+@pytest.mark.slow
 def test_a_file_that_was_lost_is_computed_again_and_judged_again(tmp_path: Path) -> None:
     first = run(SCANS[0], tmp_path)
     before = first.table("decisions")
@@ -115,6 +113,7 @@ def test_a_file_that_was_lost_is_computed_again_and_judged_again(tmp_path: Path)
     pd.testing.assert_frame_equal(before, again.table("decisions"))
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_of_their_shard_are_refused(tmp_path: Path) -> None:
     first = run(SCANS[0], tmp_path)
     (tmp_path / f"decisions/run_id={first.id}/shard-00000.parquet").unlink()
@@ -129,6 +128,7 @@ def test_rows_that_are_not_of_their_shard_are_refused(tmp_path: Path) -> None:
         run(SCANS[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_adaptive_runs_are_in_no_view_of_effects(tmp_path: Path) -> None:
     adaptive = run(SCANS[0], tmp_path)
     for view in ("head_effects", "head_operations", "head_rankings", "paper_a_table1", "ablated_prompts"):
@@ -144,6 +144,7 @@ def test_adaptive_runs_are_in_no_view_of_effects(tmp_path: Path) -> None:
     assert [*latest["run_id"]] == [full.id, adaptive.id]
 
 
+@pytest.mark.slow
 def test_the_summary_says_how_many_after_how_little(tmp_path: Path) -> None:
     found = run(SCANS[0], tmp_path)
     table = found.table("decisions")

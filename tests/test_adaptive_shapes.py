@@ -45,6 +45,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [2048, 8192])  # packs that blocks fill, and larger ones
 @pytest.mark.parametrize(("scan", "shards"), CASES, ids=["heads", "mlps"])
 def test_blocks_of_any_size_compile_once_and_give_the_same_rows(
@@ -84,6 +85,7 @@ def test_a_batch_takes_the_edits_that_need_fewest_batches() -> None:
     assert 48 % shape.edits_for(packs=7, wanted=5, most=32) == 0
 
 
+@pytest.mark.slow
 def test_compiling_ahead_leaves_nothing_to_compile(graphs: CompileCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "pays_to_compile", lambda *_: True)
     scan, anatomy = Heads(decide=20), Anatomy(tiny_model("llama"))

@@ -71,6 +71,7 @@ def scanned(*given: str) -> dict:
     return {name: value for name, value in found.items() if name != "seconds"}
 
 
+@pytest.mark.slow
 def test_a_finished_run_loads_neither_torch_nor_transformers(model):
     first = scanned(*words(model))
     assert first["shards_done"] == first["shards"]
@@ -82,6 +83,7 @@ def test_a_finished_run_loads_neither_torch_nor_transformers(model):
     assert {k: v for k, v in again.items() if k not in counts} == {k: v for k, v in first.items() if k not in counts}
 
 
+@pytest.mark.slow
 def test_both_ways_leave_the_same_record(model, long_way):
     run_id = scanned(*words(model))["run_id"]
     record = Path("store", "runs", f"{run_id}.json")
@@ -132,6 +134,7 @@ def test_other_options_are_another_question(model, more):
     assert key(model) != key(model, **more) is not None
 
 
+@pytest.mark.slow
 def test_another_store_and_changed_weights_are_computed(model, long_way):
     first = scanned(*words(model))
     assert scanned(*words(model, "--store", "other"))["shards_done"] == first["shards"]
@@ -147,6 +150,7 @@ def _flipped(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("harm", "table"), [(_flipped, "head_scan"), (Path.unlink, "baseline"), (_flipped, "prompts")])
 def test_what_is_lost_or_damaged_is_computed_again(model, long_way, harm, table):
     first = scanned(*words(model))
@@ -161,6 +165,7 @@ def test_what_is_lost_or_damaged_is_computed_again(model, long_way, harm, table)
     assert next(Path("store").glob(f"{table}/*/*.parquet")).is_file()
 
 
+@pytest.mark.slow
 def test_a_broken_memory_is_none(model, long_way):
     scanned(*words(model))
     (file,) = (again.cache_folder() / "runs").iterdir()
@@ -174,6 +179,7 @@ def test_a_broken_memory_is_none(model, long_way):
     assert long_way == ["heads"] * 2
 
 
+@pytest.mark.slow
 def test_files_that_change_while_they_are_read_are_not_remembered(model, monkeypatch):
     real = run.bound_work
 

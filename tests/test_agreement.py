@@ -30,8 +30,8 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load
 from mathinterp.store import Run, Store
 from tests.exact import PROMPTS
+from tests.scripted_workers import ScriptedWorkers, shards
 from tests.small_store import open_run
-from tests.test_dispatch import ScriptedWorkers, shards
 from tests.tiny import save_tiny, tiny_model
 
 CELLS = Cells(np.array([-1.5, 2.25, 0.0]), np.array([3, 4]))
@@ -255,6 +255,7 @@ def test_weights_start_at_boundaries_whatever_they_were_read_from(tmp_path: Path
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_no_kernel_is_chosen_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In no compilation of a function: torch sets its compiler's global options back after the first."""
     from torch._inductor import config

@@ -384,6 +384,7 @@ def test_the_fingerprint_depends_on_every_field_and_on_the_tokens():
     assert int(prints[0], 16) >= 0
 
 
+@pytest.mark.slow
 def test_the_whole_two_digit_set_is_tokenized_on_every_kind():
     prompts = prompt_set("two_digit")
     texts = [p.text for p in prompts]

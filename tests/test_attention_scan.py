@@ -378,6 +378,7 @@ def test_wide_layers_are_cut_and_an_operand_that_is_missing_is_found_before_any_
 # ---- views and the command ----
 
 
+@pytest.mark.slow
 def test_views_by_hand(tmp_path: Path) -> None:
     store = Store(tmp_path)
     items = [prompt("a"), prompt("b"), prompt("c", "sub"), prompt("d", None)]

@@ -35,6 +35,7 @@ def hooks_of(anatomy: Anatomy) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in anatomy.model.modules())
 
 
+@pytest.mark.slow
 def test_atp_is_the_slope_of_m_along_the_way_to_the_counterfactual(anatomy: Anatomy) -> None:
     values = found(anatomy, "atp", max_tokens=20)  # several batches
     for p, item in list(enumerate(PROMPTS))[::2]:
@@ -64,6 +65,7 @@ smooth = pytest.mark.parametrize(  # a mixture's output jumps where a token goes
 )
 
 
+@pytest.mark.slow
 @smooth
 def test_integrated_gradients_of_the_embedding_sum_to_the_whole_difference(anatomy: Anatomy) -> None:
     values = found(anatomy, "eap-ig-inputs", [EMBEDDING], steps=100)[EMBEDDING]
@@ -71,6 +73,7 @@ def test_integrated_gradients_of_the_embedding_sum_to_the_whole_difference(anato
     np.testing.assert_allclose(values[:, 0], whole, rtol=5e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 @smooth
 def test_integrated_gradients_of_activations_sum_to_exact_patching(anatomy: Anatomy) -> None:
     close = {"rtol": 2e-3, "atol": 0.03 if anatomy.shape.model_type == "opt" else 0.01}  # OPT's ReLU has kinks
@@ -209,6 +212,7 @@ def test_relevance_is_conserved(unbiased: Anatomy) -> None:
     np.testing.assert_allclose(values, [twin.m(unbiased, item) for item in PROMPTS], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_on_a_linear_model_every_gradient_is_exact() -> None:
     """No norms, no activation function, attention that no token can move: relp is atp is exact patching."""
     anatomy = Anatomy(tiny_model("gpt2"))

@@ -94,6 +94,7 @@ def needed(words: str) -> list[str]:
 # ---- JSON ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", TAKES_MODEL)
 def test_every_command_refuses_a_config_that_is_no_json_object(place: Path, words: str) -> None:
     for content in (DEEP, b"null", b"\xff"):
@@ -169,6 +170,7 @@ def drawn(file: Path, work: Callable[[], object], name: str, value: Any) -> None
     assert "\n" not in refusal
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(data=st.data())
 def test_any_value_of_any_field_of_a_config_is_loaded_or_refused(made: Path, data: st.DataObject) -> None:
@@ -180,6 +182,7 @@ def test_any_value_of_any_field_of_a_config_is_loaded_or_refused(made: Path, dat
 # ---- adapters ----
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(name=st.sampled_from(sorted(LoraConfig.__dataclass_fields__)), value=VALUES)
 def test_any_value_of_any_option_of_an_adapter_is_taken_or_refused(made: Path, name: str, value: Any) -> None:

@@ -263,10 +263,10 @@ def test_known_models_are_listed(monkeypatch: pytest.MonkeyPatch, llama: Path, t
     assert list(entries)[:2] == ["bundled", "smollm2"]
     assert entries["bundled"].available
     assert entries["bundled"].shape == (
-        "llama, 3 layers x 4 heads (2 key/value groups), d_model 32, 40 neurons a layer, vocabulary 160"
+        "llama, 3 layers x 4 heads (2 key/value groups), d_model 32, 40 neurons per layer, vocabulary 160"
     )
     assert entries["random:llama-2-7b"].shape == (
-        "llama, 32 layers x 32 heads, d_model 4096, 11008 neurons a layer, vocabulary 32000"
+        "llama, 32 layers x 32 heads, d_model 4096, 11008 neurons per layer, vocabulary 32000"
     )
     monkeypatch.setattr(sources, "BUNDLED_FOLDER", tmp_path / "absent")
     bundled = known_models()[0]

@@ -32,9 +32,8 @@ from mathinterp.report.page import write_report
 from mathinterp.store import Store
 from tests.exact import PROMPTS
 from tests.neuron_rows import grid
-from tests.neuron_twin import gain, spread
+from tests.neuron_twin import gain, spread, value_row
 from tests.small_store import open_run
-from tests.test_neuron_graph import value_row
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 SEQUENCES = [prompt.input_ids[: prompt.end + 1] for prompt in PROMPTS[:6]]
@@ -246,6 +245,7 @@ def test_each_prompts_heads_are_ranked_by_what_zeroing_them_costs(name: str, tar
     assert set(limited[limited["stage"] == "deep_neuron"]["via_layer"]) == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), [("llama", "gold"), ("gemma2", "predicted")])
 def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None:
     model = Anatomy(tiny_model(name))
@@ -268,6 +268,7 @@ def test_deep_neurons_are_the_neuron_scans_first(name: str, target: str) -> None
         assert all(len(json.loads(tokens)) == 10 for tokens in own["tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_reads_and_shallow_neurons_of_a_prompt_alone_and_among_others(name: str) -> None:
     model, scan = Anatomy(tiny_model(name)), Chain(heads=HEADS_GIVEN, top=5)
@@ -299,6 +300,7 @@ def test_reads_and_shallow_neurons_of_a_prompt_alone_and_among_others(name: str)
     assert (first[first["stage"] == "attention"]["from_neurons"].dropna() == 0).all()
 
 
+@pytest.mark.slow
 def test_summary_adds_up_the_prompts_of_an_operation(tmp_path: Path) -> None:
     model, scan, store = Anatomy(tiny_model("llama")), Chain(n_heads=2, top=4), Store(tmp_path)
     rows = rows_of(scan, model, MADE)

@@ -125,6 +125,7 @@ def test_store_that_is_a_file(tmp_path, tiny_folder):
     assert_one_line(scan(tiny_folder, write(tmp_path / "file", "x")), "file")
 
 
+@pytest.mark.slow
 def test_sql_without_a_store_and_with_a_mistake(tmp_path):
     assert_one_line(run("sql", "--store", tmp_path / "none", "SELECT 1"), "no store")
     assert_one_line(run("sql", "--store", tmp_path, "SELECT 1"), "no store")
@@ -195,6 +196,7 @@ def test_nan_weights(tmp_path, tiny_folder):
     assert_one_line(run("selftest", "--model", folder), "model.norm.weight", "NaN")
 
 
+@pytest.mark.slow
 def test_plan_counts_what_a_scan_would_store(tiny_folder):
     planned = json.loads(run("plan", "heads", "--model", tiny_folder, "--limit", "400", "--json").stdout)
     assert planned["evaluations"] == 400 * (12 + 1)
@@ -208,6 +210,7 @@ def test_plan_counts_what_a_scan_would_store(tiny_folder):
     assert f"mathinterp scan mlps --model {tiny_folder} --limit 8" in shown
 
 
+@pytest.mark.slow
 def test_prompts_as_the_model_sees_them(tmp_path, tiny_folder):
     shown = run("prompts", "--model", tiny_folder, "--limit", "4")
     assert "4 prompts" in shown.stdout
@@ -217,6 +220,7 @@ def test_prompts_as_the_model_sees_them(tmp_path, tiny_folder):
     assert all(json.loads(line)["counterfactual"] for line in out.read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_selftest_holds_on_a_tiny_model(tiny_folder):
     result = run("selftest", "--model", tiny_folder, "--dtype", "float64", "--json")
     checks = json.loads(result.stdout)["checks"]
@@ -345,6 +349,7 @@ def small_store(tmp_path, monkeypatch):
     return tmp_path / "store"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_quiet_leaves_results_and_errors_only(small_store, where):
     (small_store / "baseline" / "run_id=x").mkdir()
@@ -369,6 +374,7 @@ def test_verbose_shows_where_an_error_comes_from(tmp_path):
     assert shown.stderr.splitlines()[-1].startswith("mathinterp: there is no store")
 
 
+@pytest.mark.slow
 def test_the_last_line_says_where_the_results_are_and_how_to_see_more(small_store):
     last = run("sql", "--store", small_store).stdout.splitlines()[-1]
     assert last == "Results: store (see more: 'mathinterp sql --store store', 'mathinterp report --store store')"

@@ -42,8 +42,8 @@ from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import prompts_fingerprint
-from tests.test_gguf import save_tiny_gguf
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_tokenizer
+from tests.tiny_gguf import save_tiny_gguf
 from tests.toy_scan import ToyScan
 
 LAYERS = 6  # twice those of the stand-in
@@ -111,6 +111,7 @@ def run_all(scan: Experiment, resolved: ResolvedModel, prompts: Sequence[Tokeniz
 # ---- nothing is left to compile ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loaded_model_compiles_nothing_and_answers_the_same(
     family: str, graphs: CompileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,7 @@ def test_the_loaded_model_compiles_nothing_and_answers_the_same(
     assert tables == run_all(scan, resolved, prompts)  # bitwise
 
 
+@pytest.mark.slow
 def test_many_batch_shapes_stay_compiled(graphs: CompileCounter, tmp_path: Path) -> None:
     """torch gives up, with a warning alone, after eight graphs of a function unless told otherwise."""
     resolved = resolve(ModelSpec(str(save_deep(tmp_path / "model", "llama")), dtype="float32"))
@@ -141,6 +143,7 @@ def test_many_batch_shapes_stay_compiled(graphs: CompileCounter, tmp_path: Path)
     assert all(count >= 4 for count in found), found
 
 
+@pytest.mark.slow
 def test_other_scans_and_an_adapter_compile_nothing_either_and_the_stand_in_is_gone(
     graphs: CompileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +270,7 @@ def test_where_nothing_compiles_nothing_is_built(monkeypatch: pytest.MonkeyPatch
     assert compile_ahead(Heads(), resolved, some_prompts(resolved), "cpu") == {}
 
 
+@pytest.mark.slow
 def test_reasons_to_leave_it_are_noted(graphs: CompileCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(ModelSpec("random:llama-tiny"))
     prompts = some_prompts(resolved)
@@ -287,6 +291,7 @@ def test_reasons_to_leave_it_are_noted(graphs: CompileCounter, monkeypatch: pyte
     assert graphs.frame_count == 0
 
 
+@pytest.mark.slow
 def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
     graphs: CompileCounter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def concept_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]
     return store, run.run_id
 
 
+@pytest.mark.slow
 def test_best_attention_layer_levels_and_chance(concept_store: tuple[Store, str]) -> None:
     ask = queries(concept_store[0])
     rows = ask("SELECT * FROM concept_neurons ORDER BY layer, neuron")
@@ -166,6 +167,7 @@ def test_table_forms_and_kept_neurons(concept_store: tuple[Store, str]) -> None:
     assert data["top_tokens"] == 5
 
 
+@pytest.mark.slow
 def test_what_follows_is_the_zeroing_of_the_kept_neurons(concept_store: tuple[Store, str]) -> None:
     results = Results(*concept_store)
     following = Concepts().follow_up(results, ConceptOptions(levels=(2, 9), control_seeds=1, scoring="first_token"))
@@ -185,6 +187,7 @@ def relative_drop(units: dict[str, list[tuple[int, int, int]]], weights: dict[st
     return float((original - sum(after / n for n, _, after in sums.values())) / original)
 
 
+@pytest.mark.slow
 def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     """The interval is that of the infinitesimal jackknife: each prompt's weight moved a little, numerically."""
     rng, store = np.random.default_rng(0), Store(tmp_path)

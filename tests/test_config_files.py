@@ -95,6 +95,7 @@ def test_fields_with_a_letter_wrong(family: str, name: str, meant: str, saved: P
     )
 
 
+@pytest.mark.slow
 def test_fields_that_say_nothing_about_results_are_no_hindrance(saved: Path, tmp_path: Path) -> None:
     """As found in published checkpoints."""
     published: dict[str, dict[str, Any]] = {

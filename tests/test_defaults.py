@@ -41,6 +41,7 @@ def summary_of(
     return results, summarize(results)
 
 
+@pytest.mark.slow
 def test_json_has_fractions_and_the_printed_table_its_units_in_the_header(tmp_path: Path) -> None:
     _, summary = summary_of(tmp_path, 1.0, 10)
     top = summary.data["top"][0]
@@ -57,6 +58,7 @@ def test_shown_leaves_missing_values_and_other_columns_alone() -> None:
     assert table.printed == [{"a (%)": 50.0, "b": 0.5, "c (points)": None}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "cost", "why"),
     [(1.0, 0, "100 % right, and nothing that is out costs 2 points"), (0.0, 0, "never right"), (1.0, 10, None)],
@@ -78,6 +80,7 @@ def test_where_accuracy_ranks_nothing_log_probabilities_are_shown(
         assert "points of accuracy" not in text
 
 
+@pytest.mark.slow
 def test_a_baseline_at_chance_ranks_nothing(tmp_path: Path) -> None:
     """Two gold tokens, so that half of the answers are right by guessing."""
     asked = [prompt(f"p{i}", "yes", carry=("memorize",)) for i in range(40)]
@@ -103,6 +106,7 @@ def test_the_least_q_is_what_the_statistics_give_when_one_head_moves_every_promp
     assert smallest_q(prompts_needed(64) - 1, 64) >= 0.05 > smallest_q(prompts_needed(64), 64)
 
 
+@pytest.mark.slow
 def test_too_few_prompts_for_a_small_q_are_told(tmp_path: Path) -> None:
     _, few = summary_of(tmp_path / "few", 1.0, 3, prompts=4)
     (line,) = [line for line in few.warnings if "too few prompts" in line]
@@ -114,6 +118,7 @@ def test_too_few_prompts_for_a_small_q_are_told(tmp_path: Path) -> None:
     assert not [line for line in enough.warnings if "too few prompts" in line]
 
 
+@pytest.mark.slow
 def test_prompts_without_operation_are_shown_once_and_their_queries_have_rows(tmp_path: Path) -> None:
     results, summary = summary_of(tmp_path, 1.0, 10, operations=(None,))
     for part in summary.parts:
@@ -181,6 +186,7 @@ def test_misspelt_sets_and_adapters_suggest_near_names() -> None:
         resolve(ModelSpec("bundled", "smollm2_arithmetic"))
 
 
+@pytest.mark.slow
 def test_nothing_warns_on_a_store_of_finished_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="mathinterp"):
         results, _ = summary_of(tmp_path, 1.0, 10)

@@ -69,6 +69,7 @@ def test_files_named_in_the_readme_exist():
 VIEWS = ("head_scan", "mlp_scan", "baseline", "head_effects", "mlp_effects", "paper_a_table1", "runs", "prompts")
 
 
+@pytest.mark.slow
 def test_views_named_in_the_readme_exist(tmp_path):
     rows = Store(tmp_path).rows("SELECT view_name AS name FROM duckdb_views() WHERE NOT internal")
     views = {row["name"] for row in rows}

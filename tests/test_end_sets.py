@@ -13,7 +13,7 @@ from mathinterp.engine.scores import Scores
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Head
-from tests import test_scans
+from tests import ablation_twin
 from tests.exact import PROMPTS, assert_same
 from tests.head_sets import BASE, SETS, WITH_BASE, of_heads, resampled, zeros
 
@@ -38,7 +38,7 @@ def test_end_rows_equal_plain_passes(anatomy: Anatomy) -> None:
 
 
 def test_a_base_of_other_values_is_computed_again() -> None:
-    anatomy = Anatomy(test_scans.tiny_model("llama"))
+    anatomy = Anatomy(ablation_twin.tiny_model("llama"))
     engine, first = EndRows(anatomy, PROMPTS), resampled(anatomy)
     other = {layer: replace(item, rows=2 * item.rows) for layer, item in first.items() if item.rows is not None}
     for values in (first, other):
@@ -47,7 +47,7 @@ def test_a_base_of_other_values_is_computed_again() -> None:
 
 
 def test_an_edit_of_every_token_is_refused_and_nan_names_heads_and_prompt() -> None:
-    anatomy = Anatomy(test_scans.tiny_model("llama"))
+    anatomy = Anatomy(ablation_twin.tiny_model("llama"))
     engine, item = EndRows(anatomy, PROMPTS), resampled(anatomy)[1]
     with pytest.raises(AssertionError, match="every token"):
         engine.run(of_heads([[Head(0, 1)]], zeros(anatomy)))
@@ -65,7 +65,7 @@ def test_an_edit_of_every_token_is_refused_and_nan_names_heads_and_prompt() -> N
 
 @pytest.mark.parametrize("ablation", ["mean", "resample", "zero"])
 def test_iterative_masking_is_the_same_on_end_rows(ablation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    on = test_scans.subject(test_scans.tiny_model("llama"))
+    on = ablation_twin.subject(ablation_twin.tiny_model("llama"))
     scan = Iterative(ablation, "end", steps=3, rank_by="logprob")
     assert scan.only_end
     assert not Iterative(ablation, "end", scoring="token").only_end

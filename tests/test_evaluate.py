@@ -119,6 +119,7 @@ def test_prompt_sets_and_files_are_tasks_too(tmp_path: Path) -> None:
         prepare_jobs(["svamp"], ModelSpec(), Settings(examples="mine"))
 
 
+@pytest.mark.slow
 def test_what_a_model_was_made_from(tmp_path: Path) -> None:
     base = save_tiny(tmp_path / "base", "llama")
     own = resolve(ModelSpec(str(base))).fingerprint
@@ -153,6 +154,7 @@ def with_ends(folder: Path, ends: object, **more: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_other_end_tokens_make_another_run_and_the_same_ones_do_not(data: Path, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", "llama")
 
@@ -240,6 +242,7 @@ def fill(store: Store, model: str, task: str, hits: str, method: str = "base", b
     return run.run_id
 
 
+@pytest.mark.slow
 def test_views_by_hand(tmp_path: Path) -> None:
     store = Store(tmp_path)
     before, after = "1111100000" * 4, "1111011110" * 3 + "1111111111"
@@ -301,6 +304,7 @@ def item_part(n: int, gained: int, lost: int) -> Part:
     return Part(n, gained / n, lost / n, n / (1 + 0.3 / (gained + lost + 1)))
 
 
+@pytest.mark.slow
 def test_many_changed_items_and_a_single_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     fill(store, "b", "gsm8k", "1" * 300 + "0" * 400)

@@ -73,6 +73,7 @@ def test_the_import_and_the_help_are_quick() -> None:
     assert min(seconds) < 0.5
 
 
+@pytest.mark.slow
 def test_names_are_there_at_the_first_use() -> None:
     assert {*NAMES, "UserError"} == set(mi.__all__) <= set(dir(mi))
     printed = without_warm_up("import mathinterp as mi; print(*(getattr(mi, name) is not None for name in mi.__all__))")
@@ -235,6 +236,7 @@ def test_results_as_pandas_arrow_and_polars(run: Run, monkeypatch: pytest.Monkey
         rows.polars()
 
 
+@pytest.mark.slow
 def test_a_model_may_be_given_by_its_name(tmp_path: Path) -> None:
     prompts = mi.prompts("two_digit", limit=4)
     asked = mi.experiments.Heads(heads="0.1")

@@ -87,6 +87,7 @@ def test_the_tokenizer_changes_it(folder: Path) -> None:
     assert fingerprint_of(folder) not in (before, changed)
 
 
+@pytest.mark.slow
 def test_the_adapter_changes_it(folder: Path, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter")
     other = save_adapter(tmp_path / "other", seed=1)
@@ -99,6 +100,7 @@ def test_the_adapter_changes_it(folder: Path, tmp_path: Path) -> None:
     assert fingerprint_of(folder, adapter) == found[1]
 
 
+@pytest.mark.slow
 def test_what_an_adapter_does_to_its_base_changes_it(folder: Path, tmp_path: Path) -> None:
     """PiSSA and OLoRA take other parts out of the base when the same A and B are loaded."""
     adapter = save_adapter(tmp_path / "adapter")
@@ -114,6 +116,7 @@ def test_what_an_adapter_does_to_its_base_changes_it(folder: Path, tmp_path: Pat
     assert fingerprint_of(folder, adapter) not in found.values()
 
 
+@pytest.mark.slow
 def test_the_order_in_which_peft_wrote_a_set_of_modules_is_no_other_adapter(folder: Path, tmp_path: Path) -> None:
     options = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], exclude_modules=["lm_head", "up_proj"])
     get_peft_model(tiny_model("llama", dtype=torch.float32), options).save_pretrained(tmp_path / "adapter")

@@ -33,6 +33,7 @@ from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store, query
 from mathinterp.store.manifest import Run
 from mathinterp.tuning.edit import export_edited, zero_columns
+from tests.gender_reader import save_reader
 from tests.statistics_twin import student_interval, student_p_value
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
@@ -227,6 +228,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, A
     return query.json_rows(query.arrow(connection, sql))
 
 
+@pytest.mark.slow
 def test_bias_and_perplexity_by_hand(tmp_path) -> None:
     """Two professions a stereotype, two sentences; numbers computed here again from the log-probabilities."""
     import pyarrow as pa
@@ -310,17 +312,6 @@ def test_bias_and_perplexity_by_hand(tmp_path) -> None:
 
 
 # The command
-
-
-def save_reader(folder):
-    """A tiny model whose tokenizer reads the gender prompts: words it lacks become letters of its vocabulary."""
-    prompts = contrast_prompts() + bias_prompts()
-    words = {word for p in prompts for word in f"{p.text} {p.answer}".replace("'", " ' ").split()}
-    known = set(tiny_tokenizer().get_vocab())
-    extra = sorted(words - known)
-    tiny_model("llama", dtype=torch.float32).save_pretrained(folder)
-    tiny_tokenizer(extra).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.ray

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,8 @@ from mathinterp.errors import UserError
 from mathinterp.models import gguf_files, sources
 from mathinterp.models.catalog import ModelSpec, known_models, load, resolve
 from mathinterp.models.loading import load_weights
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import tiny_model
+from tests.tiny_gguf import save_tiny_gguf
 
 USERS_CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 
@@ -30,42 +30,6 @@ def message(name: str) -> str:
         resolve(ModelSpec(name))
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def save_tiny_gguf(file: Path) -> Path:
-    """The tiny Llama as llama.cpp's converter would write it, unquantised (q and k rows interleaved for its rotary)."""
-    model, tokenizer = tiny_model("llama", dtype=torch.float32), tiny_tokenizer()
-    config = model.config
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    tokens = tokenizer.convert_ids_to_tokens(range(config.vocab_size))
-    tokens[-3:] = ["a", "n", "an"]  # the merge below needs them
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    writer.add_token_merges(["a n"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        for kind, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
-            if kind in name:
-                tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        base, suffix = name.rsplit(".", 1)
-        writer.add_tensor(f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
 
 
 def test_the_map_of_tensor_names_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def test_a_file_computes_what_its_model_computes(case: str, tmp_path: Path) -> N
     assert_computes(write_gguf(tmp_path / "tiny.gguf", drawn_model(config), changed=off), config)
 
 
+@pytest.mark.slow
 def test_a_window_that_the_loader_does_not_read(tmp_path: Path) -> None:
     """Phi-3's is given to the config; Llama's layers have no place for one."""
     config = changed_config("phi3", sliding_window=4)
@@ -100,6 +101,7 @@ def test_a_window_that_the_loader_does_not_read(tmp_path: Path) -> None:
     assert_computes(beyond, changed_config("llama"))  # 512 positions are all there are
 
 
+@pytest.mark.slow
 def test_linear_rope_scaling_is_applied_and_others_are_refused(tmp_path: Path) -> None:
     scaling = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     config = changed_config("llama", rope_parameters=scaling)
@@ -115,6 +117,7 @@ def test_linear_rope_scaling_is_applied_and_others_are_refused(tmp_path: Path) -
     )
 
 
+@pytest.mark.slow
 def test_the_rotary_factors_of_llama_3_are_applied(tmp_path: Path) -> None:
     """The converter writes them as a tensor, which transformers passes over."""
     config = changed_config("llama", head_dim=64, rope_parameters=dict(LLAMA3_ROPE, rope_theta=500000.0))
@@ -169,6 +172,7 @@ def test_settings_without_a_place(family: str, key: str, value: Any, instead: st
     )
 
 
+@pytest.mark.slow
 def test_settings_that_are_left_out_mean_what_llama_cpp_takes(tmp_path: Path) -> None:
     """Heads that share the width, rotated whole, with a base of 10,000; the config class may have others."""
     for family in ("llama", "qwen2", "qwen3"):
@@ -209,6 +213,7 @@ def test_gemma_2_of_a_size_whose_attention_scale_is_not_known(tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_gemma_2_27b_has_an_attention_scale_of_its_own(tmp_path: Path) -> None:
     config = changed_config("gemma2", num_hidden_layers=46, head_dim=128, query_pre_attn_scalar=8, layer_types=None)
     file = write_gguf(tmp_path / "tiny.gguf", drawn_model(config))

@@ -103,6 +103,7 @@ def test_texts_are_cut_as_the_kind_says(kind: str, tmp_path: Path) -> None:
     assert_reads_as(save(tmp_path, vocabulary_of(tokenizer, pre=kind, add_bos_token=False)), tokenizer)
 
 
+@pytest.mark.slow
 def test_the_kinds_do_differ() -> None:
     readings = {kind: tuple(tuple(byte_level(kind).encode(text).ids) for text in TEXTS) for kind in KINDS}
     assert len(set(readings.values())) == len(KINDS)
@@ -149,6 +150,7 @@ def test_a_bos_that_has_no_id(tmp_path: Path) -> None:
     assert refusal(save(tmp_path, vocabulary)) == "adds BOS but has no tokenizer.ggml.bos_token_id"
 
 
+@pytest.mark.slow
 def test_settings_of_a_tokenizer_that_are_not_known(tmp_path: Path) -> None:
     plain = vocabulary_of(byte_level("gpt-2"), pre="gpt-2")
     for name in ("add_sep_token", "remove_extra_whitespaces"):

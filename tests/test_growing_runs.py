@@ -20,10 +20,9 @@ from mathinterp.cluster.replica import Replica
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
 from mathinterp.models.handle import HeldSource
-from tests.adaptive_case import model, prompts, twin
+from tests.adaptive_case import cells, model, prompts, twin
 from tests.killing import FINISHED, kill_midway
-from tests.test_adaptive_scan import cells
-from tests.test_dispatch import ScriptedWorkers, keys
+from tests.scripted_workers import ScriptedWorkers, keys
 from tests.tiny import save_tiny
 
 SCAN = Heads(decide=20)
@@ -152,6 +151,7 @@ def several(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(Here, "placement", lambda place, shards, size: Placement(len(request.param), 0, 1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [(1, 1, 1, 1, 1), (1, 4, 2)], indirect=True)
 def test_what_ran_too_much_is_kept_and_said_and_changes_no_decision(several: None, tmp_path: Path) -> None:
     expected = twin(SCAN, tmp_path / "twin", prompts())
@@ -169,6 +169,7 @@ def test_what_ran_too_much_is_kept_and_said_and_changes_no_decision(several: Non
     assert found.ended.done == found.ended.shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [(1, 3, 2, 5)], indirect=True)
 @pytest.mark.parametrize("after", [2, 5, 8])
 def test_many_replicas_stopped_and_resumed_by_one(

@@ -25,7 +25,7 @@ from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
-from tests.test_dispatch import all_keys, keys, shards
+from tests.scripted_workers import all_keys, keys, shards
 from tests.toy_scan import ToyScan
 
 MODEL = ModelSpec("random:llama-tiny")
@@ -120,6 +120,7 @@ def test_a_file_that_is_there_is_not_waited_for(monkeypatch):
     assert (workers.abandoned, workers.clock.now < 100) == ([], True)
 
 
+@pytest.mark.slow
 def test_receipts_of_found_files_are_those_of_the_files(tmp_path):
     store = Store(tmp_path)
     run_scan(ToyScan(3), MODEL, PROMPTS, str(tmp_path), progress=False)
@@ -223,6 +224,7 @@ def count_evaluations(ended: threading.Event) -> None:
         batching.evaluated += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "stands"),
     [
@@ -250,6 +252,7 @@ def test_what_waits_for_ever_is_told_from_what_computes(monkeypatch, work, stand
     assert (max(found) > 1.0, seen.still()) == (stands, 0.0)
 
 
+@pytest.mark.slow
 def test_a_run_in_this_process_warns_of_a_shard_that_does_not_move(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(vital, "LOOK_SECONDS", 0.2)
     monkeypatch.setattr(dispatch, "SILENCE", 1.0)

@@ -1,6 +1,5 @@
 """Answers of lm-evaluation-harness and of our own decoding against plain forward passes, one at a time, no cache."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from mathinterp.evaluation.greedy import GreedyDecoder
 from mathinterp.evaluation.harness import Harness, require_harness
 from mathinterp.evaluation.items import read_examples, read_items
 from mathinterp.evaluation.numbers import final_number, starts_with_answer
-from mathinterp.evaluation.task_files import TaskFile, own_examples, task_file
+from mathinterp.evaluation.task_files import own_examples, task_file
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import Prompt, load_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
+from tests.harness_twin import WORD_ITEMS, decode_by_hand, small
 from tests.small_benchmarks import write_benchmarks
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -31,17 +31,6 @@ def by_hand(model: Any, ids: list[int], start: int) -> float:
     return sum(float(logprobs[i - 1, ids[i]]) for i in range(start, len(ids)))
 
 
-def decode_by_hand(model: Any, ids: list[int], new: int) -> list[int]:
-    """The largest logit again and again, the whole sequence read anew each time."""
-    ids = list(ids)
-    start = len(ids)
-    for _ in range(new):
-        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        if ids[-1] == 2:  # </s>
-            break
-    return ids[start:]
-
-
 CHOICE_ITEMS = [
     {"question": question, "choices": choices, "target": target, "subset": "x", "item_id": question}
     for question, choices, target in [
@@ -52,6 +41,7 @@ CHOICE_ITEMS = [
 ]
 
 
+@pytest.mark.slow
 def test_log_likelihoods_are_those_of_plain_passes(anatomy: Anatomy) -> None:
     task, tokenizer = task_file("commonsense_qa"), tiny_tokenizer("ABCDE")
     tested = Harness(anatomy.model, tokenizer)
@@ -68,18 +58,7 @@ def test_log_likelihoods_are_those_of_plain_passes(anatomy: Anatomy) -> None:
         assert not answer.truncated
 
 
-def small(task: TaskFile, new: int = 8, **changes: Any) -> TaskFile:
-    """The task, with responses of at most ``new`` tokens."""
-    settings = {**task.config["generation_kwargs"], "max_gen_toks": new}
-    return replace(task, config={**task.config, "generation_kwargs": settings, **changes})
-
-
-WORD_ITEMS = [
-    {"question": question, "target": "7", "subset": "add", "item_id": question}
-    for question in ("What is 3 plus 4 ?", "What is the sum of 1 and 2 and 3 and 4 plus 5 minus 6 times 7 ?", "two ?")
-]
-
-
+@pytest.mark.slow
 def test_generated_text_is_that_of_greedy_decoding_by_hand(anatomy: Anatomy) -> None:
     task, tokenizer = small(task_file("svamp")), tiny_tokenizer()
     anatomy.model.generation_config.repetition_penalty = 5.0  # as some chat models have it: no greedy decoding

@@ -23,6 +23,7 @@ def packed_engine(anatomy: Anatomy) -> PackedEngine:
     return PackedEngine(anatomy, PROMPTS, private_from=[p.end for p in PROMPTS], max_tokens=300, edits_per_batch=2)
 
 
+@pytest.mark.slow
 def test_a_set_over_layers_equals_zeroed_columns_of_all_its_heads(anatomy: Anatomy) -> None:
     clean = one_at_a_time(anatomy, PROMPTS)
     packed = packed_engine(anatomy).replay.run(of_heads(SETS, zeros(anatomy)))

@@ -54,6 +54,7 @@ def test_no_flipped_bit_of_a_data_page_gives_other_values_in_silence(tmp_path: P
     assert found >= 80
 
 
+@pytest.mark.slow
 def test_a_footer_that_duckdb_alone_cannot_read_never_breaks_the_rest(filled) -> None:
     store, _run = filled
     path = next(Path(store.url).glob("prompts/*/prompts.parquet"))
@@ -85,6 +86,7 @@ def another_answer(path: Path) -> None:
     pq.write_table(changed.cast(table.schema), path, write_page_checksum=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [another_answer, lambda path: flip(path, path.stat().st_size - 40)])
 def test_a_changed_prompts_file_that_every_reader_takes_is_found(filled, change) -> None:
     store, run = filled
@@ -103,6 +105,7 @@ def test_a_changed_prompts_file_that_every_reader_takes_is_found(filled, change)
     assert CliRunner().invoke(main, ["check", "--store", store.url]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_prompts_of_an_early_version_get_their_checksum_when_asked_for_again(filled) -> None:
     store, run = filled
     kept = sorted(Path(store.url).glob("*/*/*.sha256"))
@@ -180,6 +183,7 @@ def test_rows_count_only_from_shards_that_the_record_lists_with_their_number_of_
     assert f"{fewer}: it has 2 rows, and the record of its run says 3" in seen.problems[0]
 
 
+@pytest.mark.slow
 def test_missing_prompts_are_named(filled) -> None:
     store, _ = filled
     assert len(Store(store.url).rows("SELECT * FROM head_effects")) == 2
@@ -235,6 +239,7 @@ def footer(path: Path, config: bytes) -> None:
     pq.write_table(pq.read_table(path).replace_schema_metadata({b"mathinterp": config}), path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "odd", ["pipe", "loop", "folder loop", "list", "number", "deep", "garbled page", "views", "views pipe"]

@@ -44,6 +44,7 @@ def interrupted(process: subprocess.Popen, number: signal.Signals) -> None:
     assert not any(word in said for word in ("Aborted", "Segmentation", "Fatal", "Exception ignored"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.5, 1.0, 2.0])
 def test_while_modules_are_imported(number, seconds, tmp_path):

@@ -25,7 +25,7 @@ from mathinterp.models.anatomy import model_shape
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts import Prompt
 from mathinterp.store import Store
-from tests import test_scans
+from tests import ablation_twin
 from tests.head_sets import RANKING
 from tests.statistics_twin import Unit, effects_by_operation
 from tests.tiny import save_tiny, tiny_config
@@ -67,7 +67,7 @@ def units_of(on: Subject, scores: Scores) -> list[Unit]:
 
 
 def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
-    on = test_scans.subject(test_scans.tiny_model("llama"))
+    on = ablation_twin.subject(ablation_twin.tiny_model("llama"))
     scan = Iterative("zero", steps=3)
     shards = scan.shards(on.anatomy.shape, on.prompts)
     assert [shard.cost for shard in shards] == [12, 11, 10], "the first step is dispatched first"
@@ -93,7 +93,7 @@ def test_iterative_masking_is_greedy_and_resumes_by_step() -> None:
 
 @pytest.mark.parametrize("scoring", ["token", "first_token", "exact_match"])
 def test_operation_means_are_those_of_the_statistics(scoring: str) -> None:
-    on = test_scans.subject(test_scans.tiny_model("llama"))
+    on = ablation_twin.subject(ablation_twin.tiny_model("llama"))
     scan = Knockout("zero", scoring=scoring, heads=RANKING, key=())
     state = scan.prepare(on)
     scores = many_layers(state.engine).run([zeroed(on.anatomy, RANKING[:1])])
@@ -120,6 +120,7 @@ def test_mistakes_in_iterative_masking(changes: dict[str, Any], message: str) ->
         Iterative(**changes).shards(model_shape(tiny_config("llama")), [])
 
 
+@pytest.mark.slow
 def test_steps_that_the_store_has_are_known_before_anything_loads(tmp_path: Path) -> None:
     store, spec, prompts = Store(tmp_path / "s"), ModelSpec(str(save_tiny(tmp_path / "llama", "llama"))), [SUM]
     asked = Iterative("zero", steps=2)

@@ -2,18 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 from mathinterp.cli.main import main
-from mathinterp.engine.hooks import edited_input
 from mathinterp.errors import UserError
 from mathinterp.experiments.chosen_heads import chosen_heads
 from mathinterp.experiments.controls import layer_matched_heads, random_heads
@@ -21,9 +17,9 @@ from mathinterp.experiments.knockout import Knockout, Sentence
 from mathinterp.experiments.knockout.figure import draw
 from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import model_shape
-from mathinterp.models.units import Head
 from mathinterp.store import Store
-from tests import test_scans
+from tests import ablation_twin
+from tests.ablation_twin import slow_rows
 from tests.head_sets import RANKING
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 
@@ -60,28 +56,7 @@ def test_layer_matched_heads_have_the_layers_of_the_key_heads() -> None:
 # ---- the scan, on prompts with counterfactuals ----
 
 
-def slow_rows(family: str, heads: Sequence[Head], ablation: str, positions: str) -> test_scans.Rows:
-    """One prompt a forward pass, plain hooks in every edited layer, the new values from the twin of the head scan."""
-    model, rows = test_scans.tiny_model(family), {}
-    twins = {layer: test_scans.Twin(model, "head", layer, ablation, positions) for layer, _ in heads}
-    for number, item in enumerate(test_scans.PROMPTS):
-        with ExitStack() as hooks:
-            for layer, head in heads:
-                new = twins[layer].new[number]
-                tokens = slice(None) if positions == "all" else slice(item.end, item.end + 1)
-
-                def put(value: torch.Tensor, new=new, tokens=tokens, head=head) -> torch.Tensor:
-                    value = value.clone()
-                    columns = slice(head * test_scans.D_HEAD, (head + 1) * test_scans.D_HEAD)
-                    value[0, tokens, columns] = new[tokens, columns]
-                    return value
-
-                hooks.enter_context(edited_input(test_scans.site_of(model, "head", layer), put))
-            logits = model(torch.tensor([item.fed])).logits[0]
-        rows |= test_scans.rows_of(logits, item)
-    return rows
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ablation", "positions"), [("mean", None), ("mean", "all"), ("zero", None), ("resample", None)]
 )
@@ -89,14 +64,14 @@ def slow_rows(family: str, heads: Sequence[Head], ablation: str, positions: str)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_knockout_rows_equal_their_twin(family: str, engine: str, ablation: str, positions: str | None) -> None:
     scan = Knockout(ablation, positions, engine=engine, heads=RANKING, key=(), ks=(0, 1, 3), control_seeds=1)
-    on = test_scans.subject(test_scans.tiny_model(family))
-    found = test_scans.run_all(scan, on)
-    assert_rows = test_scans.assert_rows
-    assert_rows(test_scans.rows_where(found["baseline"]), slow_rows(family, [], ablation, scan.edited_positions))
+    on = ablation_twin.subject(ablation_twin.tiny_model(family))
+    found = ablation_twin.run_all(scan, on)
+    assert_rows = ablation_twin.assert_rows
+    assert_rows(ablation_twin.rows_where(found["baseline"]), slow_rows(family, [], ablation, scan.edited_positions))
     for ranking in ("effect", "random", "random_layer"):
         for k in (1, 3):
             heads = scan.heads_of(on.anatomy.shape, ranking, 0, k)
-            rows = test_scans.rows_where(found["knockout_scan"], ranking=ranking, k=k)
+            rows = ablation_twin.rows_where(found["knockout_scan"], ranking=ranking, k=k)
             assert_rows(rows, slow_rows(family, heads, ablation, scan.edited_positions))
             stored = [r for r in found["knockout_heads"].to_pylist() if (r["ranking"], r["k"]) == (ranking, k)]
             assert [(r["place"], (r["layer"], r["head"])) for r in stored] == list(enumerate(heads, start=1))

@@ -82,6 +82,7 @@ def test_knockout_curve_by_hand(tmp_path: Path) -> None:
     assert point(1, "sub")["low"] == 0, "one prompt says nothing"
 
 
+@pytest.mark.slow
 def test_knockout_summary_by_hand(tmp_path: Path) -> None:
     store, _ = curve_store(tmp_path)
     rows = {row["operation"]: row for row in store.rows("SELECT * FROM knockout_summary")}
@@ -96,6 +97,7 @@ def test_knockout_summary_by_hand(tmp_path: Path) -> None:
     assert (band["seeds"], band["accuracy"], band["lowest"], band["highest"]) == (2, 0.875, 0.75, 1.0)
 
 
+@pytest.mark.slow
 def test_whole_answers_and_first_tokens_count_as_the_run_says(tmp_path: Path) -> None:
     for scoring, expected in (("exact_match", [0.5, 0.0]), ("first_token", [1.0, 1.0])):
         store, run = curve_store(tmp_path / scoring, scoring)
@@ -106,6 +108,7 @@ def test_whole_answers_and_first_tokens_count_as_the_run_says(tmp_path: Path) ->
         assert [row["accuracy"] for row in rows] == expected
 
 
+@pytest.mark.slow
 def test_head_operations_shows_heads_that_serve_one_operation(tmp_path: Path) -> None:
     prompts = [prompt(f"{op}{i}", op) for op in ("add", "mul") for i in range(20)]
     ids = [p.prompt.prompt_id for p in prompts]
@@ -139,6 +142,7 @@ def test_head_operations_shows_heads_that_serve_one_operation(tmp_path: Path) ->
     assert key_heads_from(store, run, "mul") == ((0, 1),)
 
 
+@pytest.mark.slow
 def test_a_head_that_only_one_operation_needs_is_a_key_head_if_that_is_sure(tmp_path: Path) -> None:
     prompts = [prompt(f"{op}{i}", op) for op in ("add", "sub", "mul", "div") for i in range(100)]
     ids = [p.prompt.prompt_id for p in prompts]
@@ -166,6 +170,7 @@ def test_a_run_that_ranks_no_heads(tmp_path: Path) -> None:
             ranking_from(store, wanted, operation)
 
 
+@pytest.mark.slow
 def test_a_path_scan_ranks_by_the_most_negative_effect_of_its_heads(tmp_path: Path) -> None:
     effects = {("head", 0, 1): -0.2, ("head", 1, 0): -0.6, ("head", 1, 1): 0.3, ("mlp", 1, None): -0.9}
     measures = ("logit_original", "logit_patched", "probability_change", "centred_change")
@@ -186,6 +191,7 @@ def test_a_path_scan_ranks_by_the_most_negative_effect_of_its_heads(tmp_path: Pa
         ranking_from(store, run.run_id, "div")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["heads", "rank_from"])
 def test_named_and_key_heads_are_kept_out_of_the_controls(source: str, tmp_path: Path) -> None:
     ids = [f"add{i}" for i in range(20)]
@@ -203,6 +209,7 @@ def test_named_and_key_heads_are_kept_out_of_the_controls(source: str, tmp_path:
     assert bound.bind(Context(None, (), store)) == bound
 
 
+@pytest.mark.slow
 def test_layer_matched_heads_of_other_layers_are_told(tmp_path: Path) -> None:
     store, run = curve_store(tmp_path, more=("knockout_heads/00000",))
     rows = [("effect", 1, [(0, 0)]), ("random_layer", 1, [(0, 1)]), ("effect", 2, [(0, 0), (0, 2)])]
@@ -217,6 +224,7 @@ def test_layer_matched_heads_of_other_layers_are_told(tmp_path: Path) -> None:
     assert told in summarize(Results(Store(tmp_path), run)).warnings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ablation", ["mean", "zero"])
 def test_the_command_warns_of_means_over_few_prompts(
     ablation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

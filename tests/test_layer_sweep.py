@@ -54,6 +54,7 @@ def test_layers_by_depth() -> None:
     assert (lora_layer(3), deep_layers(3)) == (0, (2,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox"])
 def test_a_trial_is_a_lora_run_of_its_own_and_leaves_no_trace(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
@@ -130,6 +131,7 @@ def gold(prompt: TokenizedPrompt) -> int:
     return prompt.scored[0].token_id
 
 
+@pytest.mark.slow
 @of_neurons
 def test_enhanced_neurons_are_the_first_of_all_layers(anatomy: Anatomy, tmp_path: Path) -> None:
     """Against every neuron's change from two plain passes and the lens, sorted in numpy."""

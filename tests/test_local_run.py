@@ -72,6 +72,7 @@ def record(store: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_a_run_ends_and_a_second_one_computes_nothing(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -90,6 +91,7 @@ def test_a_run_ends_and_a_second_one_computes_nothing(tmp_path: Path) -> None:
     assert (run(ToyScan(5), tmp_path).done, run(ToyScan(5), tmp_path).reused) == (0, 5)
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_computed(tmp_path: Path) -> None:
     run(ToyScan(5), tmp_path)
     whole = rows(tmp_path)
@@ -154,6 +156,7 @@ def test_an_experiment_that_needs_no_prompts_and_what_follows_it(tmp_path: Path)
     assert mi.plan(Widths(), model, store=str(tmp_path)) is None
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_is_resumed_by_its_content(tmp_path: Path) -> None:
     experiment, prompts = mi.experiments.Heads(), mi.prompts("two_digit", limit=6)
     options = {"store": str(tmp_path), "progress": False}

@@ -76,6 +76,7 @@ def test_the_budget_falls_over_the_first_half() -> None:
     assert allowed[0] == pytest.approx(1 - 0.8 / 15)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     anatomy = Anatomy(tiny_model("llama"))
     one, two = (learn(anatomy, PROMPTS, SETTINGS) for _ in range(2))
@@ -88,6 +89,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in anatomy.model.modules())
 
 
+@pytest.mark.slow
 def test_the_one_head_that_matters_stays_open() -> None:
     anatomy = Anatomy(tiny_model("llama"))
     for layer in range(3):

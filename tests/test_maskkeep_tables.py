@@ -24,9 +24,9 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
 from tests.made_prompts import PROMPTS as MADE
+from tests.neuron_store import stored_scan
 from tests.small_store import FINGERPRINT, open_run
 from tests.statistics_twin import Part, Unit, effects_by_operation, part_of, score_interval, student_interval
-from tests.test_neuron_card import stored_scan
 from tests.tiny import tiny_model
 
 # ---- the views ----
@@ -169,6 +169,7 @@ def slow_interval(
     return min(low, wide[0]), max(high, wide[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scoring", ["token", "first_token", "exact_match"])
 @pytest.mark.parametrize("cases", ["correct", "flipped", "all"])
 def test_decreases_and_intervals_by_hand(
@@ -227,6 +228,7 @@ def test_decrease_of_correct_cases_is_the_drop_of_the_ablation_scans(
             assert row["logprob_change"] == pytest.approx(effect.logprob_change)
 
 
+@pytest.mark.slow
 def test_coef_is_the_mean_shrinking_of_the_first_neurons_coefficients(
     filled: tuple[Store, str, str], effects: list[dict]
 ) -> None:
@@ -261,6 +263,7 @@ def test_coef_is_the_mean_shrinking_of_the_first_neurons_coefficients(
                 assert row[column] == pytest.approx(effect["decrease"])
 
 
+@pytest.mark.slow
 def test_in_the_tuned_model_the_other_side_is_the_original(tmp_path: Path) -> None:
     store, run, _ = small_store(tmp_path, model_fingerprint="tuned")
     counted = "SELECT count(*) FROM maskkeep_cases WHERE cases = 'flipped'"  # the original is never wrong here
@@ -268,6 +271,7 @@ def test_in_the_tuned_model_the_other_side_is_the_original(tmp_path: Path) -> No
     assert summarize(Results(store, run), MaskKeepShown("flipped")).data["verdict"].startswith("No prompt counts")
 
 
+@pytest.mark.slow
 def test_summary_shows_the_table_and_says_what_random_neurons_cost(
     filled: tuple[Store, str, str], effects: list[dict]
 ) -> None:
@@ -283,6 +287,7 @@ def test_summary_shows_the_table_and_says_what_random_neurons_cost(
     assert store.rows(found.queries[0]), "the query that is shown gives nothing"
 
 
+@pytest.mark.slow
 def test_each_prompts_neurons_come_in_its_rankings_order(filled: tuple[Store, str, str]) -> None:
     store, _, source = filled
     prompts, run = [MADE[5].prompt, MADE[2].prompt], neuron_run(store, source)
@@ -305,6 +310,7 @@ def command(*words: str | int | Path) -> Result:
     return CliRunner().invoke(main, list(map(str, words)))
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(filled: tuple[Store, str, str]) -> None:
     store, run, source = filled
     for words, message in (

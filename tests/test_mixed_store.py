@@ -34,6 +34,7 @@ def mixed(tmp_path: Path) -> Store:
     return store
 
 
+@pytest.mark.slow
 def test_every_view_answers_beside_runs_of_other_experiments(mixed: Store) -> None:
     with mixed.held():
         for view in catalog().order:
@@ -47,6 +48,7 @@ def test_every_view_answers_beside_runs_of_other_experiments(mixed: Store) -> No
     assert {row["noise"] for row in mixed.rows("SELECT noise FROM head_effects")} == {1 / 20}
 
 
+@pytest.mark.slow
 def test_effects_of_prompts_that_are_gone_are_gone_too(mixed: Store) -> None:
     """Not pooled under another operation: that would be another number."""
     before = mixed.rows("SELECT operation, drop FROM head_effects ORDER BY operation")

@@ -284,6 +284,7 @@ def test_prompts_without_operands_are_refused_among_others() -> None:
 # ---- views and the command ----
 
 
+@pytest.mark.slow
 def test_views_and_the_layer_where_the_answer_overtakes(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = open_run(store, ["mlp_probe/00000"], scan="probe", parameters={})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, Phi3Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
 from mathinterp.engine.alone import alone_deviation, sampled
 from mathinterp.engine.attention_rows import eager_attention, end_attention
@@ -34,29 +34,10 @@ from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.tuning.answers import AnswerLoss
 from mathinterp.tuning.data import Sample
 from mathinterp.tuning.layout import padded
-from tests.test_harness import WORD_ITEMS, decode_by_hand, small
+from tests.harness_twin import WORD_ITEMS, decode_by_hand, small
+from tests.model_configs import CONFIGS, ORIGINAL
 from tests.tiny import VOCABULARY, tiny_model, tiny_tokenizer
 
-ORIGINAL = 12  # tokens up to which frequencies do not depend on the length
-SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
-}  # fmt: skip
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-LONG = {
-    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": ORIGINAL,
-}  # fmt: skip
-CONFIGS = {
-    "dynamic": LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=ORIGINAL, rope_parameters=DYNAMIC),
-    "dynamic-neox": GPTNeoXConfig(
-        **SIZES, max_position_embeddings=ORIGINAL, rope_parameters={**DYNAMIC, "partial_rotary_factor": 0.5}
-    ),
-    "longrope": Phi3Config(
-        **SIZES, num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=ORIGINAL,
-        rope_parameters=LONG,
-    ),
-}  # fmt: skip
 LENGTHS = (4, 5, 11, 12, 12, 13, 14, 20, 30, 30, 7)
 EXACT = 1e-12
 
@@ -147,6 +128,7 @@ def test_an_edited_head_is_that_of_each_prompt_alone(model: PreTrainedModel) -> 
         assert np.abs(found.logprob_EA[0] - np.array(expected)).max() < EXACT
 
 
+@pytest.mark.slow
 def test_what_is_read_at_end_is_that_of_each_sentence_alone(model: PreTrainedModel) -> None:
     expected = ends_alone(model)
     anatomy = Anatomy(model)
@@ -189,6 +171,7 @@ def test_a_long_prompt_leaves_nothing_behind_for_later_ones(model: PreTrainedMod
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_each_prompt_decoded_alone(model: PreTrainedModel) -> None:
     tokenizer = tiny_tokenizer()
     decoder = GreedyDecoder(Anatomy(copy.deepcopy(model)).model, tokenizer)

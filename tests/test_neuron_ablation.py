@@ -10,6 +10,7 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.units import Neuron
 from tests.exact import PROMPTS, assert_same, random_prompts
+from tests.neuron_twin import zero_columns
 from tests.tiny import of_neurons
 
 EXACT = 1e-11
@@ -19,12 +20,6 @@ NEURONS = [Neuron(0, 3), Neuron(0, 17), Neuron(2, 39)]
 def masked(anatomy: Anatomy, layer: int, mask: torch.Tensor) -> Intervention:
     """The neurons of a mask at zero: K, or P K."""
     return (Change("neuron", layer, mask, Value.zero(anatomy, "neuron", layer)),)
-
-
-def zero_columns(anatomy: Anatomy, neurons: list[tuple[int, int]]) -> None:
-    with torch.no_grad():
-        for layer, neuron in neurons:
-            anatomy.value_vectors(layer)[neuron] = 0  # a view of down_proj's weight
 
 
 @of_neurons

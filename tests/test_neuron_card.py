@@ -1,7 +1,6 @@
 """A neuron's card: tokens against the lens itself, ranks and means by hand, the commands."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +13,15 @@ from mathinterp.engine.lens.lens import Lens
 from mathinterp.engine.lens.neurons import NeuronLens
 from mathinterp.engine.lens.top_tokens import top_tokens, value_directions
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Subject
-from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.neurons.card import NeuronCard, card_of, neuron_card, written_tokens
 from mathinterp.experiments.neurons.stored import neuron_run
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import LoadedModel, ModelSpec, load, resolve
+from mathinterp.models.catalog import ModelSpec
 from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts
-from mathinterp.prompts.alignment import tokenize_prompts
-from mathinterp.store import Store, prompts_fingerprint
+from tests.neuron_store import Scanned, stored_scan
 from tests.neuron_twin import gain
-from tests.tiny import of_neurons, save_tiny
+from tests.tiny import of_neurons
 
 NEURONS = [Neuron(0, 3), Neuron(2, 39)]
 
@@ -58,39 +54,9 @@ def test_top_tokens_follow_the_sign_of_the_coefficient() -> None:
 # ---- the card, from a stored run of a tiny model ----
 
 
-@dataclass
-class Scanned:
-    folder: Path
-    loaded: LoadedModel
-    store: Store
-    run_id: str
-
-
 @pytest.fixture(scope="module")
 def scanned(tmp_path_factory: pytest.TempPathFactory) -> Scanned:
     return stored_scan(tmp_path_factory.mktemp("card"))
-
-
-def stored_scan(root: Path) -> Scanned:
-    """A tiny model's folder, and a finished neuron scan of it on 12 prompts, made without Ray."""
-    folder = save_tiny(root / "m", "llama")
-    spec = ModelSpec(str(folder))
-    loaded, resolved = load(spec, "cpu"), resolve(spec)
-    prompts = tokenize_prompts(load_prompts("two_digit", limit=12), loaded.tokenizer)
-    scan = Neurons("head:0.1", keep="topk:20", layers=(1, 2))
-    state, shards = scan.prepare(Subject(loaded.anatomy, prompts)), scan.shards(loaded.anatomy.shape, prompts)
-    store = Store(root / "store")
-    run = store.open_run(
-        scan="neurons", model="tiny", model_fingerprint=resolved.fingerprint, prompts="two_digit limit=12",
-        prompts_fingerprint=prompts_fingerprint(prompts), dtype="float32", parameters=scan.parameters(),
-        code_version="0", shards=[shard.key for shard in shards],
-    )  # fmt: skip
-    store.write_prompts(prompts_fingerprint(prompts), prompts)
-    for shard in shards:
-        store.write_shard(run.run_id, shard.table, shard.index, scan.run(state, shard), {})
-    run.note(scan.notes(state))
-    run.finish()
-    return Scanned(folder, loaded, store, run.run_id)
 
 
 def made_card(scanned: Scanned, neuron: tuple[int, int]) -> NeuronCard:
@@ -98,6 +64,7 @@ def made_card(scanned: Scanned, neuron: tuple[int, int]) -> NeuronCard:
     return card_of(scanned.store, run, Neuron(*neuron), scanned.loaded, "tiny", 6)
 
 
+@pytest.mark.slow
 def test_card_has_the_neurons_means_ranks_prompts_and_tokens(scanned: Scanned) -> None:
     summary = scanned.store.rows("SELECT * FROM neuron_summary ORDER BY change DESC, layer, neuron")
     first = next(row for row in summary if row["operation"] == "mul")  # the neuron that ranks first for products
@@ -147,6 +114,7 @@ def test_tokens_beside_the_first_neurons_of_a_scan(scanned: Scanned) -> None:
     assert (sub["operation"], sub["neuron"], sub["coefficient"]) == ("sub", "2.5", -0.5)
 
 
+@pytest.mark.slow
 def test_mistakes_of_the_card(scanned: Scanned) -> None:
     for neuron, message in (
         ("1.40", r"neuron 1\.40 does not exist: each layer has neurons 0 to 39"),
@@ -164,6 +132,7 @@ def command(*words: str | Path) -> Result:
     return CliRunner().invoke(main, list(map(str, words)))
 
 
+@pytest.mark.slow
 def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
     result = command("neuron", "2.5", "--model", folder, "--store", store.url, "--tokens", "4", "--json")
@@ -178,6 +147,7 @@ def test_command_finds_the_models_only_scan(scanned: Scanned) -> None:
     assert card.verdict.split(".")[0] in shown.stdout
 
 
+@pytest.mark.slow
 def test_scan_neurons_shows_what_its_first_neurons_write(scanned: Scanned) -> None:
     """The stored run is found again: nothing is computed, no Ray starts."""
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
@@ -192,6 +162,7 @@ def test_scan_neurons_shows_what_its_first_neurons_write(scanned: Scanned) -> No
     assert found["tokens"][0]["c v raises"].startswith(repr(raised))
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(scanned: Scanned, tmp_path: Path) -> None:
     folder, store, run_id = scanned.folder, scanned.store, scanned.run_id
     for words, message in (

@@ -33,10 +33,9 @@ from mathinterp.prompts import load_prompts
 from mathinterp.store import Store
 from tests.exact import PROMPTS
 from tests.made_prompts import PROMPTS as MADE
-from tests.neuron_twin import gain, look, spread, times
+from tests.neuron_twin import gain, look, spread, value_row, zero_columns
 from tests.small_store import open_run
 from tests.statistics_twin import student_interval
-from tests.test_neuron_ablation import zero_columns
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 NEURONS = [(2, 7), (0, 3), (1, 39), (0, 17), (2, 20), (1, 0)]
@@ -62,13 +61,6 @@ def read_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
 def key_rows(anatomy: Anatomy, layer: int, neuron: int) -> list[torch.Tensor]:
     """The same times the norm's weight."""
     return [row * gain(anatomy, anatomy.mlp_norm(layer)) for row in read_rows(anatomy, layer, neuron)]
-
-
-def value_row(anatomy: Anatomy, layer: int, neuron: int) -> torch.Tensor:
-    module = anatomy.down_projection(layer)
-    row = module.weight[neuron] if type(module).__name__ == "Conv1D" else module.weight[:, neuron]
-    post = anatomy.family.mlp_post_norm
-    return times(anatomy, row) if post is None else row * gain(anatomy, getattr(anatomy.layers[layer], post))
 
 
 def gradient(anatomy: Anatomy, ids: tuple[int, ...], layer: int, neuron: int) -> torch.Tensor:
@@ -266,6 +258,7 @@ def test_check_is_the_lowest_neurons_column_zeroed(name: str) -> None:
             assert (later["coefficient"] != later["coefficient_zeroed"]).all()
 
 
+@pytest.mark.slow
 def test_table_6_and_agreement_from_the_rows(tmp_path: Path) -> None:
     model, scan = Anatomy(tiny_model("llama")), of_prompts(ks=(6, 3), control_seeds=2)
     store = Store(tmp_path)
@@ -368,8 +361,8 @@ def test_a_neuron_scan_that_does_not_fit_is_refused(scanned: tuple[Path, str]) -
     assert {nodes.graph for nodes in good.graphs} == {prompt.prompt_id for prompt in prompts[:3]}
     others = load_prompts("two_digit", limit=8, seed=1)
     for arguments, message in (
-        (("prompt", 50, None, weights, prompts), "keeps 20 neurons a prompt, not 50; scan with `keep` topk:50 first"),
-        (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons a prompt, not 21"),
+        (("prompt", 50, None, weights, prompts), "keeps 20 neurons per prompt, not 50; scan with `keep` topk:50 first"),
+        (("prompt", 10, (21,), weights, prompts), "keeps 20 neurons per prompt, not 21"),
         (("prompt", 10, None, weights, others), "without prompt"),
     ):
         with pytest.raises(UserError, match=message):

@@ -98,6 +98,7 @@ def test_ties_go_to_the_lower_layer_and_neuron(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [4096, 5])
 def test_summary_of_every_neuron_is_mean_and_spread_over_the_prompts(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ def head_store(folder: Path, noise: dict[str, Any] | None) -> tuple[Store, str]:
     return store, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "sure"), [(0.0, True), (0.4, True), (0.6, False), (None, None)])
 def test_a_drop_is_sure_beyond_the_noise_and_never_where_that_is_unknown(
     share: float | None, sure: bool | None, tmp_path: Path
@@ -65,6 +66,7 @@ def test_a_path_effect_is_sure_beyond_the_noise_and_never_where_that_is_unknown(
     assert found == [{"below": True, "small": True, "sure": sure, "key": sure}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flipped", "sure"), [(0, True), (10, True), (20, False), (None, None)])
 def test_an_interaction_is_sure_beyond_the_noise_of_its_three_drops(
     flipped: int | None, sure: bool | None, tmp_path: Path

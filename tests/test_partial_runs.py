@@ -37,6 +37,7 @@ def mixed(tmp_path: Path) -> tuple[Path, str, str]:
     return tmp_path / "store", whole, partial_run(store, model="m2", model_fingerprint="weights-2")
 
 
+@pytest.mark.slow
 def test_effects_carry_their_runs_model_and_status(mixed: tuple[Path, str, str]) -> None:
     folder, whole, partial = mixed
     rows = Store(folder).rows("SELECT DISTINCT run_id, model, status FROM head_effects ORDER BY model")
@@ -57,6 +58,7 @@ def test_effects_carry_their_runs_model_and_status(mixed: tuple[Path, str, str])
         assert {"run_id", "model", "status"} <= set(columns), view
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "told"),
     [
@@ -84,6 +86,7 @@ def test_the_sql_command_warns_of_the_unfinished_runs_it_reads(
     assert all(f"{partial} (heads: {there} shards)" in line and whole not in line for line in lines)
 
 
+@pytest.mark.slow
 def test_python_readers_are_warned_once(mixed: tuple[Path, str, str], caplog: pytest.LogCaptureFixture) -> None:
     folder, _, partial = mixed
     with caplog.at_level(logging.WARNING, logger="mathinterp"):
@@ -93,6 +96,7 @@ def test_python_readers_are_warned_once(mixed: tuple[Path, str, str], caplog: py
     assert len([record for record in caplog.records if partial in record.getMessage()]) == 1
 
 
+@pytest.mark.slow
 def test_the_report_of_an_unfinished_run_is_warned_of(mixed: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, _, partial = mixed
     words = ["report", "--store", str(folder), "--out", str(tmp_path / "page"), "--run", partial]
@@ -101,6 +105,7 @@ def test_the_report_of_an_unfinished_run_is_warned_of(mixed: tuple[Path, str, st
     assert f"{partial} (heads: 2 of 3 shards)" in done.stderr
 
 
+@pytest.mark.slow
 def test_latest_runs_has_the_finished_run_that_ended_last_of_each_scan(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     baseline = [{"prompt_id": name} for name in IDS]

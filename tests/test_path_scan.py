@@ -190,6 +190,7 @@ def stored(llama: Anatomy, tmp_path_factory: pytest.TempPathFactory) -> tuple[St
     return store, tables
 
 
+@pytest.mark.slow
 def test_path_effects_equal_numpy(stored: tuple[Store, dict[str, pa.Table]]) -> None:
     store, tables = stored
     rows = store.rows("SELECT * FROM path_effects")
@@ -227,6 +228,7 @@ def test_path_effects_equal_numpy(stored: tuple[Store, dict[str, pa.Table]]) -> 
     assert {row["below"] for row in rows} == {True, False}
 
 
+@pytest.mark.slow
 def test_agreement_is_spearmans_and_a_disagreement_is_warned_of(stored: tuple[Store, dict[str, pa.Table]]) -> None:
     store, _ = stored
     effects = store.rows("SELECT * FROM path_effects ORDER BY operation, node, layer, head")

@@ -76,6 +76,7 @@ def mean_ranks(values: Sequence[float]) -> np.ndarray:
     return np.array([np.mean([i + 1 for i, w in enumerate(sorted(values, reverse=True)) if w == v]) for v in values])
 
 
+@pytest.mark.slow
 def test_six_heads_by_hand(tmp_path: Path) -> None:
     store, six = Store(tmp_path), HEADS[:6]
     lost = ablation_run(store, dict(zip(six, (6.0, 5.0, 4.0, 3.0, 2.0, 1.0), strict=True)))
@@ -100,6 +101,7 @@ def test_six_heads_by_hand(tmp_path: Path) -> None:
     assert (nothing["spearman"], nothing["overlap_5"]) == (None, 4)  # every drop is 0: nats break the ties
 
 
+@pytest.mark.slow
 def test_equal_scores_share_their_rank_and_places_follow_the_tie_break(tmp_path: Path) -> None:
     store, rng = Store(tmp_path), np.random.default_rng(0)
     nats = dict(zip(HEADS, rng.permutation(12).astype(float), strict=True))
@@ -117,6 +119,7 @@ def test_equal_scores_share_their_rank_and_places_follow_the_tie_break(tmp_path:
         assert found[f"chance_{k}"] == pytest.approx(k * k / 12)
 
 
+@pytest.mark.slow
 def test_iterative_masking_orders_only_what_it_masked(tmp_path: Path) -> None:
     store = Store(tmp_path)
     steps = [HEADS[i] for i in (4, 0, 7, 2, 9)]
@@ -136,6 +139,7 @@ def test_iterative_masking_orders_only_what_it_masked(tmp_path: Path) -> None:
     assert [(row["layer"], row["head"]) for row in order] == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", ["logit", "logprob"])
 def test_a_path_scan_ranks_by_its_measure_and_by_log_probability_once(effect: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
@@ -145,6 +149,7 @@ def test_a_path_scan_ranks_by_its_measure_and_by_log_probability_once(effect: st
     assert rows == [{"method": method, "n": 2 * len(HEADS)} for method in methods]  # an operation, and all
 
 
+@pytest.mark.slow
 def test_only_runs_of_one_model_and_only_heads_of_both_are_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     some, rising = HEADS[2:9], {head: float(i) for i, head in enumerate(HEADS)}
@@ -159,6 +164,7 @@ def test_only_runs_of_one_model_and_only_heads_of_both_are_compared(tmp_path: Pa
     }
 
 
+@pytest.mark.slow
 def test_described_heads_are_key_heads_of_any_operation_then_the_next(tmp_path: Path) -> None:
     effects = {head: 0.01 * i for i, head in enumerate(HEADS)} | {(1, 5): -0.2, (0, 3): -0.06, (1, 0): -0.04}
     store = Store(tmp_path)

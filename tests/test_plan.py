@@ -117,6 +117,7 @@ COUNTED: list[tuple[Experiment, tuple[float, float]]] = [  # a scan, and torch's
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scan", "part"), COUNTED)
 def test_rows_are_those_of_the_run_and_flops_what_torch_counts(small, scan, part, monkeypatch):
     """Every kind of scan, run whole, in packs and batches as small for the tiny model as they are for a large one."""
@@ -180,6 +181,7 @@ def test_a_plan_names_the_compared_model(tmp_path):
     assert "parameters, compared with another of as many" in " ".join(shown.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_soft_cap_costs_an_exponential_a_term():
     model = resolve(ModelSpec("random:gemma-2-9b"))
     prompts = tokenize_prompts(prompt_set("two_digit", limit=16), model.tokenizer)
@@ -189,6 +191,7 @@ def test_a_soft_cap_costs_an_exponential_a_term():
     assert capped.seconds["H100"] > 10 * plain.seconds["H100"]
 
 
+@pytest.mark.slow
 def test_path_patching_of_the_published_size(seven_billion):
     model = resolve(ModelSpec("random:llama-2-7b"))
     pairs = tokenize_prompts(with_counterfactuals(prompt_set("pairs"), model.tokenizer), model.tokenizer)
@@ -199,6 +202,7 @@ def test_path_patching_of_the_published_size(seven_billion):
     assert direct < heads / 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["heads", "mlps", "attention", "probe", "paths", "knockout", "iterative", "neurons"])
 def test_every_scan_is_planned_with_its_own_options(tmp_path, name):
     words = ["plan", name, "--limit", "8", "--json", "--store", tmp_path / "store"]
@@ -213,6 +217,7 @@ def test_every_scan_is_planned_with_its_own_options(tmp_path, name):
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_ends_in_the_command_it_plans():
     words = ["plan", "knockout", "--limit", "8", "--heads", "0.6,0.1", "--show", "3 plus 5 is", "--show", "3 plus 4 is"]
     shown = CliRunner().invoke(main, words)

@@ -106,6 +106,7 @@ def test_a_bad_installed_experiment_is_named_in_a_line_and_all_else_goes_on(inst
     assert registry.stored().tables["head_scan"] == Heads.tables["head_scan"]
 
 
+@pytest.mark.slow
 def test_every_command_goes_on_beside_many_bad_ones(installed, store):
     installed({"good": GOOD, **{fault: text for fault, (text, _) in BAD.items()}})
     assert "good" in command("scan", "--help").stdout

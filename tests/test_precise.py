@@ -15,7 +15,6 @@ from mathinterp.models.anatomy import Anatomy, input_major_weight, model_shape
 from mathinterp.models.random_shapes import random_config
 from mathinterp.tuning.precise import (
     ADAPTER,
-    Part,
     Selection,
     attach,
     heads_that_move_along,
@@ -23,6 +22,7 @@ from mathinterp.tuning.precise import (
     save_adapter,
 )
 from tests.tiny import TINY_FAMILIES, save_tiny, tiny_config, tiny_model
+from tests.trained_part import mask_of
 
 HEADS = ((0, 3), (1, 0), (1, 2))
 STEPS = 6
@@ -43,18 +43,6 @@ def train(model: torch.nn.Module, parameters: list[torch.nn.Parameter], weight_d
         optimizer.zero_grad()
         loss_of(model, step).backward()
         optimizer.step()
-
-
-def mask_of(model, part: Part) -> torch.Tensor:
-    """True on the part's entries of the module's weight, as it is stored."""
-    module = model.get_submodule(part.module)
-    mask = torch.zeros_like(module.weight, dtype=torch.bool)
-    input_major = mask if type(module).__name__ == "Conv1D" else mask.T
-    if part.side == "rows":
-        input_major[:, list(part.features)] = True
-    else:
-        input_major[list(part.features)] = True
-    return mask
 
 
 def train_masked(model, parts) -> None:
@@ -156,6 +144,7 @@ def test_the_parts_are_the_heads(family):
         assert torch.equal(rows, torch.cat(expected))
 
 
+@pytest.mark.slow
 def test_parameter_counts_of_the_published_models():
     heads = tuple((12 + i % 6, i) for i in range(32))
     for shape, count in (("llama-2-7b", 67_108_864), ("llama-2-13b", 83_886_080), ("mistral-7b", 33_554_432)):
@@ -222,6 +211,7 @@ assert not any(name.startswith("mathinterp") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_the_adapter_loads_with_plain_peft(tmp_path):
     """In a process of its own, which loads those of both layouts of weights."""
     ids, expected, unadapted = tokens(9), {}, {}

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from mathinterp.cluster.submit import submit
 from mathinterp.store import Store
-from tests.test_sft_data import write
+from tests.json_lines import write
 from tests.tiny import save_tiny
 
 

@@ -170,6 +170,7 @@ def test_pairs_set_has_at_least_five_templates_per_operation_in_words_and_symbol
     assert {"a divided by b is equal to", "a / b is equal to", "a / b ="} <= texts["div"]
 
 
+@pytest.mark.slow
 def test_sets_are_deterministic_in_the_seed():
     for name in PROMPT_SETS:
         assert prompt_set(name, seed=4, limit=200) == prompt_set(name, seed=4, limit=200), name

@@ -26,6 +26,7 @@ READERS = (read_heads, read_neurons, read_layers, read_counts)
 # ---- readers of options ----
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(SMALL, SMALL), min_size=1), st.sampled_from((" ", "")))
 def test_units_are_read_as_they_are_written_in_their_order(pairs, space):
     for read, kind in ((read_heads, Head), (read_neurons, Neuron)):
@@ -108,6 +109,7 @@ def test_one_pack_for_all_has_the_fewest_nodes(sequences):
     assert forest.n_nodes == count_nodes(sequences) == len({s[: t + 1] for s in sequences for t in range(len(s))})
 
 
+@pytest.mark.slow
 @given(SEQUENCES, st.integers(1, 40))
 def test_subtrees_say_the_same_as_ancestors(sequences, pack_size):
     forest = plant(sequences, pack_size=pack_size)
@@ -118,6 +120,7 @@ def test_subtrees_say_the_same_as_ancestors(sequences, pack_size):
         np.testing.assert_array_equal(forest.ancestors(pack), sees)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_private_nodes_and_other_kinds_are_never_shared(data):
     sequences = data.draw(SEQUENCES)
@@ -159,6 +162,7 @@ PLAIN = st.recursive(
 PARAMETERS = st.dictionaries(st.text(), PLAIN, max_size=5)
 
 
+@pytest.mark.slow
 @given(PARAMETERS, st.randoms())
 def test_run_ids_depend_on_values_and_not_on_their_order(parameters, shuffle: random.Random):
     items = list(parameters.items())
@@ -168,6 +172,7 @@ def test_run_ids_depend_on_values_and_not_on_their_order(parameters, shuffle: ra
     assert run_id("heads", stored, "m", "p") == run_id("heads", parameters, "m", "p")
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.text(), PARAMETERS, st.text(), st.text()), min_size=2, max_size=6))
 def test_runs_that_differ_have_different_ids(identities):
     ids = {json.dumps(identity, sort_keys=True): run_id(*identity) for identity in identities}

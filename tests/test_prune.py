@@ -82,6 +82,7 @@ def adapter(family: str, folder: Path) -> PeftModel:
     return tuned.eval()
 
 
+@pytest.mark.slow
 @of_neurons
 def test_conditions_are_the_pruned_models_with_their_adapters(
     anatomy: Anatomy, tmp_path: Path, request: pytest.FixtureRequest
@@ -265,6 +266,7 @@ def test_a_folder_that_is_replaced_is_never_lost(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "former"]
 
 
+@pytest.mark.slow
 def test_heads_carry_over_to_a_sibling(tmp_path: Path) -> None:
     """Two models of the same shape, two heads: the view's correlation and overlap."""
     store = Store(tmp_path)

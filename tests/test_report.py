@@ -33,6 +33,7 @@ def head_store(tmp_path: Path) -> tuple[Store, str]:
     return store, fill(store, PROMPTS, BASELINE, heads)
 
 
+@pytest.mark.slow
 def test_the_map_of_a_head_scan_holds_the_stored_effects(head_store: tuple[Store, str]) -> None:
     store, run = head_store
     figure = draw(store, run)
@@ -44,6 +45,7 @@ def test_the_map_of_a_head_scan_holds_the_stored_effects(head_store: tuple[Store
     np.testing.assert_allclose(np.asarray(panels["all"].images[0].get_array())[1, 0], -50)
 
 
+@pytest.mark.slow
 def test_the_page_names_the_run_and_its_figures_and_shows_the_rows(head_store: tuple[Store, str]) -> None:
     store, run = head_store
     written = write_report(store, Path(store.url).parent / "page")
@@ -66,6 +68,7 @@ def test_text_on_the_page_is_escaped() -> None:
     assert "<script>" not in page
 
 
+@pytest.mark.slow
 def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[Store, str], tmp_path: Path) -> None:
     store, _ = head_store
     with pytest.raises(UserError, match="no run 123456"):
@@ -75,6 +78,7 @@ def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[S
         draw(store, other)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_left_out_unless_named(head_store: tuple[Store, str], tmp_path: Path) -> None:
     store, run = head_store
     stopped = open_run(store, ["head_scan/00000"], model="other", model_fingerprint="weights-2")
@@ -85,6 +89,7 @@ def test_an_unfinished_run_is_left_out_unless_named(head_store: tuple[Store, str
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_dollar_in_a_figure_is_a_dollar(tmp_path: Path) -> None:
     """matplotlib would set it as a formula, or fail at one that is broken; powers of ten on an axis are left to it."""
     figure = Figure()
@@ -108,6 +113,7 @@ def test_a_dot_in_a_figures_name_is_no_suffix(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["graph-1.5.png", "graph-1.5.svg"]
 
 
+@pytest.mark.slow
 def test_the_command_says_where_the_page_is(head_store: tuple[Store, str], tmp_path: Path) -> None:
     store, _ = head_store
     result = CliRunner().invoke(main, ["report", "--store", store.url, "--out", str(tmp_path / "out")])

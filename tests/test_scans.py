@@ -1,170 +1,45 @@
 """Head and MLP scans against a hand-written twin: one prompt a forward pass, plain hooks, means by hand, in float64."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import chain
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
 from mathinterp.engine.intervention import Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.ablation import Ablation
-from mathinterp.experiments.base import Shard, Subject
+from mathinterp.experiments.base import Shard
 from mathinterp.experiments.chosen_heads import FEWEST_HEADS
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
-from mathinterp.models.anatomy import Anatomy, model_shape
-from mathinterp.prompts.prompt import TokenizedPrompt
-from tests import tiny
+from mathinterp.models.anatomy import model_shape
+from tests.ablation_twin import (
+    D_HEAD,
+    N_HEADS,
+    N_LAYERS,
+    STORED,
+    Rows,
+    assert_rows,
+    rows_of,
+    rows_where,
+    run_all,
+    subject,
+    tiny_model,
+    twin_rows,
+)
 from tests.made_prompts import PROMPTS
 from tests.tiny import tiny_config
 
-D_HEAD, N_HEADS, N_LAYERS = 8, 4, 3
 FAMILIES = ["llama", "mistral-window", "gpt2"]  # grouped queries; a window; biases and Conv1D
-STORED = {"rtol": 1e-6, "atol": 1e-6}  # rows are float32
-
-Row = tuple[bool, float, float, int]  # correct, logprob, logit, predicted_id
-Rows = dict[tuple[str, int], Row]  # (prompt_id, position) -> row
-Hook = Callable[[torch.Tensor], torch.Tensor]
-
-
-tiny_model = cache(tiny.tiny_model)  # no test here changes weights
 
 
 # ---- the twin ----
 
 
-def site_of(model: PreTrainedModel, site: str, layer: int) -> nn.Module:
-    if model.config.model_type == "gpt2":
-        block = model.transformer.h[layer]
-        return block.attn.c_proj if site == "head" else block.mlp
-    block = model.model.layers[layer]
-    return block.self_attn.o_proj if site == "head" else block.mlp
-
-
-def forward(model: PreTrainedModel, ids: tuple[int, ...], site: str, layer: int, hook: Hook) -> torch.Tensor:
-    """Logits T V of one prompt whose activation 1 T Z at the site goes through ``hook``."""
-    module = site_of(model, site, layer)
-    if site == "head":
-        handle = module.register_forward_pre_hook(lambda _, args: (hook(args[0]),))
-    else:
-        handle = module.register_forward_hook(lambda _, args, output: hook(output))
-    try:
-        return model(torch.tensor([ids])).logits[0]
-    finally:
-        handle.remove()
-
-
-def activations(model: PreTrainedModel, ids: tuple[int, ...], site: str, layer: int) -> torch.Tensor:
-    kept: list[torch.Tensor] = []
-
-    def keep(value: torch.Tensor) -> torch.Tensor:
-        kept.append(value[0].clone())
-        return value
-
-    forward(model, ids, site, layer, keep)
-    return kept[0]
-
-
-def rows_of(logits: torch.Tensor, prompt: TokenizedPrompt) -> Rows:
-    rows: Rows = {}
-    for position, token in enumerate(prompt.scored):
-        at = logits[token.index - 1]
-        best = int(at.argmax())
-        logprob = float(at[token.token_id] - at.logsumexp(0))
-        rows[prompt.prompt.prompt_id, position] = (best == token.token_id, logprob, float(at[token.token_id]), best)
-    return rows
-
-
-def counterfactual_fed(prompt: TokenizedPrompt) -> tuple[int, ...]:
-    assert prompt.counterfactual_ids is not None
-    return prompt.counterfactual_ids[: len(prompt.fed)]
-
-
-class Twin:
-    """Slow rows of one ablation of one site; activations of X_c are computed once."""
-
-    def __init__(self, model: PreTrainedModel, site: str, layer: int, ablation: str, positions: str):
-        self.model, self.site, self.layer, self.positions = model, site, layer, positions
-        neutral = [activations(model, counterfactual_fed(p), site, layer) for p in PROMPTS]
-        kinds = [(p.prompt.operation, p.prompt.template) for p in PROMPTS]
-        self.new: list[torch.Tensor] = []  # T Z for each prompt
-        for prompt, own, kind in zip(PROMPTS, neutral, kinds, strict=True):
-            if ablation == "zero":
-                value = torch.zeros_like(own)
-                if site == "mlp" and model.config.model_type == "gpt2":
-                    value = value + model.transformer.h[layer].mlp.c_proj.bias
-            elif ablation == "resample":
-                value = own
-            elif positions == "all":
-                value = torch.cat(neutral).mean(0).expand_as(own)
-            else:
-                ends = [n[p.end] for n, p, k in zip(neutral, PROMPTS, kinds, strict=True) if k == kind]
-                value = torch.stack(ends).mean(0).expand_as(own)
-            assert len(value) == len(prompt.fed)
-            self.new.append(value)
-
-    def rows(self, head: int | None) -> Rows:
-        rows: Rows = {}
-        columns = slice(None) if head is None else slice(head * D_HEAD, (head + 1) * D_HEAD)
-        for prompt, new in zip(PROMPTS, self.new, strict=True):
-            tokens = slice(None) if self.positions == "all" else slice(prompt.end, prompt.end + 1)
-
-            def put(value: torch.Tensor, new: torch.Tensor = new, tokens: slice = tokens) -> torch.Tensor:
-                value = value.clone()
-                value[0, tokens, columns] = new[tokens, columns]
-                return value
-
-            rows |= rows_of(forward(self.model, prompt.fed, self.site, self.layer, put), prompt)
-        return rows
-
-
-@cache
-def twin_rows(family: str, site: str, layer: int, head: int | None, ablation: str, positions: str) -> Rows:
-    return Twin(tiny_model(family), site, layer, ablation, positions).rows(head)
-
-
 # ---- the scans ----
-
-
-def subject(model: PreTrainedModel, prompts: list[TokenizedPrompt] = PROMPTS, max_tokens: int | None = None) -> Subject:
-    return Subject(Anatomy(model), prompts, max_tokens)
-
-
-def run_all(scan: Ablation, on: Subject) -> dict[str, pa.Table]:
-    """Table name -> rows of all its shards."""
-    state = scan.prepare(on)
-    parts: dict[str, list[pa.Table]] = {}
-    for shard in scan.shards(on.anatomy.shape, on.prompts):
-        table = scan.run(state, shard)
-        assert table.schema.equals(scan.tables[shard.table].schema)
-        parts.setdefault(shard.table, []).append(table)
-    return {name: pa.concat_tables(tables) for name, tables in parts.items()}
-
-
-def rows_where(table: pa.Table, **ids: int) -> Rows:
-    rows: Rows = {}
-    for r in table.to_pylist():
-        if all(r[name] == value for name, value in ids.items()):
-            key = (r["prompt_id"], r["position"])
-            assert key not in rows, f"{key} is there twice"
-            rows[key] = (r["correct"], r["logprob"], r["logit"], r["predicted_id"])
-    return rows
-
-
-def assert_rows(found: Rows, expected: Rows) -> None:
-    assert list(found) == list(expected)
-    for key, row in expected.items():
-        assert found[key][0] == row[0], key
-        assert found[key][3] == row[3], key
-        np.testing.assert_allclose(found[key][1:3], row[1:3], **STORED, err_msg=str(key))
 
 
 def far_apart(a: Rows, b: Rows) -> bool:
@@ -174,6 +49,7 @@ def far_apart(a: Rows, b: Rows) -> bool:
 CASES = [(a, p) for a in ("zero", "mean", "resample") for p in ("all", "end")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize(("ablation", "positions"), CASES)
 @pytest.mark.parametrize("family", FAMILIES)
@@ -189,6 +65,7 @@ def test_head_scan_equals_its_twin(family: str, ablation: str, positions: str, e
     assert tables["head_scan"].num_rows == len(heads) * len(baseline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["packed", "plain"])
 @pytest.mark.parametrize(("ablation", "positions"), CASES)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -322,6 +199,7 @@ def test_unknown_parameters(wrong: dict[str, str]) -> None:
         Heads(**wrong)
 
 
+@pytest.mark.slow
 def test_notes_say_how_many_prompts_a_mean_is_over() -> None:
     on = subject(tiny_model("llama"))
     notes = [scan.notes(scan.prepare(on)) for scan in (Heads("mean"), Heads("mean", "all"), Heads("zero"))]
@@ -352,6 +230,7 @@ def test_nan_in_a_heads_output_names_layer_head_and_prompt(engine: str, monkeypa
     scan.run(state, Shard("head_scan", 0, {"heads": [[2, 0], [2, 2]]}))  # the others are whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_out_of_memory_halves_the_batch_and_changes_no_row(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")

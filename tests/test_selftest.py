@@ -67,6 +67,7 @@ def broken(checks: list[Check]) -> set[str]:
     return {check.identity for check in checks if not check.holds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_sound_models_pass_with_room_to_spare(family: str, own_softmax: None) -> None:
     checks = list(selftest(Anatomy(tiny_model(family)), PROMPTS))
@@ -76,6 +77,7 @@ def test_sound_models_pass_with_room_to_spare(family: str, own_softmax: None) ->
     assert all(check.difference < (1e-6 if check.identity in in_float32 else 1e-9) for check in checks)
 
 
+@pytest.mark.slow
 def test_a_family_without_tree_mask_is_checked_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     anatomy = Anatomy(tiny_model("llama"))
 
@@ -166,6 +168,7 @@ def edits_that_do_nothing(anatomy: Anatomy, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "breaks", "expected"),
     [
@@ -192,6 +195,7 @@ def test_a_broken_identity_is_found(
     assert broken(list(selftest(anatomy, PROMPTS))) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "wrong", "expected"),
     [
@@ -224,6 +228,7 @@ def test_a_wrong_entry_is_found(
     assert broken(list(selftest(Anatomy(model), PROMPTS))) == expected
 
 
+@pytest.mark.slow
 def test_a_wrong_down_projection_is_found_where_its_width_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config("llama")
     config.intermediate_size = config.hidden_size
@@ -232,6 +237,7 @@ def test_a_wrong_down_projection_is_found_where_its_width_would_do(monkeypatch: 
     assert broken(list(selftest(Anatomy(model), PROMPTS))) == {GATES, NEURON_SUM}
 
 
+@pytest.mark.slow
 def test_the_weights_are_as_before() -> None:
     anatomy = Anatomy(tiny_model("gpt2"))
     before = {name: value.clone() for name, value in anatomy.model.state_dict().items()}
@@ -240,6 +246,7 @@ def test_the_weights_are_as_before() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in anatomy.model.modules())
 
 
+@pytest.mark.slow
 def test_hooks_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain engine is the other side of two identities; it must not pass by leaving activations alone."""
 

@@ -31,8 +31,8 @@ from mathinterp.tuning.precise import PreciseJob, Selection, parts_of
 from mathinterp.tuning.sft import SftConfig, schedule_of, train
 from mathinterp.tuning.steps import StepSampler, sample_order
 from tests.job_service import free_ports
-from tests.test_precise import mask_of
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
+from tests.trained_part import mask_of
 
 CPU = torch.device("cpu")
 PRECISE = PreciseJob(Selection(((1, 0), (1, 3), (2, 1))))
@@ -165,6 +165,7 @@ def test_packed_and_cached_have_the_loss_and_gradients_of_one_sample_a_row(famil
     assert sum(kept.nbytes for kept in cache._kept.values()) == cache_bytes(batch, 32, torch.float64)
 
 
+@pytest.mark.slow
 def test_compiled_layers_have_the_same_loss_and_gradients():
     base, batch = loaded(), samples(6)
     model = trained_a_little(base)
@@ -293,6 +294,7 @@ def train_by_hand(family: str) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_trainer_does_masked_full_training(family):
     base = loaded(family)
@@ -314,6 +316,7 @@ def undisturbed(tmp_path_factory):
     return *run_loop(keep=keep), keep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"micro_batch": 8}, {"pack": 24}, {"cache": True}, {"recompute": True}], ids=str)
 def test_the_way_of_computing_changes_nothing_but_round_off(way, undisturbed):
     weights, rows = run_loop(config=replace(CONFIG, **way))
@@ -332,6 +335,7 @@ def test_a_checkpoint_holds_what_trains_and_nothing_else(undisturbed):
     assert 2 * trained < (keep / "4" / "optimizer.pt").stat().st_size < 2.4 * trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [PRECISE, FullJob(), LoraJob(rank=2)], ids=lambda job: job.name)
 def test_a_resumed_run_is_the_undisturbed_one(job, undisturbed, tmp_path):
     if job is PRECISE:
@@ -357,6 +361,7 @@ def test_a_checkpoint_of_another_run_is_refused(undisturbed):
         run_loop(PreciseJob(Selection(((0, 1),))), resume=undisturbed[2] / "4")
 
 
+@pytest.mark.slow
 def test_dropout_replays(tmp_path):
     def run(**where):
         base = loaded("gpt2")
@@ -390,6 +395,7 @@ def one_of_two(rank: int, port: int, file: Path) -> None:
         torch.save((weights, rows, held_out), f"{file}{rank}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="autograd with GPUs does not survive a fork")
 def test_two_workers_train_what_one_trains(undisturbed, tmp_path):
     port, file = free_ports(1)[0], tmp_path / "weights"
@@ -419,6 +425,7 @@ class SeesTwo(TrainingArguments):
         self._n_gpu = 2
 
 
+@pytest.mark.slow
 def test_one_process_that_sees_two_gpus_trains_on_one(undisturbed, monkeypatch):
     monkeypatch.setattr("mathinterp.tuning.sft.TrainingArguments", SeesTwo)
     weights, _ = run_loop()
@@ -433,6 +440,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run():
 # Controls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_whole_layers_train_and_nothing_else_under_weight_decay(family):
     before = dict(tiny_model(family).named_parameters())
@@ -441,6 +449,7 @@ def test_whole_layers_train_and_nothing_else_under_weight_decay(family):
         assert torch.equal(weight, before[name]) == (".layers.1." not in name), name
 
 
+@pytest.mark.slow
 def test_full_training_touches_everything_and_keeps_weights_tied():
     before = dict(tiny_model("gemma2").named_parameters())
     after, _ = run_loop(FullJob(), family="gemma2")

@@ -1,8 +1,5 @@
 """Training data: every form of record, loss on the responses, limits, and clear mistakes."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,13 +10,9 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.tuning.data import Example, Sample, encode_examples, read_examples, within_limit
 from mathinterp.tuning.layout import padded
+from tests.json_lines import write
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.tiny import tiny_tokenizer
-
-
-def write(path: Path, *records: object) -> str:
-    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records) + "\n")
-    return str(path)
 
 
 def samples(count: int = 20) -> list[Sample]:
@@ -90,6 +83,7 @@ def test_training_reads_a_sentence_as_scans_do(kind):
             assert all(index > scan.end - 1 for index in sample.answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["signed_two_digit_test", "two_digit_words", "rationals"])
 def test_training_reads_whole_sets_as_scans_do(name):
     tokenizer = resolve(ModelSpec("bundled")).tokenizer

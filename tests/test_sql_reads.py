@@ -66,6 +66,7 @@ def store(filled, tmp_path) -> Store:
     return Store(shutil.copytree(filled, tmp_path / "store"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", READS)
 def test_whatever_reads_is_allowed(store, sql):
     with store.held():  # all views are made once
@@ -73,6 +74,7 @@ def test_whatever_reads_is_allowed(store, sql):
         assert store.arrow(sql).num_rows >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allow_files", [False, True])
 @pytest.mark.parametrize("sql", WRITES)
 def test_nothing_is_written_anywhere(store, tmp_path, monkeypatch, sql, allow_files):
@@ -101,6 +103,7 @@ OUTSIDE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sql", OUTSIDE)
 def test_nothing_outside_of_the_store_is_read(store, tmp_path, sql):
     (tmp_path / "store" / "link").symlink_to(tmp_path / "secret.csv")
@@ -110,6 +113,7 @@ def test_nothing_outside_of_the_store_is_read(store, tmp_path, sql):
         store.arrow(text)
 
 
+@pytest.mark.slow
 def test_allow_files_opens_reading(store, tmp_path):
     text = f"SELECT * FROM read_csv('{tmp_path / 'secret.csv'}')"
     assert store.stream(text, allow_files=True).read_all().to_pylist() == [{"word": "hidden"}]
@@ -132,6 +136,7 @@ def test_no_variable_of_python_is_a_table(store):
     assert words.num_rows == 1
 
 
+@pytest.mark.slow
 def test_an_object_store_is_read_within_its_prefix():
     prefix = uuid4().hex
     inside, beside = Store(f"memory://{prefix}/store"), Store(f"memory://{prefix}/beside")

@@ -18,22 +18,10 @@ from mathinterp.experiments.results import Results
 from mathinterp.experiments.stability import stability_lines, stability_of
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store
-from tests.small_store import fill, open_run, prompt
+from tests.small_store import fill, open_run
+from tests.stability_case import DRAWS, HEADS, SEED, made_prompts
 
-HEADS = [(layer, head) for layer in range(2) for head in range(4)]
-DRAWS, SEED = 20, 3
 ORDER = "round(drop, 12) DESC, logprob_change, layer, head"  # of heads; ties of accuracy: by log-probability
-
-
-def made_prompts(templates: int = 3) -> list[TokenizedPrompt]:
-    """Two operations, 9 and 6 prompts, of one or two tokens, in turn of so many templates."""
-    made = []
-    for number in range(15):
-        operation = "add" if number < 9 else "sub"
-        item = prompt(f"p{number:02d}", operation, ("memorize",) * (1 + number % 2))
-        template = f"{operation}-{number % templates}"
-        made.append(dataclasses.replace(item, prompt=dataclasses.replace(item.prompt, template=template)))
-    return made
 
 
 def made_scores(prompts: list[TokenizedPrompt]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -86,6 +74,7 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     return store, fill(store, prompts, *made_scores(prompts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["prompts", "templates"])
 def test_it_is_the_views_ranking_of_stores_whose_prompts_were_drawn(
     over: str, scanned: tuple[Store, str], tmp_path: Path
@@ -138,6 +127,7 @@ def test_rank_intervals_hold_95_of_a_hundred_draws(scanned: tuple[Store, str]) -
 # ---- what is said, stored and refused ----
 
 
+@pytest.mark.slow
 def test_draws_are_a_function_of_run_and_seed_and_are_made_once(
     scanned: tuple[Store, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +140,7 @@ def test_draws_are_a_function_of_run_and_seed_and_are_made_once(
     assert again.overlap.equals(first.overlap)
 
 
+@pytest.mark.slow
 def test_views_show_the_computation_with_most_draws(scanned: tuple[Store, str]) -> None:
     store, run = scanned
     stability_of(store, run, draws=30)
@@ -166,6 +157,7 @@ def test_views_show_the_computation_with_most_draws(scanned: tuple[Store, str]) 
     assert store.rows("SELECT status FROM runs WHERE run_id = $run", {"run": run}) == [{"status": "finished"}]
 
 
+@pytest.mark.slow
 def test_a_summary_says_it_in_a_line_and_of_a_large_run_how_to_find_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +179,7 @@ def test_a_summary_says_it_in_a_line_and_of_a_large_run_how_to_find_out(
     assert stability_lines(Results(store, run)) == [line], "what is stored is said"
 
 
+@pytest.mark.slow
 def test_one_template_is_not_drawn(tmp_path: Path) -> None:
     store, prompts = Store(tmp_path), made_prompts(templates=1)
     found = stability_of(store, fill(store, prompts, *made_scores(prompts)))
@@ -195,6 +188,7 @@ def test_one_template_is_not_drawn(tmp_path: Path) -> None:
     assert "with 6 prompts of an operation the draws say little" in " ".join(found.warnings)
 
 
+@pytest.mark.slow
 def test_a_node_without_some_prompts_is_refused(tmp_path: Path) -> None:
     store, prompts = Store(tmp_path), made_prompts()
     before, heads = made_scores(prompts)
@@ -214,6 +208,7 @@ def told(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_library_finds(scanned: tuple[Store, str]) -> None:
     store, run = scanned
     found = stability_of(store, run, draws=25)
@@ -227,6 +222,7 @@ def test_the_command_says_what_the_library_finds(scanned: tuple[Store, str]) -> 
     assert found.lines()[0] in out
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(scanned: tuple[Store, str], tmp_path: Path) -> None:
     store, run = scanned
     empty = Store(tmp_path)

@@ -19,7 +19,7 @@ from mathinterp.store.catalog import catalog
 from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_rows import rows_of, scan_of
 from tests.small_store import FINGERPRINT, open_run
-from tests.test_stability import DRAWS, HEADS, made_prompts
+from tests.stability_case import DRAWS, HEADS, made_prompts
 
 
 def neuron_store(folder: Path, keep: str, rank: str = "difference") -> tuple[Store, str]:
@@ -40,6 +40,7 @@ def node_ranks(store: Store, run: str, over: str = "prompts") -> dict[tuple[Any,
     return {(row["operation"], row["node"], row["layer"], row["unit"]): row["rank"] for row in rows}
 
 
+@pytest.mark.slow
 def test_paths_are_ranked_as_path_effects_ranks_them_heads_and_mlps_apart(tmp_path: Path) -> None:
     store, prompts, random = Store(tmp_path), made_prompts(), np.random.default_rng(0)
     run = open_run(store, ["path_scan/00000"], scan="paths", parameters={"effect": "logit"})
@@ -61,6 +62,7 @@ def test_paths_are_ranked_as_path_effects_ranks_them_heads_and_mlps_apart(tmp_pa
     assert node_ranks(store, run.run_id) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", ["difference", "abs", "ratio"])
 @pytest.mark.parametrize("keep", ["topk:5", "all"])
 def test_neurons_are_ranked_as_neuron_summary_ranks_them(keep: str, rank: str, tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_neurons_are_ranked_as_neuron_summary_ranks_them(keep: str, rank: str, t
     assert ((found.nodes["known"] == 1).all()) == (keep == "all")
 
 
+@pytest.mark.slow
 def test_a_value_that_is_not_stored_is_the_mean_of_those_that_are_not(tmp_path: Path) -> None:
     """Whatever is kept, sums over all prompts are the same; those not stored are alike in an operation."""
     sums = {}
@@ -127,6 +130,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.experiments.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("known")
 def test_an_experiment_from_outside_has_it_too(tmp_path: Path) -> None:
     store, random = Store(tmp_path), np.random.default_rng(0)

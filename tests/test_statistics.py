@@ -93,6 +93,7 @@ def of(prompts: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int], l
     return [f for n, f, _ in prompts], [min(r, n - f) for n, f, r in prompts], [n for n, _, _ in prompts]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PROMPTS, min_size=1, max_size=4))
 def test_interval_and_p_are_one_procedure_in_sql_and_twin(
@@ -133,7 +134,7 @@ def test_without_a_move_the_interval_says_what_few_prompts_cannot_show() -> None
 
 
 def test_tokens_that_move_together_count_once() -> None:
-    """Three tokens a prompt that all fall or none: the interval of the prompts, not of three times as many tokens."""
+    """Three tokens per prompt that all fall or none: the interval of the prompts, not of three times as many tokens."""
     fell = [1] * 10 + [0] * 30
     once = score_interval([part_of(fell, [0] * 40, [1] * 40)])
     together = score_interval([part_of([3 * f for f in fell], [0] * 40, [3] * 40)])
@@ -182,6 +183,7 @@ DRAWS = 700
 NOISE = 3 * math.sqrt(0.07 * 0.93 / DRAWS)  # of the worst of many cases, three standard errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [8, 12, 20, 100])
 def test_score_intervals_hold_what_they_say(prompts: int) -> None:
     before, score = COVERAGE.coverage(prompts, DRAWS)

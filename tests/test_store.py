@@ -273,6 +273,7 @@ def test_broken_run_record_is_named_and_written_anew_by_the_same_run(store):
     assert len(Store(store.url).rows("SELECT * FROM runs")) == 2
 
 
+@pytest.mark.slow
 def test_problem_files_are_inspected_once_per_version(tmp_path, monkeypatch):
     store = Store(tmp_path)
     run = open_run(store, [f"head_scan/{index:05d}" for index in range(3)]).run_id
@@ -309,6 +310,7 @@ def test_prompts_are_written_once_and_repaired(store):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_kill_in_the_middle_of_a_write_leaves_no_half_file(tmp_path, step):
     store = Store(tmp_path)
@@ -377,6 +379,7 @@ def test_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeyp
     assert store.rows("SELECT count(*) AS n FROM head_scan") == [{"n": 3}]
 
 
+@pytest.mark.slow
 def test_two_drivers_of_one_run_corrupt_nothing(tmp_path):
     shards = [f"head_scan/{index:05d}" for index in range(3)]
     run = open_run(Store(tmp_path), shards).run_id
@@ -444,6 +447,7 @@ def test_probe_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_query_makes_the_views_it_needs_and_no_others(tmp_path):
     needed = query.views_of("SELECT * FROM Head_Effects")
     assert {"head_effects", "head_scan", "baseline", "run_records"} <= set(needed)

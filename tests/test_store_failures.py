@@ -70,6 +70,7 @@ def remote():
     Counting.failing = None
 
 
+@pytest.mark.slow
 def test_a_query_of_seven_files_makes_at_most_three_requests_for_each(remote) -> None:
     done = CliRunner().invoke(main, ["sql", "--store", remote, "--json", "SELECT * FROM head_effects"])
     assert done.exit_code == 0, done.output
@@ -98,6 +99,7 @@ def test_retries_are_those_of_the_object_stores_library(monkeypatch) -> None:
     assert asked[1] == {}, "what the user has configured stays"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_found_before_anything_runs(tmp_path) -> None:
     code = (
         "import resource, signal; from mathinterp.store import Store; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -151,6 +153,7 @@ def test_a_store_that_gives_out_ends_a_run_at_once() -> None:
     assert workers.tries == 1
 
 
+@pytest.mark.slow
 def test_of_a_store_that_is_gone_nothing_is_concluded(tmp_path, monkeypatch) -> None:
     from mathinterp.cluster import run as runs
 

@@ -47,6 +47,7 @@ def opened_by(url: str, sql: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [name for name in names if name.endswith(".parquet")]
 
 
+@pytest.mark.slow
 def test_no_footer_is_read_twice_and_none_that_a_query_does_not_need(grown, monkeypatch) -> None:
     assert opened_by(grown, "SELECT * FROM runs", monkeypatch) == []
     os.remove(Path(grown, "inspected.json"))
@@ -66,6 +67,7 @@ def test_what_was_kept_may_be_broken(grown, kept) -> None:
     assert seen.problems == []
 
 
+@pytest.mark.slow
 def test_what_was_kept_is_not_believed_of_a_file_that_changed(grown) -> None:
     path = sorted(Path(grown, "head_scan").glob("*/shard-00003.parquet"))[0]
     times = path.stat()
@@ -81,6 +83,7 @@ def test_what_was_kept_is_not_believed_of_a_file_that_changed(grown) -> None:
     assert sorted(row["shards_done"] for row in seen.rows("SELECT shards_done FROM runs")) == [SHARDS, SHARDS + 1]
 
 
+@pytest.mark.slow
 def test_within_held_all_queries_share_a_look_at_the_files(grown, monkeypatch) -> None:
     store, looks = Store(grown), []
     find = store.files.find
@@ -98,6 +101,7 @@ def test_within_held_all_queries_share_a_look_at_the_files(grown, monkeypatch) -
     ]
 
 
+@pytest.mark.slow
 def test_a_run_of_experiments_that_are_not_installed_counts_its_shards(grown) -> None:
     path = next(Path(grown, "head_scan").glob("*/shard-00000.parquet"))
     run = open_run(Store(grown), ["another_scan/00000"], scan="another", dtype="int8").run_id
@@ -113,6 +117,7 @@ def test_the_quick_way_to_plain_fields_is_that_of_dataclasses() -> None:
         assert json.dumps(plain(item), sort_keys=True) == json.dumps(asdict(item), sort_keys=True)
 
 
+@pytest.mark.slow
 def test_of_one_run_in_held_its_own_rows_alone_are_read_and_all_others_when_asked_for(grown: str) -> None:
     store = Store(grown)
     first, second = (row["run_id"] for row in store.rows("SELECT run_id FROM runs ORDER BY run_id"))
@@ -138,6 +143,7 @@ def test_a_query_of_one_runs_logit_differences_reads_its_files_alone(grown: str)
     assert f"{SHARDS}/{2 * SHARDS}" in plan["explain_value"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [Heads(), Mlps()], ids=["heads", "mlps"])
 def test_summaries_that_read_their_own_rows_alone_say_the_same_with_all_rows(scan: Any, tmp_path: Path) -> None:
     assert scan.reads_own_rows

@@ -111,6 +111,7 @@ def views_as_tables(expected, monkeypatch):
     monkeypatch.setattr(query, "_texts", lambda *asked: [text.replace(*made) for text in texts(*asked)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [f"{COLUMNS}/{OURS}/{RECORDS}", "back\\slash"])
 def test_every_view_is_the_same_under_any_place_on_a_disk(expected, views_as_tables, place, tmp_path):
     store = Store(tmp_path / place)
@@ -119,6 +120,7 @@ def test_every_view_is_the_same_under_any_place_on_a_disk(expected, views_as_tab
     assert every_view(plain_client((tmp_path / place / "views.sql").read_text())) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [f"{COLUMNS}/{OURS}/{RECORDS}", "back\\slash"])
 def test_every_view_is_the_same_under_any_place_in_an_object_store(expected, views_as_tables, place):
     store = Store(f"memory://{uuid4().hex}/{place}")
@@ -140,6 +142,7 @@ def plain_statements(tmp_path_factory) -> list[str]:
     return statements(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_a_place_is_only_a_name(kind, place, tmp_path, plain_statements):
@@ -192,6 +195,7 @@ def test_the_home_of_nobody_is_refused():
         Store("~nobody-of-this-name/results")
 
 
+@pytest.mark.slow
 def test_a_query_that_reads_a_file_in_memory_twice_at_once_misses_nothing():
     store = Store(f"memory://{uuid4().hex}/results")
     fill_every_table(store)
@@ -199,6 +203,7 @@ def test_a_query_that_reads_a_file_in_memory_twice_at_once_misses_nothing():
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_the_command_line_reads_and_draws_a_store_at_an_odd_place(tmp_path):
     place = tmp_path / "layer=3" / "it's 100%" / "back\\slash"
     run = fill(Store(place), [prompt("a")], [{"prompt_id": "a"}], [{"layer": 0, "head": 1, "prompt_id": "a"}])

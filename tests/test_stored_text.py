@@ -51,6 +51,7 @@ def test_a_run_id_in_a_query_for_people_is_a_string(text):
     assert DUCK.execute(asked).fetchall() == [(text,)]
 
 
+@pytest.mark.slow
 def test_names_of_files_that_look_like_sql_run_none(tmp_path):
     store = Store(tmp_path / "store")
     fill(store, [prompt("1")], [{"prompt_id": "1"}])
@@ -66,6 +67,7 @@ def test_names_of_files_that_look_like_sql_run_none(tmp_path):
     assert client.sql("SELECT count(*) FROM duckdb_tables()").fetchall() == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_record_whose_id_is_sql_or_html_makes_no_file_and_no_image(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = Store("store")
@@ -132,6 +134,7 @@ def test_a_files_name_is_no_path(text):
     assert not set(file_name(text)) & set("/\\\0\n")
 
 
+@pytest.mark.slow
 def test_the_report_replaces_links_and_leaves_their_targets(tmp_path):
     store = Store(tmp_path / "store")
     run = fill(store, [prompt("1")], [{"prompt_id": "1"}], [{"layer": 0, "head": 1, "prompt_id": "1"}])

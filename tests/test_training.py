@@ -40,6 +40,7 @@ def tokenizer():
     return build_tokenizer()
 
 
+@pytest.mark.slow
 def test_no_sentence_of_the_prompt_sets_and_no_neutral_word_has_an_unknown_token(tokenizer):
     texts = [word for words in NEUTRAL_WORDS.values() for key, values in words.items() for word in (key, *values)]
     for name in PROMPT_SETS.keys() - {"year_spans"}:  # whose nouns are for other models
@@ -157,6 +158,7 @@ def run(tokenizer, config, folder, resume=None):
     return model.state_dict(), kept
 
 
+@pytest.mark.slow
 def test_a_resumed_run_on_fresh_samples_ends_with_the_weights_of_an_undisturbed_one(tokenizer, tmp_path):
     config = SftConfig(steps=20, batch_size=16, learning_rate=1e-2, schedule="linear", checkpoint_every=10, log_every=7)
     weights, kept = run(tokenizer, config, tmp_path)

@@ -230,6 +230,7 @@ def test_the_first_digit_comes_after_the_sign(tmp_path):
     assert first_digit(item) == item.scored[1]
 
 
+@pytest.mark.slow
 def test_the_list_shows_every_set_with_size_and_example():
     shown = CliRunner().invoke(main, ["prompts", "--list", "--json"])
     rows = {row["name"]: row for row in json.loads(shown.stdout)}

@@ -111,6 +111,7 @@ def test_the_model_itself_keeps_its_attention() -> None:
     assert torch.equal(anatomy.model(torch.tensor([PROMPTS[0].fed])).logits, before)
 
 
+@pytest.mark.slow
 def test_it_compiles_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CompileCounter()
     monkeypatch.setattr(compiling, "COMPILER", counter)

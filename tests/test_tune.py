@@ -27,8 +27,8 @@ from mathinterp.tuning.precise import PreciseJob, Selection
 from mathinterp.tuning.settings import Choice
 from mathinterp.tuning.sft import SftConfig, train
 from tests.fragile_job import FragileJob
+from tests.json_lines import write
 from tests.small_store import fill, prompt
-from tests.test_sft_data import write
 from tests.tiny import save_tiny
 
 CPU = torch.device("cpu")
@@ -58,6 +58,7 @@ def tiny_folder(tmp_path_factory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny") / "llama", "llama")
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(tmp_path, tiny_folder):
     common = ("--model", tiny_folder, "--out", tmp_path / "out", "--store", tmp_path / "store", "--steps", 1)
     data = ("--data", "one_digit")
@@ -109,6 +110,7 @@ DRY = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", DRY)
 def test_a_dry_run_shows_the_first_samples_tokens_and_which_count(tmp_path, tiny_folder, command, monkeypatch):
     monkeypatch.setattr("mathinterp.models.catalog.load", None)  # weights are never read
@@ -137,6 +139,7 @@ def test_a_dry_run_shows_the_first_samples_tokens_and_which_count(tmp_path, tiny
     assert_one_line(cli(*words[: -1 - len(DRY[command])], *DRY[command]), "Missing option '--out'")
 
 
+@pytest.mark.slow
 def test_heads_from_a_run_and_from_sql(tmp_path):
     store = Store(tmp_path)
     prompts = [prompt("a"), prompt("b")]

@@ -40,6 +40,7 @@ def files() -> dict[str, tuple[bytes, int]]:
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in Path().rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_done_before_and_the_same(name: str) -> None:
     assert cli(*COMMANDS[name]).exit_code == 0
@@ -51,6 +52,7 @@ def test_done_before_and_the_same(name: str) -> None:
     assert not list(Path().glob(".out*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("change", ["a weight", "a file more", "a file less", "another question"])
 def test_something_else_there_is_refused_and_kept(name: str, change: str) -> None:

@@ -17,7 +17,7 @@ from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.tuning.preview import read_source
-from tests.test_neighbours import CONFIGS
+from tests.model_configs import CONFIGS
 from tests.tiny import VOCABULARY, save_tiny, tiny_tokenizer
 
 POSITIONS = 12
@@ -84,6 +84,7 @@ def test_a_token_without_an_embedding(command: list[str]) -> None:
     assert f"'total_sum' with id {VOCABULARY}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("model", "file", "named"), [
     ("short", "long.jsonl", "only 12 positions"), ("grown", "added.jsonl", "'total_sum' with id 160"),
@@ -113,6 +114,7 @@ def test_a_sentence_to_show() -> None:
     assert "'total_sum'" in refused(*words, "--model", "grown", "--show", ADDED["text"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_an_answer_that_may_run_out_of_positions(tmp_path: Path) -> None:
     """Nine tokens fit twelve positions, but five more may be written, of which four are read again."""
@@ -127,6 +129,7 @@ def test_an_answer_that_may_run_out_of_positions(tmp_path: Path) -> None:
         check_jobs(prepare_jobs(["p.jsonl"], spec, Settings()), spec)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("place")
 def test_what_fits_exactly_is_read() -> None:
     """Twelve tokens are read, the thirteenth only scored; rotary embeddings reach as far as they were made for."""

@@ -89,6 +89,7 @@ def effect(store: Store, operation: str, head: int = 0, view: str = "head_effect
     return row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", [None, "memory://empty-views/store"])
 def test_an_empty_store_has_all_views_with_the_contract_columns(tmp_path, url):
     connection = Store(url or tmp_path / "nothing").connect()
@@ -100,6 +101,7 @@ def test_an_empty_store_has_all_views_with_the_contract_columns(tmp_path, url):
     assert not (tmp_path / "nothing").exists(), "reading writes nothing"
 
 
+@pytest.mark.slow
 def test_a_filled_store_has_the_same_columns_as_an_empty_one(tmp_path, small):
     full, empty = small().connect(), Store(tmp_path / "nothing").connect()
     check_contract(full)
@@ -145,6 +147,7 @@ def test_heads_and_neurons_are_named_with_a_dot():
     assert all("layer || '.' || " in line for line in named)
 
 
+@pytest.mark.slow
 def test_head_effects_by_hand_token_scoring(small):
     store = small("token")
     add = effect(store, "add")
@@ -174,6 +177,7 @@ def test_head_effects_by_hand_token_scoring(small):
     assert every["prompts"] == 2, "of the smallest operation"
 
 
+@pytest.mark.slow
 def test_a_head_that_changes_nothing_has_p_1(small):
     for operation in ("add", "sub", "all"):
         row = effect(small(), operation, head=1)
@@ -182,6 +186,7 @@ def test_a_head_that_changes_nothing_has_p_1(small):
         assert 0.3 < row["drop_high"] < 0.9
 
 
+@pytest.mark.slow
 def test_q_values_are_benjamini_hochberg_over_heads(small):
     store = small()
     for operation in ("add", "sub", "all"):
@@ -190,6 +195,7 @@ def test_q_values_are_benjamini_hochberg_over_heads(small):
         assert [row["q_value"] for row in rows] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_head_effects_by_hand_first_token_scoring(small):
     add = effect(small("first_token"), "add")
     assert (add["n"], add["baseline_accuracy"], add["accuracy"]) == (3, 1.0, pytest.approx(1 / 3))
@@ -197,6 +203,7 @@ def test_head_effects_by_hand_first_token_scoring(small):
     assert (add["drop_low"], add["drop_high"]) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_head_effects_by_hand_exact_match_scoring(small):
     store = small("exact_match")
     add = effect(store, "add")
@@ -209,6 +216,7 @@ def test_head_effects_by_hand_exact_match_scoring(small):
     assert effect(store, "all")["n"] == 5
 
 
+@pytest.mark.slow
 def test_mlp_effects_use_the_same_estimator(small):
     store = small()
     for operation in ("add", "sub", "all"):
@@ -220,6 +228,7 @@ def test_mlp_effects_use_the_same_estimator(small):
         assert mlp["q_value"] == mlp["p_value"]  # one component, one test
 
 
+@pytest.mark.slow
 def test_prompts_without_operation_count_as_none_and_all_equals_it(tmp_path):
     store = Store(tmp_path)
     rows = [{"prompt_id": p, "correct": p != "b"} for p in "abc"]
@@ -233,6 +242,7 @@ def test_prompts_without_operation_count_as_none_and_all_equals_it(tmp_path):
     assert {**none, "operation": "all"} == every
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_never_right_has_no_relative_drop(tmp_path):
     store = Store(tmp_path)
     wrong = [{"prompt_id": p, "correct": False} for p in "ab"]
@@ -241,6 +251,7 @@ def test_a_baseline_that_is_never_right_has_no_relative_drop(tmp_path):
     assert (row["relative_drop"], row["drop"], row["p_value"]) == (None, 0, 1)
 
 
+@pytest.mark.slow
 def test_a_single_prompt_says_next_to_nothing(tmp_path):
     store = Store(tmp_path)
     fill(store, [prompt("a")], [{"prompt_id": "a"}], [{"prompt_id": "a", "layer": 0, "head": 0, "correct": False}])
@@ -252,6 +263,7 @@ def test_a_single_prompt_says_next_to_nothing(tmp_path):
     assert row["p_value"] > 0.25
 
 
+@pytest.mark.slow
 def test_a_head_whose_shard_is_missing_is_absent(tmp_path):
     store = Store(tmp_path)
     run = open_run(store, ["baseline/00000", "head_scan/00000", "head_scan/00001"])
@@ -264,6 +276,7 @@ def test_a_head_whose_shard_is_missing_is_absent(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_runs_are_kept_apart(small):
     store = small("token")
     small("first_token", store)
@@ -305,6 +318,7 @@ def random_run(store: Store, scoring: str, seed: int) -> dict[int, list[Unit]]:
     return units
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scoring", ["token", "first_token", "exact_match"])
 def test_sql_agrees_with_its_python_twin(tmp_path, scoring):
     store = Store(tmp_path)
@@ -326,6 +340,7 @@ def test_sql_agrees_with_its_python_twin(tmp_path, scoring):
             assert (row["logprob_low"], row["logprob_high"]) == pytest.approx(interval, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_q_values_of_many_heads_with_ties(tmp_path):
     store = Store(tmp_path)
     random_run(store, "token", seed=4)
@@ -346,6 +361,7 @@ def test_erfc_keeps_its_relative_accuracy_far_into_the_tail(tmp_path):
     assert np.max(np.abs(found / special.erfc(values) - 1)) < 1e-12
 
 
+@pytest.mark.slow
 def test_table_1(small):
     rows = small().rows("SELECT * FROM paper_a_table1 ORDER BY rank")
     assert [(row["rank"], row["head"]) for row in rows] == [(0, "original"), (1, "0.0"), (2, "0.1")]
@@ -360,6 +376,7 @@ def test_table_1(small):
     assert (same["drop"], same["accuracy"]) == (0, original["accuracy"])
 
 
+@pytest.mark.slow
 def test_ranks_of_the_tables_agree_also_for_ties(tmp_path):
     store = Store(tmp_path)
     random_run(store, "token", seed=6)
@@ -371,6 +388,7 @@ def test_ranks_of_the_tables_agree_also_for_ties(tmp_path):
     assert ranks[0] == ranks[1] == ranks[2]
 
 
+@pytest.mark.slow
 def test_table_2(small):
     rows = small().rows("SELECT * FROM paper_a_table2 WHERE head = '0.0' ORDER BY digits")
     assert [row["digits"] for row in rows] == [1, 2, 3]  # operands 7, 12 and -123
@@ -381,6 +399,7 @@ def test_table_2(small):
     assert {row["rank"] for row in rows} == {1}
 
 
+@pytest.mark.slow
 def test_table_3(small):
     rows = small().rows("SELECT * FROM paper_a_table3 WHERE head = '0.0' ORDER BY operation, carry_class")
     by_class = {(row["operation"], row["carry_class"]): row for row in rows}
@@ -392,6 +411,7 @@ def test_table_3(small):
     assert (sub["n"], sub["decrease"], sub["rank"]) == (2, 0.5, 1)
 
 
+@pytest.mark.slow
 def test_views_sql_works_in_any_client_and_after_a_move(tmp_path, small):
     store = small()
     before = store.rows("SELECT * FROM head_effects ORDER BY ALL")
@@ -409,6 +429,7 @@ def test_views_sql_works_in_any_client_and_after_a_move(tmp_path, small):
     assert str(tmp_path / "store") not in (moved / "views.sql").read_text()
 
 
+@pytest.mark.slow
 def test_views_sql_shows_rows_as_soon_as_the_first_shard_is_there(tmp_path):
     run = open_run(Store(tmp_path)).run_id
     views = (tmp_path / "views.sql").read_text()
@@ -422,6 +443,7 @@ def test_views_sql_shows_rows_as_soon_as_the_first_shard_is_there(tmp_path):
     assert plain.sql("SELECT shards_done FROM runs").fetchall() == [(1,)]  # shard 1 was not asked for
 
 
+@pytest.mark.slow
 def test_views_sql_is_the_same_text_in_every_process(tmp_path):
     code = f"from mathinterp.store import Store; print(Store({str(tmp_path)!r}).views_sql())"
     texts = {
@@ -430,6 +452,7 @@ def test_views_sql_is_the_same_text_in_every_process(tmp_path):
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_numeric_run_ids_and_prompt_ids_stay_text(tmp_path, monkeypatch):
     for module in ("store", "manifest"):
         monkeypatch.setattr(f"mathinterp.store.{module}.run_id", lambda *_: "012345678901")
@@ -456,6 +479,7 @@ def test_columns_of_one_name_are_all_kept(tmp_path):
     assert Store(tmp_path).rows("SELECT 1 AS a, 2 AS a, 3 AS b, 4 AS a") == [{"a": 1, "a_1": 2, "b": 3, "a_2": 4}]
 
 
+@pytest.mark.slow
 def test_dataframe(small):
     frame = small().dataframe("SELECT head, drop FROM head_effects WHERE operation = 'all' ORDER BY head")
     assert frame["drop"].tolist() == pytest.approx([0.45, 0])
@@ -474,6 +498,7 @@ def test_mistakes_in_sql_are_one_line_for_the_user(tmp_path, sql, message):
         Store(tmp_path).rows(sql)
 
 
+@pytest.mark.slow
 def test_filter_on_a_run_reads_only_its_files(small):
     store = small("token")
     small("first_token", store)

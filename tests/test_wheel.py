@@ -51,6 +51,7 @@ def files_of(package: Path) -> set[str]:
     return {name for name in files if "__pycache__" not in name}
 
 
+@pytest.mark.slow
 def test_every_file_of_the_package_is_in_the_wheel(wheel):
     found = files_of(wheel / "mathinterp")
     assert found == files_of(ROOT / "mathinterp")
@@ -58,6 +59,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
     assert all(any(f"/{name}".endswith(ending) for name in found) for ending in endings)
 
 
+@pytest.mark.slow
 def test_commands_run_from_the_wheel(wheel):
     program = wheel / "bin" / "mathinterp"
     assert "mathinterp scan heads" in python(wheel, program, "--help")

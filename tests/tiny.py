@@ -105,6 +105,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> model type and fi
 # Families that this transformers does not have are in no test.
 MISSING: list[str] = [name for name, (model_type, _) in _CONFIGS.items() if model_type not in CONFIG_MAPPING]
 TINY_FAMILIES: list[str] = [name for name in _CONFIGS if name not in MISSING]
+FIRST_FAMILIES = ("llama", "gpt2", "gemma2")  # `make check` tries these alone
 MIXTURES: set[str] = {"mixtral", "qwen3_moe"}
 WITH_NEURONS: list[str] = [name for name in TINY_FAMILIES if name not in MIXTURES]
 of_neurons = pytest.mark.parametrize("anatomy", WITH_NEURONS, indirect=True)  # tests about single neurons

@@ -266,7 +266,7 @@ def cluster_options() -> Callable[[Command], Command]:
                 help="Running Ray cluster; without it a local Ray is started.",
             ),
             click.option(
-                "--replicas", type=Whole(1), default=None, help="Default: one a GPU, else one a CPU core."
+                "--replicas", type=Whole(1), default=None, help="Default: one per GPU, else one per CPU core."
             ),
             click.option(
                 "--gpus-per-replica", type=Real(0), default=None, help="1, a fraction, or 0 for CPU."

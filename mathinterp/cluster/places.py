@@ -37,6 +37,13 @@ class Placement:
         return AT_ONCE if self.gpus else 1
 
 
+def machine_cores() -> int:
+    """Cores of this machine as Ray counts them, which heeds a container's limit."""
+    from ray._private.utils import get_num_cpus
+
+    return int(get_num_cpus())
+
+
 def threads_for(model_bytes: int, cores: int) -> int:
     """CPU threads of one replica, from the model and the machine's cores alone.
 
@@ -66,9 +73,7 @@ class Here:
             return Placement(1, 1, 1, 1)
         if model_bytes < 2 * THREAD_BYTES:
             return Placement(1, 0, 1, 1)
-        from ray._private.utils import get_num_cpus  # as Ray counts a machine's cores, which heeds a container's limit
-
-        return Placement(1, 0, 1, threads_for(model_bytes, int(get_num_cpus())))
+        return Placement(1, 0, 1, threads_for(model_bytes, machine_cores()))
 
     @contextmanager
     def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:

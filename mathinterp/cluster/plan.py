@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
-from mathinterp.cluster.places import threads_for
+from mathinterp.cluster.places import machine_cores, threads_for
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.logsumexp import Base
 from mathinterp.experiments.base import Experiment
@@ -137,10 +137,8 @@ def measure_cpu(shape: ModelShape, seconds: float = 0.5) -> CpuSpeed:
     One replica's threads are measured and counted once for each replica that the cores have threads for: threads that
     share a product wait for each other, so that on a busy machine all cores at once say little about single ones.
     """
-    from ray._private.utils import get_num_cpus  # as Ray counts a machine's cores, which heeds a container's limit
-
-    cores, earlier = int(get_num_cpus()), torch.get_num_threads()
-    threads = threads_for(4 * parameters(shape), cores)
+    many, earlier = machine_cores(), torch.get_num_threads()
+    threads = threads_for(4 * parameters(shape), many)
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
@@ -150,7 +148,7 @@ def measure_cpu(shape: ModelShape, seconds: float = 0.5) -> CpuSpeed:
             sums = _rate(importances, seconds / 2) * terms
     finally:
         torch.set_num_threads(earlier)
-    replicas = max(1, cores // threads)
+    replicas = max(1, many // threads)
     return CpuSpeed(replicas * products / 1e12, replicas * sums / 1e12)
 
 

@@ -80,7 +80,7 @@ def run_scan(
         model: the model; every node must find the same one under its name, or gets the weights of a wrapped one.
         prompts: what to measure it on; none for an experiment that needs none.
         store_url: folder or object-store URL; on several machines one that all of them share.
-        replicas: number of model replicas; None: one a GPU, or one a CPU core while memory allows.
+        replicas: number of model replicas; None: one per GPU, or one per CPU core while memory allows.
         gpus_per_replica: 1, a fraction, or 0 for CPU; None: 1 if the cluster has GPUs.
         address: a running Ray cluster; "local": a local Ray for this call.
         progress: show a bar (or lines) on stderr.

@@ -55,7 +55,7 @@ def most_at_once(n_heads: int) -> int:
 def cut_heads(heads: Sequence[Head]) -> list[list[Head]]:
     """Cut a sorted list of heads into files: whole layers where they are narrow, parts of one where it is wide.
 
-    Llama-2-7B (32 heads a layer) gives one file a layer, 13B (40) two, a model of 8 heads one file for two layers.
+    Llama-2-7B (32 heads per layer) gives one file per layer, 13B (40) two, a model of 8 heads one file for two layers.
     """
     files: list[list[Head]] = [[]]
     for layer in sorted({layer for layer, _ in heads}):

@@ -1,4 +1,4 @@
-"""What figures share: panels side by side, one an operation, and maps of layers by heads.
+"""What figures share: panels side by side, one per operation, and maps of layers by heads.
 
 Knows matplotlib's objects, not its windows: nothing is shown, ``save`` writes PNG and SVG.
 """

@@ -212,7 +212,7 @@ def describe_shape(shape: ModelShape | str) -> str:
     groups = "" if shape.n_groups == shape.n_heads else f" ({shape.n_groups} key/value groups)"
     return (
         f"{shape.model_type}, {shape.n_layers} layers x {shape.n_heads} heads{groups}, "
-        f"d_model {shape.d_model}, {shape.n_neurons} neurons a layer, vocabulary {shape.vocabulary}"
+        f"d_model {shape.d_model}, {shape.n_neurons} neurons per layer, vocabulary {shape.vocabulary}"
     )
 
 

@@ -12,7 +12,7 @@ from mathinterp.prompts.templates import OPERATIONS, PAPER_B, SIGNS, WORDS, Temp
 
 Task = tuple[str, str, str]  # operand_a, operand_b, answer, as written
 
-PER_TEMPLATE = 50  # two templates an operation: 100 prompts an operation
+PER_TEMPLATE = 50  # two templates per operation: 100 prompts per operation
 FACTORS = range(2, 10)
 TENTHS = [tenths for tenths in range(11, 100) if tenths % 10]  # 1.1 to 9.9, the tenth never 0
 NOUNS = (
@@ -25,7 +25,7 @@ SPANS = range(2, 10)  # years, never "1 years"
 
 
 def multi_digit(seed: int) -> list[Prompt]:
-    """100 prompts an operation on integers of one to five digits: half in words, half in signs, in B's templates.
+    """100 prompts per operation on integers of one to five digits: half in words, half in signs, in B's templates.
 
     Sums and differences (n1 >= n2) of numbers of four or five digits; products of a number of three or four digits and
     one of 2..9; exact quotients, which are such products undone.
@@ -40,7 +40,7 @@ def multi_digit(seed: int) -> list[Prompt]:
 
 
 def rationals(seed: int) -> list[Prompt]:
-    """100 prompts an operation on decimals, half like "4.2 plus 2.5 equals to" and half like "4.2 + 2.5 =".
+    """100 prompts per operation on decimals, half like "4.2 plus 2.5 equals to" and half like "4.2 + 2.5 =".
 
     Operands are 1.1 to 9.9; the second operand of a product or quotient is a whole number 2..9, so that every decimal,
     the answer too, has exactly one place, which is not 0. Differences are positive.

@@ -1,4 +1,4 @@
-"""Samples as tensors: one a row, padded on the right, or several a row with attention kept within each.
+"""Samples as tensors: one per row, padded on the right, or several per row with attention kept within each.
 
 Knows tokens and the masks that a model takes; knows nothing about losses or training.
 Shapes: B rows, T tokens of a row, N answer tokens.
@@ -43,7 +43,7 @@ def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def packed(samples: Sequence[Sample], size: int, anatomy: Anatomy) -> Batch:
-    """Several samples a row of about ``size`` tokens, on the model's device, with the mask in its family's form.
+    """Several samples per row of about ``size`` tokens, on the model's device, with the mask in its family's form.
 
     Each sample attends to itself alone, from position 0 on. Beginnings that samples of a row share are there once,
     which changes neither values nor gradients. Raises UserError for a family that takes no 4-D mask.

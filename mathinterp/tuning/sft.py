@@ -48,7 +48,7 @@ class SftConfig:
     """Everything that decides the weights, but for what trains and the data; and how it is computed and watched."""
 
     steps: int
-    batch_size: int  # samples a step, all workers together
+    batch_size: int  # samples per step, all workers together
     learning_rate: float
     micro_batch: int = 16  # samples a forward on one worker; the rest of a step's share is accumulated
     seed: int = 0

@@ -98,6 +98,7 @@ def slow(anatomy: Anatomy, site: str, layer: int, direction: str, pair: int, tok
     return float(logits_V[scored.token_id]), float(logits_V.log_softmax(0)[scored.token_id]), int(logits_V.argmax())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_rows_are_those_of_one_sentence_alone(family: str) -> None:
     anatomy = Anatomy(tiny_model(family))
@@ -114,6 +115,7 @@ def test_rows_are_those_of_one_sentence_alone(family: str) -> None:
         assert row["at_end"] == (row["token"] == lengths[row["prompt_id"]] - 1)
 
 
+@pytest.mark.slow
 def test_both_engines_agree_and_pairs_bound_the_rows() -> None:
     anatomy = Anatomy(tiny_model("llama"))
     packed, plain = (rows_of(ActivationPatching(keep_all=True, engine=name), anatomy) for name in ("packed", "plain"))

@@ -14,10 +14,10 @@ from mathinterp.experiments import Head, Subject
 from mathinterp.experiments.head_pairs import HeadPairs
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.store import Store
+from tests.ablation_twin import slow_rows, tiny_model
+from tests.made_prompts import PROMPTS
 from tests.small_store import open_run, prompt
 from tests.statistics_twin import part_of, score_interval, score_p_value
-from tests.test_knockout import slow_rows
-from tests.test_scans import PROMPTS, tiny_model
 from tests.tiny import tiny_config
 
 HEADS = (Head(0, 1), Head(1, 2), Head(2, 0))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mathinterp.models.catalog import ModelSpec
-from tests.test_gender import save_reader
+from tests.gender_reader import save_reader
 
 
 def word_model(folder: Path) -> ModelSpec:

@@ -180,7 +180,7 @@ def _layers(neurons: Sequence[Neuron]) -> dict[int, list[int]]:
 
 
 def _by_layer(neurons: Sequence[Neuron], of_layer: Callable[[int, list[int]], torch.Tensor]) -> torch.Tensor:
-    """One row a neuron, in their order, from ``of_layer(layer, numbers)``: few look-ups instead of one a neuron."""
+    """One row per neuron, in their order, from ``of_layer(layer, numbers)``: few look-ups instead of one per neuron."""
     by_layer = _layers(neurons)
     parts = torch.cat([of_layer(layer, numbers) for layer, numbers in by_layer.items()])
     start, next_row = 0, {}

@@ -139,7 +139,9 @@ class _Seen:
         """Every hook must have fired once."""
         kept = (self.values_BTC, self.scale_BT, self.post_scale_BT, self.coefficients_BK)
         fired = [len(part) for part in kept]
-        assert fired == [len(self.reader.layers)] * len(kept), f"hooks fired {fired} times, once a layer each expected"
+        assert fired == [len(self.reader.layers)] * len(kept), (
+            f"hooks fired {fired} times, once per layer each expected"
+        )
         assert len(self.final_BD) == 1, f"the final norm was read {len(self.final_BD)} times"
 
 

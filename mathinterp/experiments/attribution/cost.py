@@ -30,7 +30,7 @@ def passes_cost(
 
     Args:
         passes: over each prompt, forward and backward.
-        sites: numbers a token and layer that are kept three times over.
+        sites: numbers per token and layer that are kept three times over.
     """
     lengths = end_lengths(prompts)
     for_backward = 6 * shape.d_model + 3 * shape.n_heads * shape.d_head + 4 * shape.n_neurons

@@ -1,6 +1,6 @@
 """The chain's stages as rows: heads, deep neurons and prediction by zeroing, reads and shallow neurons by gradients.
 
-Each function gives one list of rows a prompt; chain/__init__.py says what the stages are.
+Each function gives one list of rows per prompt; chain/__init__.py says what the stages are.
 Shape legend: P prompt, E head, K neuron, B prompt of a batch, H query head, T token, V vocabulary.
 """
 
@@ -50,7 +50,7 @@ class HeadFalls:
         return [int(place) for place in np.argsort(falls_E, kind="stable")]
 
     def rows(self, row: int, arithmetic: Sequence[Head]) -> list[Row]:
-        """One a head, by its fall."""
+        """One per head, by its fall."""
         before = float(self.logprob_P[row])
         found = []
         for place, number in enumerate(self.order(row)):

@@ -71,7 +71,7 @@ class Mask(Experiment):
         return self.steps * min(self.batch, len(prompts)) if shard.table == "mask_scores" else 0
 
     def cost(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt], shards: Sequence[Shard]) -> Cost:
-        """Two forward passes and a backward one a step; see attribution/cost.py."""
+        """Two forward passes and a backward one per step; see attribution/cost.py."""
         from mathinterp.experiments.attribution.cost import passes_cost
 
         pairs = min(self.batch, len(prompts))

@@ -100,7 +100,7 @@ def nodes_from(
         fingerprint: of the model that the graph is made of: the scan's own, or the one it was compared with.
         prompts: those that the graph is made on. By prompt, each must be one of the scan's.
     Raises:
-        UserError: a prompt that the run had not, or fewer neurons a prompt than asked for.
+        UserError: a prompt that the run had not, or fewer neurons per prompt than asked for.
     """
     run_id = run["run_id"]
     importance = "importance" if fingerprint == run["model_fingerprint"] else "intervened_importance AS importance"
@@ -114,7 +114,7 @@ def nodes_from(
     else:
         if needed > run["top"] and not run["keeps_all"]:
             raise UserError(
-                f"run {run_id} keeps {run['top']} neurons a prompt, not {needed}; scan with `keep` topk:{needed}"
+                f"run {run_id} keeps {run['top']} neurons per prompt, not {needed}; scan with `keep` topk:{needed}"
                 " first, or give smaller `top` and `ks`"
             )
         check_prompts(store, run, prompts)

@@ -8,7 +8,7 @@ from mathinterp.experiments.neurons import NeuronsShown
 from mathinterp.experiments.results import Results, Row, Shown, Summary, per_operation
 from mathinterp.experiments.stability import stability_lines
 
-SHOWN = 5  # neurons an operation
+SHOWN = 5  # neurons per operation
 SHOWN_TOKENS = 10  # a neuron, as in paper A
 
 

@@ -215,7 +215,7 @@ class Paths(Adaptive):
         return [*pieces, *(self.reused.shards if self.reused is not None else ())]
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """One for each (node, pair) that is not taken over; for the other tables one a pair."""
+        """One for each (node, pair) that is not taken over; for the other tables one per pair."""
         if "stored" in shard.work:
             return 0
         start, stop = shard.work.get("prompts", (0, len(prompts)))

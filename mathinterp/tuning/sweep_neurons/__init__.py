@@ -2,7 +2,7 @@
 
 Paper A section 5, method.md sections 5 and 6. change = tuned - original, both under the original's scales; a LoRA in
 attention leaves the value vectors alone, so neurons mean the same in all. Per prompt the neurons of largest change are
-kept, all layers ranked together. One shard an adapter; the original's side is computed once a replica.
+kept, all layers ranked together. One shard per adapter; the original's side is computed once per replica.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SweepNeurons(Experiment):
     """Coefficients of the most enhanced neurons under each adapter of a sweep.
 
     sweep: its run id. trials: (layer, learning rate) of the adapters, which are in ``folder``.
-    top: neurons a prompt. target: the token w, "predicted" by the original model or "gold".
+    top: neurons per prompt. target: the token w, "predicted" by the original model or "gold".
     """
 
     sweep: str

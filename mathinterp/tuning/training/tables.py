@@ -20,7 +20,7 @@ TABLES = {
     "tuning_runs": Table(
         TUNING_RUNS,
         doc="the course of every fine-tuning, one row each time it was looked at. loss: nats an answer token, "
-        "mean since the row before; samples and tokens a second: all workers together, since the row before, "
+        "mean since the row before; samples and tokens per second: all workers together, since the row before, "
         "without the time that writing checkpoints took; memory: bytes, the most so far of worker 0. What was "
         "trained on what: view runs (parameters, notes).",
     ),
