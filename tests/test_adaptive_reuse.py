@@ -58,6 +58,7 @@ def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> f
     return float(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", SCANS, ids=lambda scan: f"{scan.name} {getattr(scan, 'ablation', '')} {scan.decide}")
 def test_rows_are_those_of_an_undisturbed_full_scan(scan: Any, passes: float, tmp_path: Path) -> None:
     adaptive, full = run(scan, tmp_path), run(scan.whole(), tmp_path)
@@ -76,6 +77,7 @@ def test_rows_are_those_of_an_undisturbed_full_scan(scan: Any, passes: float, tm
     assert run(taking, tmp_path).ended.done == 0
 
 
+@pytest.mark.slow
 def test_what_is_taken_over_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mathinterp.experiments.adaptive.reuse.CLEAN_PASSES", 0.0)
     adaptive = run(SCANS[0], tmp_path)
@@ -94,6 +96,7 @@ def test_what_is_taken_over_is_not_computed_again(tmp_path: Path, monkeypatch: p
     pd.testing.assert_frame_equal(old, new.loc[old.index])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_with_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stopped", "undisturbed"):
         adaptive = run(SCANS[0], tmp_path / name)
@@ -117,6 +120,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_rows(tmp_path: Path, monkey
         pd.testing.assert_frame_equal(rows(resumed, table), rows(whole, table))
 
 
+@pytest.mark.slow
 def test_reading_what_is_stored_is_no_computing_that_may_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adaptive, read, began = run(SCANS[-2], tmp_path), Store.read_shard, []
     monkeypatch.setattr(Vital, "begin", lambda vital: began.append("begin"))
@@ -132,6 +136,7 @@ def test_reading_what_is_stored_is_no_computing_that_may_hang(tmp_path: Path, mo
     assert {"begin", "read"} <= set(began)
 
 
+@pytest.mark.slow
 def test_rounding_between_batch_shapes_is_part_of_the_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mathinterp.experiments.adaptive.reuse.CLEAN_PASSES", 0.0)
     adaptive = run(SCANS[0], tmp_path)
@@ -146,6 +151,7 @@ def test_rounding_between_batch_shapes_is_part_of_the_noise(tmp_path: Path, monk
     assert note == 0.5
 
 
+@pytest.mark.slow
 def test_what_cannot_be_taken_over_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adaptive, full = run(SCANS[0], tmp_path), run(Heads(), tmp_path)
     for scan, asked, what in [

@@ -86,6 +86,7 @@ def another_answer(path: Path) -> None:
     pq.write_table(changed.cast(table.schema), path, write_page_checksum=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [another_answer, lambda path: flip(path, path.stat().st_size - 40)])
 def test_a_changed_prompts_file_that_every_reader_takes_is_found(filled, change) -> None:
     store, run = filled
@@ -104,6 +105,7 @@ def test_a_changed_prompts_file_that_every_reader_takes_is_found(filled, change)
     assert CliRunner().invoke(main, ["check", "--store", store.url]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_prompts_of_an_early_version_get_their_checksum_when_asked_for_again(filled) -> None:
     store, run = filled
     kept = sorted(Path(store.url).glob("*/*/*.sha256"))

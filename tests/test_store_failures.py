@@ -93,7 +93,7 @@ def test_retries_are_those_of_the_object_stores_library(monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(fsspec, "url_to_fs", lambda url, **options: asked.append(options) or (object(), url))
     open_filesystem("s3://bucket/results")
-    assert asked == [{"config_kwargs": {"retries": {"max_attempts": 10, "mode": "standard"}}}]
+    assert asked == [{"config_kwargs": {"retries": {"max_attempts": 4, "mode": "standard"}}}]
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"max_attempts": 2}}})
     open_filesystem("s3://bucket/results")
     assert asked[1] == {}, "what the user has configured stays"

@@ -4,12 +4,18 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+import mathinterp as mi
+from mathinterp.experiments.heads import Heads
+from mathinterp.experiments.mlps import Mlps
+from mathinterp.experiments.results import Results
 from mathinterp.prompts.prompt import plain
 from mathinterp.store import Store, survey
+from tests.adaptive_case import model, prompts
 from tests.small_store import FINGERPRINT, open_run, prompt, scores, write_head
 
 SHARDS = 6
@@ -109,3 +115,42 @@ def test_the_quick_way_to_plain_fields_is_that_of_dataclasses() -> None:
     items = [prompt("a", carry=("change-one", None, "mixed")), prompt("b", operation=None, operand_b=None)]
     for item in items:
         assert json.dumps(plain(item), sort_keys=True) == json.dumps(asdict(item), sort_keys=True)
+
+
+@pytest.mark.slow
+def test_of_one_run_in_held_its_own_rows_alone_are_read_and_all_others_when_asked_for(grown: str) -> None:
+    store = Store(grown)
+    first, second = (row["run_id"] for row in store.rows("SELECT run_id FROM runs ORDER BY run_id"))
+    own, every = "SELECT * FROM head_effects WHERE run_id = $run ORDER BY ALL", "SELECT DISTINCT run_id FROM head_scan"
+    expected = store.rows(own, {"run": first})
+    assert expected
+    with store.held(first, ["head_scan", "baseline"]):
+        assert store.rows(own, {"run": first}) == expected
+        assert store.rows(own, {"run": second}) == [], "whoever holds one run does not ask for another's by $run"
+        assert {row["run_id"] for row in store.rows(every)} == {first, second}
+        assert store.rows("SELECT DISTINCT status FROM runs WHERE run_id = $run", {"run": second}) == [
+            {"status": "finished"}
+        ]
+        for record in Path(grown, "runs").iterdir():
+            record.unlink()
+        assert store.rows(own, {"run": first}) == expected, "records are read once"
+
+
+def test_a_query_of_one_runs_logit_differences_reads_its_files_alone(grown: str) -> None:
+    run = Store(grown).rows("SELECT run_id FROM runs")[0]["run_id"]
+    (plan,) = Store(grown).rows(f"EXPLAIN ANALYZE SELECT * FROM head_scan_logit_differences WHERE run_id = '{run}'")
+    assert "12/12" not in plan["explain_value"]
+    assert f"{SHARDS}/{2 * SHARDS}" in plan["explain_value"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [Heads(), Mlps()], ids=["heads", "mlps"])
+def test_summaries_that_read_their_own_rows_alone_say_the_same_with_all_rows(scan: Any, tmp_path: Path) -> None:
+    assert scan.reads_own_rows
+    run, _ = (mi.run(scan, model(), list(prompts()[:n]), store=str(tmp_path), progress=False) for n in (24, 12))
+    results, said = Results(Store(tmp_path), run.id), []
+    for own in ((), (run.id, scan.tables)):
+        with results.store.held(*own):
+            summary = scan.summarize(results, None)
+            said.append((str(summary), summary.data, summary.queries))
+    assert said[0] == said[1]

@@ -88,7 +88,9 @@ def _differences(name: str, table: Table) -> str:
     """The view of a scored table's logit differences: the answer's row beside that of its prompt's distractor."""
     scores = {column.name for column in TOKEN_SCORE}
     ids = [column for column in (table.partition, *table.schema.names) if column not in scores]
-    same = " AND ".join(f'd."{column}" IS NOT DISTINCT FROM a."{column}"' for column in (*ids, "prompt_id"))
+    known = {table.partition, "prompt_id"}  # never null; with = a query of one run looks at its files alone
+    sames = {name: "=" if name in known else "IS NOT DISTINCT FROM" for name in (*ids, "prompt_id")}
+    same = " AND ".join(f'd."{name}" {sign} a."{name}"' for name, sign in sames.items())
     shown = ", ".join(f'a."{column}"' for column in (*ids, "prompt_id"))
     return (
         f"-- {name}_{DIFFERENCES}: of each row of {name} whose prompt has a distractor: the answer's logit minus the"

@@ -36,6 +36,7 @@ _HEADER = """\
 """
 
 BATCH = 20_000  # rows that a stream holds at once
+_SHARD = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d+)\.parquet")
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
 
@@ -59,11 +60,11 @@ def views_sql(files: StoreFiles, good: Mapping[str, Sequence[str]], bad: Sequenc
 def own_views(good: Mapping[str, Sequence[str]], views: Sequence[str]) -> str:
     """The text of some views, in an order in which each comes after those it mentions, for ``connect``.
 
-    They read lists of files from variables of the connection: DuckDB then looks for no file, nor reads a name, twice.
+    They read lists of files, records and shards from variables of the connection, which ``add_views`` sets: DuckDB then
+    looks for no file, and reads no name or record, twice.
     """
     sources = {table: _rows_source(table, good[table], _variable(table)) for table in good if table in catalog().tables}
-    sources["run_records"] = _records_source(good["runs"], _variable("runs"))
-    sources["shard_files"] = _shard_files_source(f"SELECT unnest({_variable('shards')}) AS file", [])
+    sources |= {name: f"(SELECT unnest({_variable(name)}, max_depth := 2))" for name in ("run_records", "shard_files")}
     return "\n".join(_texts(views, sources))
 
 
@@ -91,28 +92,61 @@ def connect(
     files: StoreFiles,
     views: str,
     good: Mapping[str, Sequence[str]] | None = None,
+    known: dict[str, list[str]] | None = None,
     *,
+    shards: Mapping[str, Sequence[str]] | None = None,
     allow_files: bool = False,
     locked: bool = True,
 ) -> duckdb.DuckDBPyConnection:
-    """A closed connection (see reading.py) with views of ``own_views``."""
+    """A closed connection (see reading.py) with views of ``own_views``; the rest as for ``add_views``."""
     connection = closed_connection(files, allow_files=allow_files, locked=locked)
     connection.execute(catalog().functions)
-    add_views(connection, files, views, good or {})
+    add_views(connection, files, views, good or {}, known, shards=shards)
     return connection
 
 
 def add_views(
-    connection: duckdb.DuckDBPyConnection, files: StoreFiles, views: str, good: Mapping[str, Sequence[str]]
+    connection: duckdb.DuckDBPyConnection,
+    files: StoreFiles,
+    views: str,
+    good: Mapping[str, Sequence[str]],
+    known: dict[str, list[str]] | None = None,
+    *,
+    shards: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Make views of ``own_views`` in a connection, which gets the names of the files that they read."""
-    shards = [name for table, names in good.items() if _has_shards(table) for name in names]
-    for table, names in {**good, "shards": shards}.items():
-        listed = {"names": [files.address(name) for name in names]}
-        chosen = "SELECT coalesce(list(name ORDER BY name), []::VARCHAR[]) FROM (SELECT unnest($names) AS name)"
-        connection.execute(f"SET VARIABLE files_{table} = ({chosen})", listed)
+    """Make views of ``own_views`` in a connection, which gets what they read: names of files, records and shards.
+
+    Args:
+        known: what the connection has already, by variable; kept up to date.
+        shards: files that count as there, where rows are read from fewer; None: ``good``.
+    """
+    known = {} if known is None else known
     with told():
+        for name, names, sql, values in _contents(files, views, good, good if shards is None else shards):
+            if known.get(name) != names:
+                connection.execute(f"SET VARIABLE files_{name} = ({sql})", values)
+                known[name] = names
         connection.execute(views)
+
+
+def _contents(
+    files: StoreFiles, views: str, good: Mapping[str, Sequence[str]], there: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, list[str], str, dict[str, Any]]]:
+    """Of the variables that the text of some views mentions: the files that decide each, its SQL, its values."""
+    shards = [name for table, names in there.items() if _has_shards(table) for name in names]
+    for name in [name for name in (*good, "run_records", "shard_files") if _variable(name) in views]:
+        if name == "run_records":
+            listed = f"[{', '.join(quoted(files.address(record)) for record in good['runs'])}]"
+            sql = f"SELECT coalesce(list(r), []) FROM {_records_source(good['runs'], listed)} AS r"
+            yield name, list(good["runs"]), sql, {}
+        elif name == "shard_files":
+            parts = [_SHARD.fullmatch(shard) for shard in shards]
+            named = {"runs": [p["run"] for p in parts if p], "keys": [f"{p['table']}/{p['index']}" for p in parts if p]}
+            pairs = "SELECT unnest($runs::VARCHAR[]) AS run_id, unnest($keys::VARCHAR[]) AS shard"
+            yield name, shards, f"SELECT coalesce(list(s), []) FROM ({pairs}) AS s", named
+        else:
+            chosen = "SELECT coalesce(list(name ORDER BY name), []::VARCHAR[]) FROM (SELECT unnest($names) AS name)"
+            yield name, list(good[name]), chosen, {"names": [files.address(each) for each in good[name]]}
 
 
 def _variable(table: str) -> str:
@@ -186,9 +220,9 @@ def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str
     for name in names:
         listed = {"runs": [name]}
         try:
-            connect(files, own_views(listed, ["run_records"]), listed).sql("SELECT * FROM run_records").fetchall()
-        except duckdb.Error as error:
-            found[name] = str(error).splitlines()[0]
+            connect(files, own_views(listed, ["run_records"]), listed)  # which reads them
+        except UserError as error:
+            found[name] = str(error.__cause__ or error).splitlines()[0]
     return found
 
 

@@ -4,6 +4,7 @@ Knows SQL and files; knows nothing about how runs are made.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 Answer = TypeVar("Answer")
+_OF_ONE_RUN = re.compile(r"\brun_id = \$run\b")
 
 
 @dataclass
@@ -35,6 +37,19 @@ class Held:
 
     connection: duckdb.DuckDBPyConnection | None = None
     views: set[str] = field(default_factory=set)
+    known: dict[str, list[str]] = field(default_factory=dict)  # see query.add_views
+    own: tuple[str, frozenset[str]] | None = None  # of these tables, queries see the files of this run alone
+
+    def files(self) -> dict[str, list[str]]:
+        """What the connection's views of rows read, by table."""
+        if self.own is None:
+            return dict(self.found.good)
+        run, tables = self.own
+        return {
+            table: [name for name in names if name.split("/")[1] == f"run_id={run}"] if table in tables else names
+            for table, names in self.found.good.items()
+        }
+
     found: Survey = field(default_factory=lambda: Survey({}, {}, []))
 
 
@@ -81,9 +96,14 @@ class StoreReader:
         return self._new_connection(wanted, locked=False)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within the block all queries see the files that were there when one first needed them, and are quicker."""
-        self._held = Held()
+    def held(self, run: str | None = None, tables: Iterable[str] = ()) -> Iterator[None]:
+        """Within the block all queries see the files that were there when one first needed them, and are quicker.
+
+        Args:
+            run, tables: queries with ``run_id = $run`` are of this run's rows of these tables, and of no others':
+                DuckDB need not ask of each other file whether it is meant, which takes longer the more there are.
+        """
+        self._held = Held(own=None if run is None else (run, frozenset(tables)))
         try:
             yield
         finally:
@@ -106,7 +126,11 @@ class StoreReader:
         """A connection for a query that only reads, whose reader is told of unfinished runs."""
         query.require_reading(sql)
         views = query.views_of(sql)
-        connection = self._new_connection(views, allow_files=True) if allow_files else self._connect(views)
+        of_others = self._held is not None and self._held.own is not None and not _OF_ONE_RUN.search(sql)
+        if allow_files or of_others:
+            connection = self._new_connection(views, allow_files=allow_files)
+        else:
+            connection = self._connect(views)
         found = self._survey(catalog().tables_of(views), self._held or Held())
         warn_of_partial_runs(self, found, sql, values)
         return connection
@@ -143,9 +167,9 @@ class StoreReader:
             found = self._survey(catalog().tables_of(more), held)
             text = query.own_views(found.good, more)
             if held.connection is None:
-                held.connection = query.connect(self.files, text, found.good)
+                held.connection = query.connect(self.files, text, held.files(), held.known, shards=found.good)
             else:
-                query.add_views(held.connection, self.files, text, found.good)
+                query.add_views(held.connection, self.files, text, held.files(), held.known, shards=found.good)
             held.views |= set(more)
             self._surveyor.name_missing_prompts(found)
         return held.connection

@@ -17,9 +17,10 @@ from mathinterp.errors import UserError
 
 WHOLE_BYTES = 2**23  # files up to this size are fetched whole: less than a few requests for parts of them
 KEPT_BYTES = 2**28  # of such files, in memory
-# How often, and how patiently, requests are repeated; gcsfs and adlfs do so without being told.
+# How often, and how patiently, requests are repeated; gcsfs and adlfs do so without being told. s3fs itself repeats
+# each of these five times: more attempts, and a store that is down for good is told after many minutes.
 RETRIES: dict[str, dict[str, Any]] = {
-    "s3": {"config_kwargs": {"retries": {"max_attempts": 10, "mode": "standard"}}},
+    "s3": {"config_kwargs": {"retries": {"max_attempts": 4, "mode": "standard"}}},
 }
 STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
 

@@ -64,6 +64,7 @@ class Heads(AdaptiveAblation):
                 WHERE run_id = $run AND drop > 0.05 AND (operation = $operation OR q_value < {SIGNIFICANT})""",
     )  # ties of accuracy: by log-probability
     node_ranking: ClassVar[Ranking] = BY_DROP
+    reads_own_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

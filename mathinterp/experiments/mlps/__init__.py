@@ -43,6 +43,7 @@ class Mlps(AdaptiveAblation):
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES, **DECISIONS}
     command_examples: ClassVar[Sequence[str]] = ("scan mlps --limit 200",)
     node_ranking: ClassVar[Ranking] = BY_DROP
+    reads_own_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
