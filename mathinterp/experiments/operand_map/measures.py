@@ -13,6 +13,7 @@ from mathinterp.experiments.operand_map.tables import FAMILIES
 
 UNITS_AT_ONCE = {"cpu": 512, "cuda": 2048}
 ROUNDINGS = 4
+MOSTLY = 0.75  # share of pairs
 SAME = 1e-9  # AUROCs this close are equal
 
 
@@ -61,7 +62,7 @@ class Measures:
         self.shuffled_SCP = [holds_CP[:, torch.from_numpy(rng.permutation(len(grid)))] for _ in range(shuffles)]
         count_C = holds_CP.sum(1)
         self.count_C, self.pairs_C = count_C, count_C * (len(grid) - count_C)
-        self.preferred_C = 1 - count_C / len(grid)
+        self.preferred_C = (count_C <= MOSTLY * len(grid)).double()
         self.partition_C = torch.from_numpy(self.heuristics.partition_C).to(device)
         self.sinusoids = {name: torch.from_numpy(rows).to(device) for name, rows in sinusoids(grid).items()}
 
@@ -95,8 +96,8 @@ class Measures:
     def _heuristic(self, ranks_UP: torch.Tensor, between_UC: torch.Tensor) -> dict[str, torch.Tensor]:
         """AUROCs, and the heuristic of the largest.
 
-        Of equal ones that whose partition explains most variance, then that which holds for fewest pairs ("low where a
-        = b", not "high where a and b differ"), then one where the unit is high.
+        Of equal ones that whose partition explains most variance, then one that does not hold for most pairs ("low
+        where a = b", not "high where a and b differ"), then one where the unit is high.
         """
         signed_UC = ranks_UP @ self.holds_CP.T / self.pairs_C  # AUROC - 1/2
         strength_UC = signed_UC.abs()
