@@ -379,7 +379,17 @@ def test_experiments_about_neurons_refuse_mixtures_before_anything_loads(
     assert prepare_work(ToyScan(), spec, prompts, False, store).model.shape.n_experts == 4
     with pytest.raises(UserError, match="single neurons are not supported"):
         prepare_work(OfNeurons(), spec, prompts, False, store)
-    about = ("chain", "concepts", "concept_zeroing", "edit", "gender_neurons", "graph", "maskkeep", "neurons")
+    about = (
+        "chain",
+        "concepts",
+        "concept_zeroing",
+        "edit",
+        "gender_neurons",
+        "graph",
+        "maskkeep",
+        "neurons",
+        "operands",
+    )
     assert {name for name, experiment in experiments().items() if experiment.reads_neurons} == set(about)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def finished_run(store: Store, run_id: str, ranked: str, scans: Iterable[str]) -
     )
     if not found:
         raise UserError(
-            f"no run '{run_id}' in {store.url}; see: mathinterp sql"
+            f"no run '{shortened(run_id)}' in {store.url}; see: mathinterp sql"
             ' "SELECT run_id, scan, model, prompts, status FROM runs"'
         )
     run = found[0]

@@ -35,8 +35,8 @@ class NodeScores:
     method: what gave the scores; "exact" for patching every node.
     source: ids of runs with commas between, or a file's name.
     scores: site and layer -> the more, the more the node speaks for the answer; NaN: not scored, always in the circuit.
-        Of a "head" site one number a head, or heads x d_model for coordinates of what they write; of "mlp" and "input"
-        one number or d_model; of "neuron" one a neuron.
+        Of a "head" site one number per head, or heads x d_model for coordinates of what they write; of "mlp" and
+        "input" one number or d_model; of "neuron" one per neuron.
     """
 
     method: str

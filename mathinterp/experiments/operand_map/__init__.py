@@ -1,6 +1,6 @@
 """Operand maps: every head and neuron at END as a picture over all pairs of operands, and what it says.
 
-A map is one number a pair (a, b): of a neuron its coefficient (down_proj's input), of a head the norm of what it adds
+A map is one number per pair (a, b): of a neuron its coefficient (down_proj's input), of a head the norm of what it adds
 to o_proj's output ("norm") and its direct share in the answer's logit ("answer": <head's output, g (W_U[t] - mean
 W_U)> / s, t the first answer token, s the final norm's frozen scale). The last one follows the answer's token by
 itself: a head that gives the same for every pair has a map, too. Heuristics and the numbers of neurons kept follow
@@ -56,13 +56,15 @@ class OperandMap(Experiment):
     answer token is right when only the k neurons of largest effect are kept in each deep layer at END.
     """
 
-    maps: int = option(20, "Neuron maps stored a layer: the best explained, families in turn; heads' all are.", least=0)
+    maps: int = option(
+        20, "Neuron maps stored per layer: the best explained, families in turn; heads' all are.", least=0
+    )
     every_map: bool = option(False, "Store every neuron's map.")
     shuffles: int = option(3, "Shuffles of the pairs that the control is a mean of.", least=1, most=100)
     sample: int = option(1000, "Pairs that neurons' effects are estimated on.", least=2)
     ks: tuple[int, ...] | None = option(
-        None, "Neurons kept a layer.", parse=partial(read_counts, least=1), shown="200,50,10, those that are fewer than"
-        " a layer has",
+        None, "Neurons kept per layer.", parse=partial(read_counts, least=1),
+        shown="200,50,10, those that are fewer than a layer has",
     )  # fmt: skip
     ablation: str = option("mean", "What the others become: their mean over all pairs, or zero.", choices=ABLATIONS)
     deep_layers: tuple[int, ...] | None = option(
@@ -118,7 +120,7 @@ class OperandMap(Experiment):
         return shape.chosen_layers(deep_layers(shape.n_layers) if self.deep_layers is None else self.deep_layers)
 
     def chosen_ks(self, shape: ModelShape) -> list[int]:
-        """Numbers of neurons kept a layer, largest first; raises UserError for one that leaves none out."""
+        """Numbers of neurons kept per layer, largest first; raises UserError for one that leaves none out."""
         for k in self.ks or ():
             if k >= shape.n_neurons:
                 raise UserError(f"`ks` {k}: a layer has {shape.n_neurons} neurons; keep fewer")
@@ -134,7 +136,7 @@ class OperandMap(Experiment):
         return {"maps": "all" if self.every_map else self.maps, **single, **lists}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
-        """A file a layer, the pairs, and the first answer token with all and with few neurons.
+        """A file per layer, the pairs, and the first answer token with all and with few neurons.
 
         Raises UserError for prompts that are no grid of operands.
         """

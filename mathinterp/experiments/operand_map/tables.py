@@ -54,7 +54,7 @@ OPERAND_PAIRS = pa.schema(
 OPERAND_KEEP_SCAN = pa.schema(
     [
         pa.field("ranking", pa.string()),  # top or random
-        pa.field("k", pa.int32()),  # neurons kept a layer
+        pa.field("k", pa.int32()),  # neurons kept per layer
         *TOKEN_SCORE,
     ]
 )
