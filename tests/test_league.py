@@ -13,6 +13,7 @@ from mathinterp.cli.main import main
 from mathinterp.cluster import run as cluster_run
 from mathinterp.errors import UserError
 from mathinterp.experiments.league.measures import agreements
+from mathinterp.store import Store
 from tests.statistics_twin import student_interval
 
 RNG = np.random.default_rng(0)
@@ -158,3 +159,11 @@ def test_the_command_prints_the_table_and_draws_it(tmp_path: Path, monkeypatch) 
     assert result.exit_code == 0, result.output
     assert "Agreement with exact patching over 72 nodes, 4 prompts" in result.output
     assert len(list(tmp_path.glob("new/league-*.png"))) == 1
+
+
+def test_bounds_of_what_is_not_known_are_not_known(tmp_path: Path) -> None:
+    """A learned mask has no signs: its rank correlation is null, and was given an interval of -1 to 1."""
+    (found,) = Store(tmp_path).rows(
+        "SELECT within(NULL, -1, 1) AS none, within(1.2, -1, 1) AS high, within(-3, 0, 1) AS low"
+    )
+    assert found == {"none": None, "high": 1, "low": 0}

@@ -21,6 +21,8 @@ CREATE OR REPLACE MACRO erfc_tail(z, y) AS  -- z >= 4; y = 1 / (z * z)
              + 0.527905102951428412) * y + 0.0605183413124413191) * y + 2.33520497626869185e-3));
 CREATE OR REPLACE MACRO erfc(x) AS  -- x >= 0, DOUBLE
     CASE WHEN x <= 0.46875 THEN erfc_near_zero(x) WHEN x <= 4 THEN erfc_middle(x) ELSE erfc_tail(x, 1 / (x * x)) END;
+-- A bound of an interval within a measure's range; null stays null, which least and greatest skip.
+CREATE OR REPLACE MACRO within(bound, low, high) AS CASE WHEN bound IS NOT NULL THEN least(high, greatest(low, bound)) END;
 -- Means of real numbers: Student's t over prompts. student_p: two-sided p of t with df degrees of freedom, by the continued
 -- fraction of the incomplete beta function; student_95: the t of which that p is 0.05 (Cornish-Fisher, then Newton).
 CREATE OR REPLACE MACRO beta_fraction(a, b, x) AS

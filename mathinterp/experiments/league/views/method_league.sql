@@ -1,20 +1,21 @@
 -- method_league: every method of a league beside the exact effects of the same heads and MLPs on the same prompts. Rank correlations
 -- (spearman, kendall, spearman_absolute), overlap_K of the first K and prompt_correlation as in league_scores, each with a 95 %
 -- interval over prompts: value -+ student_factor(prompts) * bootstrap standard error, within the measure's range. A learned mask has
--- no signs (spearman and the like are null) and one score for all prompts: its intervals are of the exact effects alone. cpr, cmd: of
--- the circuits that the method's scores rank (circuit_scores, all else as on the counterfactual); null where none were run. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards, backwards:
--- passes over each prompt; exact has one forward for each node (from its layer on) and two for each of its two runs.
+-- no signs (spearman and the like are null, and so are their bounds) and one score for all prompts: its intervals are of the exact
+-- effects alone. cpr, cmd: of the circuits that the method's scores rank (circuit_scores, all else as on the counterfactual); null
+-- where none were run. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards,
+-- backwards: passes over each prompt; exact has one forward for each node (from its layer on) and two for each of its two runs.
 CREATE OR REPLACE VIEW method_league AS
 SELECT s.run_id, r.model, r.prompts, s.method, s.ranking_run, s.nodes, s.n,
-       spearman, greatest(-1, spearman - spearman_half) AS spearman_low, least(1, spearman + spearman_half) AS spearman_high,
-       kendall, greatest(-1, kendall - kendall_half) AS kendall_low, least(1, kendall + kendall_half) AS kendall_high,
-       spearman_absolute, greatest(-1, spearman_absolute - absolute_half) AS spearman_absolute_low,
-       least(1, spearman_absolute + absolute_half) AS spearman_absolute_high,
-       overlap_5, greatest(0, overlap_5 - half_5) AS overlap_5_low, least(1, overlap_5 + half_5) AS overlap_5_high,
-       overlap_10, greatest(0, overlap_10 - half_10) AS overlap_10_low, least(1, overlap_10 + half_10) AS overlap_10_high,
-       overlap_32, greatest(0, overlap_32 - half_32) AS overlap_32_low, least(1, overlap_32 + half_32) AS overlap_32_high,
-       prompt_correlation, greatest(-1, prompt_correlation - prompt_half) AS prompt_correlation_low,
-       least(1, prompt_correlation + prompt_half) AS prompt_correlation_high,
+       spearman, within(spearman - spearman_half, -1, 1) AS spearman_low, within(spearman + spearman_half, -1, 1) AS spearman_high,
+       kendall, within(kendall - kendall_half, -1, 1) AS kendall_low, within(kendall + kendall_half, -1, 1) AS kendall_high,
+       spearman_absolute, within(spearman_absolute - absolute_half, -1, 1) AS spearman_absolute_low,
+       within(spearman_absolute + absolute_half, -1, 1) AS spearman_absolute_high,
+       overlap_5, within(overlap_5 - half_5, 0, 1) AS overlap_5_low, within(overlap_5 + half_5, 0, 1) AS overlap_5_high,
+       overlap_10, within(overlap_10 - half_10, 0, 1) AS overlap_10_low, within(overlap_10 + half_10, 0, 1) AS overlap_10_high,
+       overlap_32, within(overlap_32 - half_32, 0, 1) AS overlap_32_low, within(overlap_32 + half_32, 0, 1) AS overlap_32_high,
+       prompt_correlation, within(prompt_correlation - prompt_half, -1, 1) AS prompt_correlation_low,
+       within(prompt_correlation + prompt_half, -1, 1) AS prompt_correlation_high,
        c.cpr, c.cpr_low, c.cpr_high, c.cmd, c.cmd_low, c.cmd_high, t.seconds, t.forwards, t.backwards, r.status
 FROM (
     SELECT run_id, method, ranking_run, nodes, prompts::BIGINT AS n,
