@@ -21,6 +21,7 @@ from mathinterp.experiments.operand_map.keeping import effects, kept_neurons
 from mathinterp.experiments.operand_map.rows import MapState, baseline_rows, keep_rows, layer_rows, rounded
 from mathinterp.face import Run
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.ground_truth import PLANTED
 from tests.attribution_twin import precise
 from tests.operand_twin import Alone, prompts_of, tiny_pairs
 from tests.tiny import of_neurons, save_tiny, tiny_model
@@ -300,3 +301,19 @@ def test_a_model_that_cannot_say_the_numbers_is_told_so_in_one_line(tmp_path: Pa
         mi.run(OperandMap(), str(folder), "operands_add", store=str(tmp_path / "store"), progress=False)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.slow
+def test_a_written_models_residue_neurons_are_named(tmp_path: Path) -> None:
+    """Ten neurons of MLP 2 fire where the sum modulo 10 is theirs, by their weights (models/ground_truth/clock.py)."""
+    planted = PLANTED["clock"]()
+    model = mi.wrap(planted.model(), planted.tokenizer, name="clock")
+    run = mi.run(OperandMap(ks=(8,), shuffles=1), model, mi.prompts(planted.prompts), store=str(tmp_path))
+    units = run.sql(
+        "SELECT neuron, heuristic, high, auroc, shuffled FROM operand_units WHERE layer = 2 AND node = 'neuron'"
+    )
+    named = units[units["heuristic"] == "result mod 10 = " + units["neuron"].astype(str)]
+    assert sorted(named["neuron"]) == list(range(10))
+    assert named["high"].all()
+    assert (named["auroc"] > 0.999).all()
+    assert (named["shuffled"] < 0.6).all()

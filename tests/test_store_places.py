@@ -32,6 +32,8 @@ PLACES = [
 
 def plain_value(field: pa.Field):
     """One value of a column's type."""
+    if pa.types.is_list(field.type):
+        return [plain_value(field.type.value_field)]
     if pa.types.is_boolean(field.type):
         return True
     if pa.types.is_integer(field.type):
