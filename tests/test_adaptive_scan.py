@@ -178,6 +178,7 @@ def test_a_full_scan_keeps_its_parameters() -> None:
     assert replace(Heads(decide=3), decide=None) == Heads() == Heads(decide=3, fdr=0.1, order_seed=4).whole()
 
 
+@pytest.mark.slow
 def test_one_prompt_is_a_population(tmp_path: Path) -> None:
     found = run(SCANS[0], tmp_path, prompts()[1:2])
     assert set(found.table("decisions")["prompts_used"]) == {1}

@@ -22,6 +22,8 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.workflows import ground_truth
 from mathinterp.workflows.ground_truth import ALONE, EXACT, FROZEN, PATHS, ZERO, Recovery, auroc, recoveries
 
+pytestmark = pytest.mark.slow
+
 NODES = [*map(Head._make, product(range(LAYERS), range(HEADS))), *map(Mlp, range(LAYERS))]
 of_each = pytest.mark.parametrize("name", PLANTED)
 

@@ -88,6 +88,7 @@ def test_a_second_signal_ends_it_at_once():
     interrupted(process, signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_unwound_is_ended():
     code = (
         "from mathinterp.cli import interrupt\n"

@@ -36,6 +36,7 @@ def test_units_are_read_as_they_are_written_in_their_order(pairs, space):
     assert read_neurons(",".join(f"{layer}_{neuron}" for layer, neuron in pairs)) == tuple(map(tuple, pairs))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 30)), min_size=1))
 def test_layers_are_the_union_of_their_ranges(ranges):
     text = ",".join(str(low) if not more else f"{low}-{low + more}" for low, more in ranges)
