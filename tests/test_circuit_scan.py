@@ -180,8 +180,11 @@ def test_heads_and_mlps_together_rank_by_exact_effects(run_of, model, store) -> 
     with model.lent() as loaded:
         item = tokenize_prompts(PROMPTS, loaded.tokenizer)[0]
         assert rows["metric"][item.prompt.prompt_id] == pytest.approx(_by_hand(loaded.anatomy, item, held), rel=1e-5)
+    attributed = [run_of(Attribution(neurons=neurons)).id for neurons in (False, True)]
     with pytest.raises(UserError, match="that an earlier one of `rank_from` scores, too"):
-        run_of(Circuit([exact[0], run_of(Attribution()).id]))
+        run_of(Circuit(attributed))
+    with pytest.raises(UserError, match=r"\(exact, .* have scores that do not compare"):
+        run_of(Circuit([exact[0], attributed[0]]))
 
 
 def test_neurons_of_a_run_are_replaced_one_by_one_and_all_else_stays(run_of, model, store) -> None:
