@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from click.testing import CliRunner
 from scipy import optimize, stats
 
@@ -22,6 +23,7 @@ from mathinterp.experiments.circuit.tables import FRACTIONS
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.prompts.alignment import tokenize_prompts
+from mathinterp.store import Store
 from tests import attribution_twin as twin
 
 pytestmark = pytest.mark.bundled
@@ -112,7 +114,12 @@ def test_the_views_are_ratios_of_means_with_fiellers_interval(run) -> None:
     assert (scores["cpr_low"], scores["cpr_high"]) == pytest.approx(fieller(under, whole - nothing), abs=1e-6)
     f = np.array([curves.loc[("absolute", fraction), "faithfulness"] for fraction in FRACTIONS])
     assert scores["cmd"] == pytest.approx(float((weights * abs(1 - f)).sum()), abs=1e-9)
-    assert scores["cmd_low"] <= scores["cmd"] <= scores["cmd_high"]
+    apart = sum(
+        w * np.sign(1 - share) * (whole - wide["absolute", at].to_numpy())
+        for w, share, at in zip(weights, f, FRACTIONS, strict=True)
+    )
+    low, high = fieller(apart, whole - nothing)
+    assert (scores["cmd_low"], scores["cmd_high"]) == pytest.approx((max(low, 0), high), abs=1e-6)
     assert (scores["whole"], scores["nothing"]) == pytest.approx((whole.mean(), nothing.mean()))
 
 
@@ -137,28 +144,25 @@ def fieller(part: np.ndarray, whole: np.ndarray) -> tuple[float, float]:
 
 
 def test_the_interval_holds_the_ratio_as_often_as_it_says(tmp_path: Path) -> None:
-    """In 2,000 draws of 12 prompts whose span varies as much as its mean."""
+    """In 2,000 draws of 12 prompts whose span varies as much as its mean, by the views' own macro."""
     rng = np.random.default_rng(0)
     span = 2 + 2 * rng.normal(size=(2000, 12))
     part = 0.4 * span + rng.normal(size=span.shape)
-    hits = [
-        low <= 0.4 <= high for low, high in (_bounds(p, s) for p, s in zip(part, span, strict=True)) if low is not None
-    ]
-    assert len(hits) > 1000
-    assert 0.93 <= np.mean(hits) <= 0.985
-
-
-def _bounds(part: np.ndarray, span: np.ndarray) -> tuple[float | None, float | None]:
-    """The macro's formula in NumPy: the views are held to a root search above."""
-    n, factor = len(part), stats.t.ppf(0.975, len(part) - 1)
-    vp, vs, both = part.var(ddof=1) / n, span.var(ddof=1) / n, np.cov(part, span)[0, 1] / n
-    p, s = part.mean(), span.mean()
-    a = s**2 - factor**2 * vs
-    if a <= 0:
-        return None, None
-    b = p * s - factor**2 * both
-    root = np.sqrt(max(0, b**2 - a * (p**2 - factor**2 * vp)))
-    return (b - root) / a, (b + root) / a
+    rows = Store(tmp_path).rows(
+        """SELECT draw, ratio_bound(p, s, vp, ps, vs, student_factor(n), -1) AS low,
+                  ratio_bound(p, s, vp, ps, vs, student_factor(n), 1) AS high
+           FROM (SELECT draw, count(*) AS n, avg(part) AS p, avg(span) AS s, var_samp(part) / count(*) AS vp,
+                        covar_samp(part, span) / count(*) AS ps, var_samp(span) / count(*) AS vs
+                 FROM (SELECT unnest($draw) AS draw, unnest($part) AS part, unnest($span) AS span) GROUP BY draw)
+           ORDER BY draw""",
+        {"draw": np.repeat(np.arange(2000), 12).tolist(), "part": part.ravel().tolist(), "span": span.ravel().tolist()},
+    )
+    bounds = [(row["draw"], row["low"], row["high"]) for row in rows if row["low"] is not None]
+    assert len(rows) == 2000
+    assert len(bounds) > 1000
+    for draw, low, high in bounds[:50]:
+        assert (low, high) == pytest.approx(fieller(part[draw], span[draw]), rel=1e-5)
+    assert 0.93 <= np.mean([low <= 0.4 <= high for _, low, high in bounds]) <= 0.985
 
 
 def test_heads_and_mlps_together_rank_by_exact_effects(run_of, model, store) -> None:
@@ -176,8 +180,11 @@ def test_heads_and_mlps_together_rank_by_exact_effects(run_of, model, store) -> 
     with model.lent() as loaded:
         item = tokenize_prompts(PROMPTS, loaded.tokenizer)[0]
         assert rows["metric"][item.prompt.prompt_id] == pytest.approx(_by_hand(loaded.anatomy, item, held), rel=1e-5)
+    attributed = [run_of(Attribution(neurons=neurons)).id for neurons in (False, True)]
     with pytest.raises(UserError, match="that an earlier one of `rank_from` scores, too"):
-        run_of(Circuit([exact[0], run_of(Attribution()).id]))
+        run_of(Circuit(attributed))
+    with pytest.raises(UserError, match=r"\(exact, .* have scores that do not compare"):
+        run_of(Circuit([exact[0], attributed[0]]))
 
 
 def test_neurons_of_a_run_are_replaced_one_by_one_and_all_else_stays(run_of, model, store) -> None:
@@ -191,8 +198,27 @@ def test_neurons_of_a_run_are_replaced_one_by_one_and_all_else_stays(run_of, mod
     kept = found.first(1, "absolute")
     assert sum(int(each.sum()) for each in kept.values()) == 1
     assert kept["neuron", largest["layer"]][int(largest["unit"])]
+    held = set(frame["score"].abs().sort_values(ascending=False, kind="stable").index[: len(frame) // 2])
+    rows = run.table("circuit_metric").query("ordering == 'absolute' and fraction == 0.5").set_index("prompt_id")
+    with model.lent() as loaded:
+        item = tokenize_prompts(PROMPTS, loaded.tokenizer)[1]
+        expected = _neurons_by_hand(loaded.anatomy, item, frame[frame.index.isin(held)])
+        assert abs(twin.m(loaded.anatomy, item) - expected) > 0.01
+    assert rows["metric"][item.prompt.prompt_id] == pytest.approx(expected, rel=1e-5, abs=1e-5)
     with pytest.raises(UserError, match=r"`level` neuron: run .* scores no neurons; scan attribution with `neurons`"):
         run_of(Circuit(run_of(Attribution(method="relp", steps=2)).id, level="neuron"))
+
+
+def _neurons_by_hand(anatomy, item, held) -> float:
+    """m with every MLP neuron outside ``held`` at its value on the counterfactual, layer by layer."""
+    with ExitStack() as hooks:
+        given = {layer: twin.value(anatomy, item, ("neuron", layer), True) for layer in range(8)}
+        for layer, other in given.items():
+            out = torch.ones(other.shape[-1], dtype=torch.bool)
+            out[held.loc[held["layer"] == layer, "unit"].astype(int).to_list()] = False
+            edit = lambda x, out=out, other=other: torch.where(out, other, x)  # noqa: E731
+            hooks.enter_context(twin.put(anatomy, ("neuron", layer), edit))
+        return twin.m(anatomy, item)
 
 
 def test_a_ranking_written_as_a_circuit_is_read_back(tmp_path: Path, model, store, ranking: str, run, run_of) -> None:
@@ -225,36 +251,6 @@ def test_summary_and_figure_show_both_orders(run) -> None:
     assert f"CPR {run.summary.data['cpr']:.3f}" in text
     assert len(run.figure().axes[0].get_lines()) == 4
     assert run.sql("SELECT notes ->> 'forwards_per_prompt' AS n FROM runs WHERE run_id = $run")["n"].item() == "14"
-
-
-def graph_of(tmp_path: Path, **changes) -> str:
-    graph = {
-        "cfg": {"n_layers": 8, "n_heads": 8, "d_model": 256},
-        "nodes": {"m0": {"score": 1.0}},
-        "edges": {},
-    } | changes
-    file = tmp_path / "circuit.json"
-    file.write_text(json.dumps(graph))
-    return str(file)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"nodes": []}, "is no circuit of MIB: a JSON object with the objects cfg, nodes, edges"),
-        ({"cfg": {"n_layers": 2, "n_heads": 8, "d_model": 256}}, "of a model with n_layers 2, not 8"),
-        ({"nodes": {"m0": {"in_graph": True}}}, "has no score of nodes"),
-        ({"nodes": {"m0": {"score": float("nan")}}}, "has no score of nodes"),
-        ({"nodes": {"m8": {"score": 1}}}, "the model has no node 'm8'"),
-        ({"nodes": {"x": {"score": 1}}}, "'x' is no node"),
-        ({"nodes": {"m0": {"score": "much"}}}, "m0 must have one number for its scores"),
-        ({"nodes": {"m0": {"score": float("inf")}}}, "none that is infinite"),
-        ({"nodes": {"m0": {"score": [1, 2]}}}, "m0 must have one number"),
-    ],
-)
-def test_a_circuit_file_that_does_not_fit_is_refused(tmp_path: Path, run_of, changes: dict, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        run_of(Circuit(circuit=graph_of(tmp_path, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -291,6 +287,12 @@ def test_the_command_writes_what_it_says(tmp_path: Path, store, ranking: str) ->
     assert wrong.stderr == "mathinterp: --fraction 2: a circuit has at most all nodes, 1\n"
     asked = ["mib", "evaluate", "--from", ranking, "--circuit", str(file)]
     assert CliRunner().invoke(main, asked).stderr.startswith("mathinterp: give the ranking in one way: --from RUN_ID")
+
+
+def test_the_help_says_that_the_limit_is_taken_first() -> None:
+    assert "--limit is taken before pairs" in " ".join(
+        CliRunner().invoke(main, ["mib", "evaluate", "--help"]).stdout.split()
+    )
 
 
 def test_scores_of_nothing_are_an_empty_order() -> None:

@@ -116,6 +116,7 @@ def test_nothing_is_the_counterfactual_and_everything_is_the_model(anatomy: Anat
         found_CP[0], [twin.m(anatomy, item, item.counterfactual_ids) for item in PROMPTS], **CLOSE
     )
     assert (found_CP[1] == found_CP[2]).all()
+    np.testing.assert_allclose(found_CP[1], [twin.m(anatomy, item) for item in PROMPTS], **CLOSE)
 
 
 def test_a_circuit_of_all_but_one_node_is_exact_patching(anatomy: Anatomy) -> None:

@@ -1,6 +1,7 @@
 """CPR, CMD and faithfulness are those of MIB's own code (tests/golden/mib_figures.json; benchmarks/mib_equality.py)."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -48,13 +49,12 @@ def area(values: np.ndarray) -> float:
     return float(((values[1:] + values[:-1]) / 2 * np.diff(FRACTIONS)).sum())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_rows_give_the_figures_of_mibs_own_code(tmp_path: Path, name: str) -> None:
+def check(folder: Path, name: str, cases: Iterable[tuple[str, str]]) -> None:
+    """Rows of each kind and ablation against MIB's figures."""
     anatomy = Anatomy(weights(name))
     prompts = tokenize_prompts(mi.prompts(GOLDEN["prompts"]), tiny_tokenizer())
-    for kind, ablation in product(KINDS, ABLATIONS):
-        scan = scan_of(tmp_path, kind, ablation)
+    for kind, ablation in cases:
+        scan = scan_of(folder, kind, ablation)
         scan = replace(scan, scores=read_circuit(scan.circuit, scan.level, anatomy.shape))
         scores = GOLDEN["scores"][kind].values()
         assert scan.ranked.scored == np.concatenate([np.ravel(each) for each in scores]).size
@@ -68,6 +68,17 @@ def test_rows_give_the_figures_of_mibs_own_code(tmp_path: Path, name: str) -> No
             np.testing.assert_allclose(found, theirs["faithfulness"], atol=2e-5)
             assert area(found) == pytest.approx(theirs["cpr"], abs=2e-5)
             assert area(abs(1 - found)) == pytest.approx(theirs["cmd"], abs=2e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_give_the_figures_of_mibs_own_code_for_heads(tmp_path: Path, name: str) -> None:
+    check(tmp_path, name, [("heads_only", "resample")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_give_the_figures_of_mibs_own_code(tmp_path: Path, name: str) -> None:
+    check(tmp_path, name, product(KINDS, ABLATIONS))
 
 
 @pytest.mark.slow

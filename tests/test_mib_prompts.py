@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from tokenizers import processors
 
 import mathinterp as mi
 from mathinterp.cli.main import main
@@ -16,6 +17,7 @@ from mathinterp.errors import UserError
 from mathinterp.prompts import load_prompts, read_prompts, write_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.prompts.mib import fitting, write_rows
+from tests.prompt_tokenizers import gpt2_like, llama_like
 from tests.tiny import tiny_tokenizer
 
 ADDITION = {
@@ -93,6 +95,61 @@ def test_a_set_of_the_hub_is_read_by_its_name_split_and_operator(tmp_path: Path,
         mi.prompts("mib-bench/arithmetic_addition:dev")
     with pytest.raises(UserError, match="sets of MIB that are read here are mib-bench/arithmetic_addition, "):
         mi.prompts("mib-bench/ravel")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("arithmetic_addition", r"\(JSON lines or Parquet\) with the rows whose operator is '\+' alone$"),
+        ("arithmetic_subtraction", r"with the rows whose operator is '-' alone$"),
+        ("ioi", r"\(JSON lines or Parquet\)$"),
+    ],
+)
+def test_a_set_that_cannot_be_had_says_which_rows_a_file_needs(monkeypatch, name: str, told: str) -> None:
+    def unreachable(*_, **__):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(UserError, match=told):
+        mi.prompts(f"mib-bench/{name}")
+
+
+WORDS = ["The sum of and is "] * 50
+
+
+@pytest.mark.parametrize("trimmed", [False, True])  # GPT-NeoX's offsets leave a token's space out
+def test_answers_that_share_a_token_with_the_space_are_left_out(
+    caplog: pytest.LogCaptureFixture, trimmed: bool
+) -> None:
+    """MIB tokenizes prompt and answer apart: it would read another token at another one."""
+    plain = {**ADDITION, "prompt": "The sum of 3 and 5 is="}
+    apart = {"prompt": "The sum of 2 and 4 is=", "label": 6}
+    rows = [
+        ADDITION,  # the answer, 8
+        {**ADDITION, "label": "6", "random_counterfactual": {**ADDITION["random_counterfactual"], "label": 8}},
+        {**plain, "random_counterfactual": {**apart, "prompt": "The sum of 2 and 4 is "}},
+        {**plain, "random_counterfactual": apart},  # no space before any answer
+    ]
+    joining, other = gpt2_like([*WORDS, *[" 8"] * 50], 400), gpt2_like(WORDS, 400)
+    for each in (joining, other):
+        each.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=trimmed)
+    assert joining.tokenize("is 8") == ["is", "Ġ8"]
+    assert joining.tokenize("is 6") == ["is", "Ġ", "6"]
+    assert other.tokenize("is 8") == ["is", "Ġ", "8"]
+    with caplog.at_level(logging.WARNING, "mathinterp"):
+        assert [prompt.prompt_id for prompt in fitting(mi.prompts(rows), joining)] == ["4"]
+    assert caplog.messages == ["3 of 4 pairs are left out: 3 whose answer shares a token with the space before it"]
+    fitting_rows = [*rows[:2], rows[3]]
+    for tokenizer in (other, llama_like([row["prompt"] for row in rows]), tiny_tokenizer()):
+        assert len(fitting(mi.prompts(fitting_rows), tokenizer)) == 3
+    ours = {"text": "The sum of 3 and 5 is", "answer": "8", "one_token": True}  # the separator is ours
+    assert len(fitting(mi.prompts([ours]), joining)) == 1
+
+
+def test_names_of_several_tokens_are_said_to_be_left_out_here_alone() -> None:
+    row = {**IOI, "metadata": {**IOI["metadata"], "indirect_object": "Tom1"}}
+    with pytest.raises(UserError, match=r"of several tokens \(stricter than MIB, which takes names of several tokens"):
+        fitting(mi.prompts([row]), tiny_tokenizer())
 
 
 def test_pairs_that_do_not_fit_the_tokenizer_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,6 +243,20 @@ def test_our_pairs_written_as_rows_are_the_same_pairs_to_the_model(tmp_path: Pat
         assert (theirs.prompt.operation, theirs.prompt.operand_a) == (ours.prompt.operation, ours.prompt.operand_a)
     with pytest.raises(UserError, match="has no counterfactual or no distractor, and a row of MIB is a pair"):
         write_rows(load_prompts("two_digit", limit=4), tmp_path / "mib.jsonl")
+
+
+@pytest.mark.parametrize(("text", "label"), [("--5", "--5"), ("-5", -5), ("05", "05"), ("9" * 19, "9" * 19)])
+def test_labels_are_numbers_where_the_text_is_that_of_one(tmp_path: Path, text: str, label: int | str) -> None:
+    pair = {"text": "3 plus 5 is", "answer": "8", "counterfactual": "2 plus 4 is", "distractor": text}
+    write_rows(mi.prompts([pair]), tmp_path / "mib.jsonl")
+    assert json.loads((tmp_path / "mib.jsonl").read_text())["random_counterfactual"]["label"] == label
+
+
+def test_rows_are_written_into_new_folders_and_the_home_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, written in (("~/new/a.jsonl", "new/a.jsonl"), (tmp_path / "b" / "c" / "d.jsonl", "b/c/d.jsonl")):
+        write_rows(load_prompts("one_token_pairs", limit=2), given)
+        assert len((tmp_path / written).read_text().splitlines()) == 2
 
 
 def test_the_set_of_pairs_has_answers_of_one_digit() -> None:

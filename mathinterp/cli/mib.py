@@ -10,6 +10,8 @@ from mathinterp.cli.options import Real, json_option, model_options, out_file, s
 from mathinterp.cli.output import console, print_json
 from mathinterp.errors import UserError
 
+LIMIT = "--limit is taken before pairs that do not fit the tokenizer are left out: fewer may remain."
+
 
 class _Mib(Group):
     """The experiment's own command is here under the benchmark's word for it."""
@@ -25,9 +27,10 @@ class _Mib(Group):
         from mathinterp.experiments.circuit import Circuit
 
         command = experiment_command(Circuit, run_experiment)
+        text = str(command.help).replace("mathinterp scan circuit", "mathinterp mib evaluate")
         return type(command)(
             name, command.context_settings, callback=command.callback, params=command.params,
-            help=str(command.help).replace("mathinterp scan circuit", "mathinterp mib evaluate"),
+            help=text.replace("\n\n\b\nExamples:", f"\n\n{LIMIT}\n\n\b\nExamples:"),
         )  # fmt: skip
 
 

@@ -6,17 +6,21 @@ space before them, and names with one.
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_file
 from mathinterp.prompts.json_lines import NumberText, as_json_value, write_json_lines
 from mathinterp.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mathinterp.prompts.alignment import Encoding
 
 HUB = "mib-bench/"
 HUB_SETS = {"arithmetic_addition": "+", "arithmetic_subtraction": "-", "ioi": None}  # set -> the operator that is kept
@@ -25,6 +29,7 @@ OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
 SIGNS = {operation: sign for sign, operation in OPERATIONS.items()}
 ARITHMETIC, IOI = "random_counterfactual", "s2_io_flip_counterfactual"
 FURTHER = ("idx", "num_digit")  # kept beside the prompt
+SEVERAL, SHARED = "with an answer of several tokens", "whose answer shares a token with the space before it"
 
 logger = logging.getLogger(__name__)
 
@@ -128,14 +133,15 @@ def hub_records(source: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
     except ImportError as error:
         raise UserError(f"'{source}' is read from the hub by the package datasets; install it: pip install datasets"
                         ) from error  # fmt: skip
+    operator = HUB_SETS[name]
     try:
         found = load_dataset(HUB + name, split=split or HUB_SPLIT)
     except Exception as error:  # whatever the library and the network raise
         raise UserError(
             f"'{source}' cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:200]};"
             " give a downloaded file of it (JSON lines or Parquet)"
+            + (f" with the rows whose operator is '{operator}' alone" if operator else "")
         ) from error
-    operator = HUB_SETS[name]
     for number, row in enumerate(found, start=1):
         if operator is None or row.get("operator") == operator:
             yield f"{source}, row {number}", number, {key: as_json_value(value) for key, value in row.items()}
@@ -147,8 +153,11 @@ def hub_records(source: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def fitting(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> Sequence[Prompt]:
     """The prompts without those rows of MIB that it leaves out, and pairs that do not align; a warning counts them.
 
-    MIB takes pairs whose two answers are one token each. Pairs of equal answers have a difference of 0 under every
-    circuit, and change no measure of MIB's. Raises UserError if none is left.
+    MIB takes pairs of numbers that are one token each, and tokenizes prompt and answer apart: a tokenizer must not join
+    an answer with the space that its prompt ends with. For rows of names ours is stricter: MIB takes those whose
+    indirect object, subject and random_c have equally many tokens, and compares the first ones; here each is one token.
+    Pairs of equal answers have a difference of 0 under every circuit, and change no measure of MIB's. Raises UserError
+    if none is left.
     """
     asked = [prompt for prompt in prompts if prompt.one_token]
     if not asked:
@@ -159,6 +168,8 @@ def fitting(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") -> 
     if out:
         counts = ", ".join(f"{out.count(reason)} {reason}" for reason in dict.fromkeys(out))
         told = f"{len(out)} of {len(prompts)} pairs are left out: {counts}"
+        if any(reasons[prompt.prompt_id] == SEVERAL for prompt in asked if prompt.operation == "ioi"):
+            told += " (stricter than MIB, which takes names of several tokens if all have equally many)"
         if not left:
             raise UserError(f"{told}; take a set whose answers are one token of this model's tokenizer each")
         logger.warning(told)
@@ -174,13 +185,31 @@ def _reasons(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") ->
     other = encode([(prompt, prompt.counterfactual or prompt.text) for prompt in prompts], tokenizer)
     wrong = [replace(prompt, answer=prompt.distractor or prompt.answer) for prompt in prompts]
     rivals = encode([(prompt, prompt.text) for prompt in wrong], tokenizer)
-    for prompt, one, two, rival in zip(prompts, own, other, rivals, strict=True):
-        if any(len(each.input_ids) - each.first_answer_index != 1 for each in (one, rival)):
-            yield "with an answer of several tokens"
+    together = [_joins_space(each, tokenizer) for each in (own, other, rivals)]
+    for prompt, one, two, rival, joined in zip(prompts, own, other, rivals, zip(*together, strict=True), strict=True):
+        if prompt.separator == "" and any(joined):
+            yield SHARED
+        elif any(len(each.input_ids) - each.first_answer_index != 1 for each in (one, rival)):
+            yield SEVERAL
         elif prompt.distractor is not None and one.input_ids == rival.input_ids:
             yield "with the same answer"
         else:
             yield None if same_alignment(one, two) else "with sentences of different numbers of tokens"
+
+
+def _joins_space(encodings: Sequence["Encoding"], tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
+    """Whether the tokens before an answer are others than the prompt's alone, at the last of which MIB reads.
+
+    Offsets do not suffice: some tokenizers (GPT-NeoX's) leave the space out of those of a token that holds it.
+    """
+    alone = tokenizer([each.sentence[: each.answer_start] for each in encodings])["input_ids"]
+    found = []
+    for each, ids in zip(encodings, alone, strict=True):
+        first = each.first_answer_index
+        added = ids[-1:] == [tokenizer.eos_token_id] and len(ids) > first  # an EOS after the text
+        same = each.input_ids[:first] == tuple(ids[:-1] if added else ids)
+        found.append(not same or each.spans[first][0] < each.answer_start)
+    return found
 
 
 # ---- prompts as rows ----
@@ -189,9 +218,17 @@ def _reasons(prompts: Sequence[Prompt], tokenizer: "PreTrainedTokenizerBase") ->
 def write_rows(prompts: Sequence[Prompt], path: str | Path) -> None:
     """Write arithmetic pairs as rows of MIB, which its own code reads: the label follows the prompt as it stands.
 
-    Raises UserError for a prompt without a counterfactual or a distractor, and if the file cannot be written.
+    Folders above it are made. Raises UserError for a prompt without a counterfactual or a distractor, and if the file
+    cannot be written.
     """
-    write_json_lines([_row(number, prompt) for number, prompt in enumerate(prompts)], Path(path), "prompts")
+    rows = [_row(number, prompt) for number, prompt in enumerate(prompts)]
+    check_file(path, "prompts")
+    path = Path(path).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write prompts to {path}: {error.strerror}") from error
+    write_json_lines(rows, path, "prompts")
 
 
 def _row(number: int, prompt: Prompt) -> dict[str, Any]:
@@ -214,7 +251,8 @@ def _row(number: int, prompt: Prompt) -> dict[str, Any]:
 
 
 def _whole(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.lstrip("-").isdecimal() and str(int(text)) == text else text
+    whole = text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) and str(int(text)) == text
+    return int(text) if text is not None and whole else text
 
 
 def parquet_records(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.circuit.ranking import NodeScores, Place
-from mathinterp.gates import check_file
+from mathinterp.gates import check_file, shortened
 from mathinterp.local_files import whole_file
 from mathinterp.prompts.json_lines import json_value, read_text
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 FIELDS = ("cfg", "nodes", "edges")
 SIZES = {"n_layers": "n_layers", "n_heads": "n_heads", "d_model": "d_model"}
-NODE = re.compile(r"a(\d+)\.h(\d+)|m(\d+)")
+_NUMBER = "(0|[1-9][0-9]{0,5})"
+NODE = re.compile(rf"a{_NUMBER}\.h{_NUMBER}|m{_NUMBER}")
 
 
 def read_circuit(path: str | Path, level: str, shape: ModelShape) -> NodeScores:
@@ -49,10 +50,15 @@ def read_circuit(path: str | Path, level: str, shape: ModelShape) -> NodeScores:
     field = "neurons_scores" if level == "neuron" else "score"
     scores: dict[Place, np.ndarray] = {}
     for name, node in graph["nodes"].items():
-        if name == "logits" or not isinstance(node, dict) or node.get(field) is None:
+        if not isinstance(node, dict):
+            raise UserError(f"'{path}': the node '{shortened(name)}' must be an object")
+        if name == "logits" or node.get(field) is None:
             continue
         site, layer, head = _place(name, shape, f"'{path}'")
-        values = _numbers(node[field], (shape.d_model,) if level == "neuron" else (), head, f"'{path}': {name}")
+        given, many = node[field], shape.d_model if level == "neuron" else None
+        if many is not None and site == "head":
+            given = _row_of(given, head, shape.n_heads)
+        values = _numbers(given, many, f"'{path}': {name}")
         if site != "head":
             scores[site, layer] = values.reshape(-1)
             continue
@@ -72,39 +78,46 @@ def _place(name: str, shape: ModelShape, where: str) -> tuple[str, int, int]:
         return "input", 0, 0
     match = NODE.fullmatch(name)
     if match is None:
-        raise UserError(f"{where}: '{name}' is no node; nodes are input, a0.h0, m0 and logits")
+        raise UserError(f"{where}: '{shortened(name)}' is no node; nodes are input, a0.h0, m0 and logits")
     layer, head = int(match[1] or match[3] or 0), int(match[2] or 0)
     if layer >= shape.n_layers or head >= shape.n_heads:
         raise UserError(f"{where}: the model has no node '{name}'")
     return ("mlp" if match[3] else "head"), layer, head
 
 
-def _numbers(given: Any, wanted: tuple[int, ...], head: int, where: str) -> np.ndarray:
-    """The scores of one node; raises UserError for anything but as many numbers (NaN among them) as ``wanted`` says."""
+def _row_of(given: Any, head: int, heads: int) -> Any:
+    """Of the rows of all heads of a layer that of one; anything else as it is."""
+    rows = isinstance(given, list) and len(given) == heads and all(isinstance(row, list) for row in given)
+    return given[head] if rows else given
+
+
+def _numbers(given: Any, many: int | None, where: str) -> np.ndarray:
+    """The scores of one node; raises UserError for anything but one number, or ``many``; NaN is one, text is none."""
+    parts = given if many is not None and isinstance(given, list) and len(given) == many else [given]
     try:
-        values = np.asarray(given, np.float64)
-    except (TypeError, ValueError):
-        values = np.empty(0)
-    if wanted and values.ndim == 2 and head < len(values):  # the rows of all heads of the layer
-        values = values[head]
-    if values.shape != wanted or np.isinf(values).any():
-        many = f"{wanted[0]} numbers" if wanted else "one number"
-        raise UserError(f"{where} must have {many} for its scores, and none that is infinite")
-    return values
+        fits = all(type(part) in (int, float) for part in parts) and len(parts) == (many or 1)
+        values = np.array([float(part) for part in parts] if fits else [np.inf])
+    except OverflowError:  # an integer beyond what a float holds
+        values = np.array([np.inf])
+    if np.isinf(values).any():
+        form = "one number" if many is None else f"{many} numbers"
+        raise UserError(f"{where} must have {form} for its scores, and none that is infinite")
+    return values.reshape(() if many is None else many)
 
 
 def write_circuit(path: str | Path, scores: NodeScores, count: int, ordering: str, shape: ModelShape) -> None:
     """Write the circuit of the first ``count`` nodes with the scores of all; EAP-IG's Graph.from_json reads it.
 
-    Raises UserError if the file cannot be written.
+    Folders above it are made. Raises UserError if the file cannot be written.
     """
-    path = Path(path)
     check_file(path, "a circuit")
+    path = Path(path).expanduser()
     kept = scores.first(count, ordering)
     cfg = {**{name: getattr(shape, name) for name in SIZES}, "parallel_attn_mlp": shape.parallel}
     nodes = {name: _node(name, scores, kept, shape) for name in _names(shape)}
     held = {name for name, node in nodes.items() if node["in_graph"]} | {"logits"}
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as temporary, temporary.open("x", encoding="utf-8") as file:
             file.write(f'{{"cfg": {json.dumps(cfg)}, "nodes": {json.dumps(nodes)}, "edges": {{')
             for number, (edge, parent, child) in enumerate(_edges(shape)):
