@@ -18,11 +18,13 @@ PAIRS = [(a, b) for a in range(4, 19) for b in range(40, 50)]
 SHORTER = "Sentences differ in their number of tokens: 'tens digit of a = 0' is also a shorter sentence."
 
 
-def mapped(store: Path, pairs: list[tuple[int, int]], operation: str | None = "add", *, written: float = 1.0) -> Run:
+def mapped(
+    store: Path, pairs: list[tuple[int, int]], operation: str | None = "add", *, written: float = 1.0, seed: int = 0
+) -> Run:
     """written: what the neurons of the deep layer write, times this."""
     prompts = [replace(prompt, operation=operation) for prompt in prompts_of(pairs)]
     scan = OperandMap(layers=(1,), maps=2, shuffles=1, sample=9, deep_layers=(2,))
-    model = tiny_model("llama")
+    model = tiny_model("llama", seed)
     with torch.no_grad():
         model.model.layers[2].mlp.down_proj.weight.mul_(written)
     return mi.run(scan, mi.wrap(model, tiny_tokenizer(), name="tiny"), prompts, store=str(store), progress=False)
@@ -58,11 +60,13 @@ def test_the_baseline_is_of_the_first_answer_token_in_every_view(run: Run) -> No
     assert list(accuracy) == [len(PAIRS), len(PAIRS)]
 
 
-@pytest.mark.parametrize("written", [0.1, -4.0])
-def test_faithfulness_is_not_told_where_next_to_nothing_is_lost_by_keeping_none(tmp_path: Path, written: float) -> None:
-    rows = mapped(tmp_path, PAIRS, written=written).table("operand_faithfulness")
+@pytest.mark.parametrize(("written", "seed", "least", "most"), [(0.1, 0, -0.02, 0.02), (4.0, 3, -1.0, -0.02)])
+def test_faithfulness_is_not_told_where_next_to_nothing_is_lost_by_keeping_none(
+    tmp_path: Path, written: float, seed: int, least: float, most: float
+) -> None:
+    rows = mapped(tmp_path, PAIRS, written=written, seed=seed).table("operand_faithfulness")
     lost = rows["baseline_logprob"] - rows.loc[rows["k"] == 0, "logprob"].iloc[0]
-    assert (lost.abs() < 0.03).all() if written == 0.1 else (lost < -0.01).all()
+    assert lost.between(least, most).all()
     assert rows["faithfulness"].isna().all()
     assert rows["drop"].notna().all()
 

@@ -97,11 +97,12 @@ class Measures:
 
     def _between(self, sums_UC: torch.Tensor) -> torch.Tensor:
         """Sum of squares between the classes of each partition, U N; pairs of no class, which are few, are one more."""
-        squares_UN, sums_UN = sums_UC.new_zeros(2, len(sums_UC), len(self.rest_N))
+        squares_UN = sums_UC.new_zeros(len(sums_UC), len(self.rest_N))
+        sums_UN = torch.zeros_like(squares_UN)
         squares_UN.index_add_(1, self.partition_C, sums_UC.square() / self.count_C)
         sums_UN.index_add_(1, self.partition_C, sums_UC)
-        rest_UN = sums_UN.square() / self.rest_N.clamp(min=1)
-        return squares_UN + rest_UN.masked_fill(self.rest_N == 0, 0)
+        rest_UN = (sums_UN.square() / self.rest_N.clamp(min=1)).masked_fill(self.rest_N == 0, 0)
+        return squares_UN.add_(rest_UN)
 
     def _heuristic(self, ranks_UP: torch.Tensor, explained_UN: torch.Tensor) -> dict[str, torch.Tensor]:
         """AUROCs, and the heuristic of the largest.
