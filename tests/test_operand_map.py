@@ -18,6 +18,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments import Subject
 from mathinterp.experiments.operand_map import OperandMap
 from mathinterp.experiments.operand_map.keeping import effects, kept_neurons
+from mathinterp.experiments.operand_map.measures import Measures
 from mathinterp.experiments.operand_map.rows import MapState, baseline_rows, keep_rows, layer_rows, rounded
 from mathinterp.face import Run
 from mathinterp.models.anatomy import Anatomy
@@ -108,11 +109,12 @@ def _logprob(anatomy: Anatomy, item, ablated: dict[int, tuple[torch.Tensor, torc
     return float(logits_V.log_softmax(-1)[item.scored[0].token_id])
 
 
+@pytest.mark.parametrize("ablation", ["mean", "zero"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox"])
-def test_effects_are_derivatives_of_the_log_odds(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effects_are_derivatives_of_the_log_odds(family: str, ablation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     anatomy = precise(family, monkeypatch)
     items = [replace(item, scored=item.scored[:1]) for item in ITEMS[:6]]
-    signed_LK, size_LK = effects(anatomy, items)
+    signed_LK, size_LK = effects(anatomy, items, ablation)
     alone = [Alone(anatomy, item) for item in items]
     for layer, neuron in ((0, 3), (2, 17)):
         values_P = torch.stack([one.seen[f"neurons {layer}"][neuron] for one in alone])
@@ -123,9 +125,19 @@ def test_effects_are_derivatives_of_the_log_odds(family: str, monkeypatch: pytes
             for step in (1e-4, -1e-4):
                 logprob = _logprob(anatomy, item, {layer: (mask_K, own.seen[f"neurons {layer}"] + step)})
                 odds.append(logprob - np.log1p(-np.exp(logprob)))
-            changes.append(float(values_P.mean() - value) * (odds[0] - odds[1]) / 2e-4)
+            target = float(values_P.mean()) if ablation == "mean" else 0.0
+            changes.append((target - float(value)) * (odds[0] - odds[1]) / 2e-4)
         assert float(signed_LK[layer, neuron]) == pytest.approx(np.mean(changes), rel=1e-5, abs=1e-8)
         assert float(size_LK[layer, neuron]) == pytest.approx(np.abs(changes).mean(), rel=1e-5, abs=1e-8)
+
+
+def test_neurons_are_ranked_by_the_effect_of_the_ablation_that_is_asked_for() -> None:
+    anatomy = Anatomy(tiny_model("llama"))
+    every = replace(SCAN, sample=len(ITEMS))
+    for ablation in ("mean", "zero"):
+        state = prepared(anatomy, replace(every, ablation=ablation))
+        torch.testing.assert_close(state.size_LK, effects(anatomy, state.prompts, ablation)[1])
+    assert not torch.allclose(state.size_LK, prepared(anatomy, every).size_LK)
 
 
 @of_neurons
@@ -161,6 +173,22 @@ def test_rows_hold_the_maps_themselves_and_their_means() -> None:
     np.testing.assert_allclose(own["effect_size"], state.size_LK[1], rtol=1e-6)
     norms = rows[rows["measure"] == "norm"]
     np.testing.assert_array_equal(np.stack(norms["map"]), rounded(state.maps.heads(1)["norm"].float().numpy()))
+
+
+def test_a_heads_map_has_the_rounding_of_a_sum_and_constant_maps_are_kept_last() -> None:
+    anatomy = Anatomy(tiny_model("llama"))
+    state = prepared(anatomy, replace(SCAN, every_map=False, maps=3))
+    state.measures = Measures(state.grid, anatomy.device, torch.bfloat16, shuffles=1, seed=0)
+    even_P = torch.from_numpy(1 + 0.04 * (state.grid.b_P % 2 == 0))  # a spread of .02 beside 4 roundings, .03
+    state.maps.heads = lambda layer: {"norm": even_P.expand(4, -1)}  # type: ignore[method-assign]
+    neurons_KP = torch.stack([even_P, torch.zeros_like(even_P), 100 * (even_P - 1), 50 * (even_P - 1), even_P - 1])
+    state.maps.neurons = lambda layer: (neurons_KP, torch.zeros(5))  # type: ignore[method-assign]
+    state.effect_LK, state.size_LK = torch.zeros(2, 3, 5)
+    rows = layer_rows(state, 1).to_pandas()
+    assert set(rows[rows["node"] == "head"]["heuristic"]) == {"b mod 2 = 0"}
+    own = rows[rows["node"] == "neuron"]
+    assert list(own["heuristic"].isna()) == [True, True, False, False, False]
+    assert list(own["map"].notna()) == [False, False, True, True, True]
 
 
 def test_a_number_that_is_none_is_named() -> None:
@@ -240,6 +268,7 @@ def test_the_summary_and_the_figure_say_what_the_rows_say(run: Run) -> None:
     assert data["neurons"][0]["auroc"] == pytest.approx(neurons["auroc"].max())
     accuracy = run.table("operand_faithfulness").set_index(["ranking", "k"]).loc[("top", 50), "accuracy"]
     assert f"first answer token is right in {100 * accuracy:.4g} % of the pairs" in str(run.summary)
+    assert "of 0.9 or more, most often " in str(run.summary)
     titles = [axis.get_title() for axis in run.figure().findobj(Axes)]
     heads = [title for title in titles if title.startswith("head ")]
     assert len(heads) == 2

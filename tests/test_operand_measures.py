@@ -135,6 +135,13 @@ def test_a_map_that_is_a_function_of_one_heuristic_is_told_to_be() -> None:
     assert heuristic(ADD, found, list(PLANTED).index("b_mod_10"))[1] == "b mod 10 = 7"
 
 
+def test_a_carry_into_the_hundreds_is_a_heuristic_of_sums_alone() -> None:
+    found = measured(ADD, ADD.a_P + ADD.b_P > 99)
+    assert heuristic(ADD, found, 0) == ("carry", "carry into the hundreds")
+    assert found.columns["auroc_carry"][0] == 1
+    assert not any("hundreds" in label for label in heuristics_of(ORDERED).labels)
+
+
 def test_a_borrow_is_that_of_the_units_and_a_product_has_none() -> None:
     found = measured(ORDERED, ORDERED.a_P % 10 < ORDERED.b_P % 10)
     assert heuristic(ORDERED, found, 0) == ("carry", "units borrow")
@@ -160,6 +167,36 @@ def test_a_map_that_varies_by_rounding_alone_is_constant() -> None:
     assert np.isnan(found.columns["power_10"]).all()
     exact = measured(ADD, noise)
     assert heuristic(ADD, exact, 0) == ("b_mod_10", "b mod 10 = 0")
+
+
+def test_one_large_value_does_not_make_a_map_constant() -> None:
+    values = torch.from_numpy((ADD.b_P % 10 == 7) - 0.5 + 0.1 * RNG.normal(size=len(ADD)))
+    values[4321] = 100
+    found = Measures(ADD, CPU, torch.bfloat16, shuffles=1, seed=0).of(values.bfloat16()[None])
+    assert heuristic(ADD, found, 0) == ("b_mod_10", "b mod 10 = 7")
+    assert found.columns["auroc"][0] > 0.99
+
+
+def test_what_is_summed_of_many_numbers_has_a_smaller_rounding() -> None:
+    values_UP = torch.from_numpy(1 + 0.02 * (ADD.b_P % 10 == 7))[None]
+    measures = Measures(ADD, CPU, torch.bfloat16, shuffles=1, seed=0)
+    assert measures.of(values_UP).best_U[0] == -1
+    assert heuristic(ADD, measures.of(values_UP, 64), 0) == ("b_mod_10", "b mod 10 = 7")
+    assert measures.of(values_UP, 9).best_U[0] == -1  # spread .006, floor 4 * 2^-7 / 3
+
+
+def test_pairs_of_classes_that_are_too_few_are_one_class_more_of_what_is_explained() -> None:
+    chosen_P = (ADD.a_P < 90) | ((ADD.a_P == 95) & (ADD.b_P < 5))
+    grid = Grid("add", np.arange(chosen_P.sum()), ADD.a_P[chosen_P], ADD.b_P[chosen_P], ADD.result_P[chosen_P])
+    assert "tens digit of a = 9" not in heuristics_of(grid).labels
+    values = 10.0 * (grid.a_P // 10 == 4) + 20 * (grid.a_P // 10 == 9)
+    noisy = values + RNG.normal(size=len(grid))
+    found = measured(grid, values, noisy)
+    assert heuristic(grid, found, 0) == ("a_tens", "tens digit of a = 4")
+    assert found.columns["explained"][0] == pytest.approx(1, abs=1e-9)
+    assert heuristic(grid, found, 1)[1] == "tens digit of a = 4"
+    fitted = np.array([noisy[grid.a_P // 10 == digit].mean() for digit in range(10)])[grid.a_P // 10]
+    assert found.columns["explained"][1] == pytest.approx(fitted.var() / noisy.var(), rel=1e-9)
 
 
 def test_the_order_of_maps_is_that_of_sorted_pairs() -> None:

@@ -133,7 +133,7 @@ class OperandMap(Experiment):
             for name in ("ks", "deep_layers", "layers")
         }
         single = {name: getattr(self, name) for name in ("shuffles", "sample", "ablation", "map_seed")}
-        return {"maps": "all" if self.every_map else self.maps, **single, **lists}
+        return {"maps": "all" if self.every_map else self.maps, **single, **lists, "scoring": "first_token"}
 
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
         """A file per layer, the pairs, and the first answer token with all and with few neurons.
@@ -143,16 +143,17 @@ class OperandMap(Experiment):
         from mathinterp.experiments.operand_map.grid import grid_of
 
         grid_of(prompts)
-        self.deep(shape), self.chosen_ks(shape)
+        self.deep(shape)
+        keep = Shard("operand_keep_scan", 0, {"ks": self.chosen_ks(shape)}, cost=2.0)
         layers = [Shard("operand_unit_maps", index, {"layers": [k]}) for index, k in enumerate(self.chosen(shape))]
         return [
-            Shard("operand_keep_scan", 0, cost=2.0), *layers, Shard("operand_pairs", 0, cost=0.1),
+            keep, *layers, Shard("operand_pairs", 0, cost=0.1),
             Shard("baseline", 0, cost=0.1),
         ]  # fmt: skip
 
     def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
         """One for each (layer, pair), and for each pair and choice of neurons."""
-        choices = 1 + 2 * len(self.ks or DEFAULT_KS)
+        choices = 1 + 2 * len(shard.work.get("ks", ()))
         counts = {"operand_unit_maps": 1, "baseline": 1, "operand_keep_scan": choices}
         return counts.get(shard.table, 0) * len(prompts)
 

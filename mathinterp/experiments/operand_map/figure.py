@@ -7,13 +7,13 @@ from matplotlib.figure import Figure
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.operand_map import ShownUnits
-from mathinterp.experiments.operand_map.summary import EXPLAINED, IN_WORDS
+from mathinterp.experiments.operand_map.summary import EXPLAINED, IN_WORDS, shorter_sentences
 from mathinterp.experiments.results import Results, Row
 
 COLUMNS, NEURONS, HEADS = 4, 6, 2
 LEGEND = (
     "One pixel is one pair (a, b). Titles: the rule that best tells bright pixels from dark ones, and how well"
-    " (AUROC: 1 in every case, 0.5 by chance alone).{missing}"
+    " (AUROC: 1 in every case, 0.5 by chance alone).{missing}{shorter}"
 )
 MEASURED = {
     "coefficient": "coefficient",
@@ -33,8 +33,9 @@ def draw(results: Results, shown: ShownUnits) -> Figure:
         f"{_named(results)}: what heads and neurons do at the last token before the answer\n", fontsize=15
     )  # fmt: skip
     grids = [_grid(results, unit) for unit in chosen]
+    shorter = "".join(f"\n{said}" for said in shorter_sentences(results))
     missing = " Grey pairs were not asked." if np.isnan(grids[0]).any() else ""
-    figure.text(0.5, 0.965, LEGEND.format(missing=missing), ha="center", va="top", fontsize=10.5)
+    figure.text(0.5, 0.965, LEGEND.format(missing=missing, shorter=shorter), ha="center", va="top", fontsize=10.5)
     rows = -(-len(chosen) // COLUMNS)
     maps, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(rows, 0.95), hspace=0.03)[:, 0]
     axes = maps.subplots(rows, COLUMNS, squeeze=False).ravel()
@@ -54,9 +55,10 @@ def _named(results: Results) -> str:
         """SELECT any_value(r.model) AS model, any_value(p.operation) AS operation
            FROM runs AS r JOIN prompts AS p USING (prompts_fingerprint) WHERE r.run_id = $run"""
     )
-    operation = str(run["operation"])
-    task = f"a {SIGN[operation]} b" if operation in SIGN else operation
-    return f"{run['model']}, {task}"
+    operation = run["operation"]
+    if operation is None:
+        return str(run["model"])
+    return f"{run['model']}, {f'a {SIGN[operation]} b' if operation in SIGN else operation}"
 
 
 def _chosen(results: Results, node: str, count: int) -> list[Row]:

@@ -120,6 +120,9 @@ def _partitions(grid: Grid) -> Iterator[tuple[str, Classes]]:
         a_P, b_P = grid.a_P % 10, grid.b_P % 10
         word, carried_P = ("carry", a_P + b_P > 9) if grid.operation == "add" else ("borrow", a_P < b_P)
         yield "carry", [(f"units {word}", carried_P), (f"no units {word}", ~carried_P)]
+    if grid.operation == "add":
+        hundreds_P = grid.a_P + grid.b_P > 99
+        yield "carry", [("carry into the hundreds", hundreds_P), ("no carry into the hundreds", ~hundreds_P)]
     equal_P = grid.a_P == grid.b_P
     yield "equal", [("a = b", equal_P), ("a and b differ", ~equal_P)]
 

@@ -1,7 +1,7 @@
 """Which neurons of a layer matter most, and the first answer token where only they are kept.
 
 Source: arXiv 2410.21272, section 3.1, which ranks neurons by attribution patching between prompts and mean-ablates all
-that is outside of a circuit. Ours ranks them by the size of the first-order effect of mean ablation itself, at END, on
+that is outside of a circuit. Ours ranks them by the size of the first-order effect of the ablation itself, at END, on
 the log-odds of the first answer token, and leaves heads, earlier layers and all tokens before END as they are.
 
 Shape legend: P pair, L layer, K neuron, B pair of a batch, T token.
@@ -24,12 +24,13 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 
 @torch.enable_grad()
 def effects(
-    anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], max_tokens: int | None = None
+    anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], ablation: str = "mean", max_tokens: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Effect of each neuron's mean ablation at END, to first order: signed mean and mean size over prompts, L K each.
+    """Effect of each neuron's ablation at END, to first order: signed mean and mean size over prompts, L K each.
 
-    (mean c - c) dm / dc, nats, the mean over these prompts, m = log p - log(1 - p) of the first answer token: where the
-    model is sure, log p has no gradient left. One forward and one backward pass.
+    (target - c) dm / dc, nats, m = log p - log(1 - p) of the first answer token: where the model is sure, log p has no
+    gradient left. The target is 0 for "zero", the mean of c over these prompts for "mean". One forward and one backward
+    pass.
     """
     final: Place = ("residual", anatomy.shape.n_layers)
     places: list[Place] = [("neuron", layer) for layer in range(anatomy.shape.n_layers)]
@@ -52,7 +53,8 @@ def effects(
     signed, sizes_LK = [], []
     for values_PK, gradient_PK in zip(values_LPK, gradient_LPK, strict=True):
         values_PK = values_PK.to(wide)
-        change_PK = (values_PK.mean(0) - values_PK) * gradient_PK.to(wide)
+        target_K = values_PK.mean(0) * (ablation == "mean")
+        change_PK = (target_K - values_PK) * gradient_PK.to(wide)
         signed.append(change_PK.mean(0))
         sizes_LK.append(change_PK.abs().mean(0))
     return torch.stack(signed), torch.stack(sizes_LK)

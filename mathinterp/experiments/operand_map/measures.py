@@ -50,8 +50,8 @@ class Measures:
     A heuristic explains a unit as well as its AUROC says, or 1 less that where the unit is low: the share of (pair for
     which it holds, pair for which it does not) whose values are in order, ties counting half. The control is the
     largest AUROC of all heuristics where each pair has another pair's value, mean over ``shuffles`` draws. A map whose
-    standard deviation is ROUNDINGS roundings of its largest value in ``dtype``, or less, is constant: nothing explains
-    it.
+    standard deviation is ROUNDINGS roundings of its root mean square in ``dtype``, or less, is constant: nothing
+    explains it.
     """
 
     def __init__(self, grid: Grid, device: torch.device, dtype: torch.dtype, shuffles: int, seed: int):
@@ -64,19 +64,21 @@ class Measures:
         self.count_C, self.pairs_C = count_C, count_C * (len(grid) - count_C)
         self.preferred_C = (count_C <= MOSTLY * len(grid)).double()
         self.partition_C = torch.from_numpy(self.heuristics.partition_C).to(device)
+        covered_N = torch.zeros(int(self.partition_C.max()) + 1, dtype=torch.float64, device=device)
+        self.rest_N = len(grid) - covered_N.index_add_(0, self.partition_C, count_C)  # pairs of no class
         self.sinusoids = {name: torch.from_numpy(rows).to(device) for name, rows in sinusoids(grid).items()}
 
     @torch.inference_mode()
-    def of(self, values_UP: torch.Tensor) -> Measured:
-        """Of maps in any dtype."""
+    def of(self, values_UP: torch.Tensor, terms: int = 1) -> Measured:
+        """Of maps in any dtype; terms: numbers in the model's dtype that each value was summed from, in a wide one."""
         step = UNITS_AT_ONCE["cuda" if values_UP.is_cuda else "cpu"]
-        parts = [self._part(rows_uP.contiguous()) for rows_uP in values_UP.split(step)]
+        parts = [self._part(rows_uP.contiguous(), self.rounding / terms**0.5) for rows_uP in values_UP.split(step)]
         joined = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
         return Measured(joined, joined.pop("best").astype(int))
 
-    def _part(self, values_UP: torch.Tensor) -> dict[str, torch.Tensor]:
-        floor_U = ROUNDINGS * self.rounding * values_UP.abs().amax(1).double()
+    def _part(self, values_UP: torch.Tensor, rounding: float) -> dict[str, torch.Tensor]:
         wide_UP = values_UP.double()
+        floor_U = ROUNDINGS * rounding * wide_UP.square().mean(1).sqrt()
         mean_U = wide_UP.mean(1)
         centred_UP = wide_UP - mean_U[:, None]
         square_U = centred_UP.square().sum(1)
@@ -87,13 +89,22 @@ class Measures:
         for name, rows_RP in self.sinusoids.items():
             found[name] = (centred_UP @ rows_RP.T).square().sum(1) / square_U
         sums_UC = centred_UP @ self.holds_CP.T
-        found |= self._heuristic(centred_ranks(values_UP), sums_UC.square() / self.count_C / square_U[:, None])
+        found |= self._heuristic(centred_ranks(values_UP), self._between(sums_UC) / square_U[:, None])
         for name in ("auroc", "shuffled", *(f"auroc_{family}" for family in FAMILIES)):
             found[name] = found[name].masked_fill(constant_U, torch.nan)
         found["best"] = found["best"].masked_fill(constant_U, -1)
         return found
 
-    def _heuristic(self, ranks_UP: torch.Tensor, between_UC: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _between(self, sums_UC: torch.Tensor) -> torch.Tensor:
+        """Sum of squares between the classes of each partition, U N; pairs of no class, which are few, are one more."""
+        squares_UN = sums_UC.new_zeros(len(sums_UC), len(self.rest_N))
+        sums_UN = torch.zeros_like(squares_UN)
+        squares_UN.index_add_(1, self.partition_C, sums_UC.square() / self.count_C)
+        sums_UN.index_add_(1, self.partition_C, sums_UC)
+        rest_UN = (sums_UN.square() / self.rest_N.clamp(min=1)).masked_fill(self.rest_N == 0, 0)
+        return squares_UN.add_(rest_UN)
+
+    def _heuristic(self, ranks_UP: torch.Tensor, explained_UN: torch.Tensor) -> dict[str, torch.Tensor]:
         """AUROCs, and the heuristic of the largest.
 
         Of equal ones that whose partition explains most variance, then one that does not hold for most pairs ("low
@@ -101,8 +112,7 @@ class Measures:
         """
         signed_UC = ranks_UP @ self.holds_CP.T / self.pairs_C  # AUROC - 1/2
         strength_UC = signed_UC.abs()
-        explained_UN = between_UC.new_zeros(len(ranks_UP), int(self.partition_C.max()) + 1)
-        explained_UC = explained_UN.index_add_(1, self.partition_C, between_UC)[:, self.partition_C]
+        explained_UC = explained_UN[:, self.partition_C]
         top_U = strength_UC.amax(1)
         rank_UC = explained_UC + SAME * (self.preferred_C + 0.01 * (signed_UC > 0))
         best_U = rank_UC.masked_fill(strength_UC < top_U[:, None] - SAME, -1).argmax(1)

@@ -75,7 +75,7 @@ def prepare(scan: OperandMap, subject: Subject) -> MapState:
     )  # fmt: skip
     token_P = torch.tensor([prompt.scored[0].token_id for prompt in prompts])
     sample = np.sort(np.random.default_rng(scan.map_seed).permutation(len(prompts))[: scan.sample])
-    effect_LK, size_LK = effects(anatomy, [prompts[index] for index in sample], subject.max_tokens)
+    effect_LK, size_LK = effects(anatomy, [prompts[index] for index in sample], scan.ablation, subject.max_tokens)
     notes: dict[str, Any] = {
         "engine": engine.name,
         "packing_deviation": packing_deviation(engine, anatomy, prompts),
@@ -123,7 +123,7 @@ def _unit_rows(
         kept: units whose maps are kept; a number: see ``_best``; None: all.
     """
     _check_finite(state, same, values_UP)
-    measured = state.measures.of(values_UP)
+    measured = state.measures.of(values_UP, state.anatomy.shape.d_head if same["node"] == "head" else 1)
     units = len(values_UP)
     columns = measured.columns | more | _named(state, measured)
     if not isinstance(kept, np.ndarray):
@@ -145,12 +145,17 @@ def _unit_rows(
 
 
 def _best(state: MapState, measured: Measured, count: int) -> np.ndarray:
-    """The units that a heuristic explains best, families in turn: the first of each, then the second, and so on."""
+    """The units that a heuristic explains best, families in turn: the first of each, then the second, and so on.
+
+    Constant units come last.
+    """
     gain_U = np.nan_to_num(measured.columns["auroc"] - measured.columns["shuffled"], nan=-1.0)
     family_U = np.where(measured.best_U < 0, -1, state.measures.heuristics.family_C[measured.best_U])
     order = np.argsort(-gain_U, kind="stable")
     turn = {int(unit): int((family_U[order[:place]] == family_U[unit]).sum()) for place, unit in enumerate(order)}
-    return np.array(sorted(turn, key=lambda unit: (turn[unit], -gain_U[unit], unit))[:count], np.int64)
+    return np.array(
+        sorted(turn, key=lambda unit: (family_U[unit] < 0, turn[unit], -gain_U[unit], unit))[:count], np.int64
+    )
 
 
 def _named(state: MapState, measured: Measured) -> dict[str, Any]:
@@ -199,7 +204,10 @@ def pair_rows(state: MapState) -> pa.Table:
     """The grid, place by place."""
     grid = state.grid
     names = [prompt.prompt.prompt_id for prompt in state.prompts]
-    columns = {"place": np.arange(len(grid)), "prompt_id": names, "a": grid.a_P, "b": grid.b_P, "result": grid.result_P}
+    columns = {
+        "place": np.arange(len(grid)), "prompt_id": names, "a": grid.a_P, "b": grid.b_P, "result": grid.result_P,
+        "tokens": [prompt.end + 1 for prompt in state.prompts],
+    }  # fmt: skip
     return cast_table(OPERAND_PAIRS, columns)
 
 

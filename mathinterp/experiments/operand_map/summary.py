@@ -34,7 +34,7 @@ def summarize(results: Results, shown: ShownUnits) -> Summary:
         """SELECT ablation, ranking, k, n, accuracy, baseline_accuracy, drop, drop_low, drop_high, faithfulness
            FROM operand_faithfulness WHERE run_id = $run ORDER BY ranking DESC, k DESC"""
     )
-    words = [*_explained(families), *_kept(kept)] if results.finished else []
+    words = [*_explained(families), *shorter_sentences(results), *_kept(kept)] if results.finished else []
     return Summary(
         parts=[
             Shown(f"Neurons by the family of their best heuristic; explained: AUROC {EXPLAINED} or more", families),
@@ -79,9 +79,28 @@ def _explained(families: list[Row]) -> list[str]:
     most = [f"{IN_WORDS[row['family']]} ({row['explained']})" for row in families[:3] if row["explained"]]
     return [
         f"Of {neurons} neurons one heuristic tells {explained} apart with an AUROC of {EXPLAINED} or more"
-        + (f", most of them {_listed(most)};" if most else ";")
+        + (f", most often {_listed(most)};" if most else ";")
         + f" with the pairs shuffled the best heuristic has {shuffled:.2f} on average."
     ]
+
+
+def shorter_sentences(results: Results) -> list[str]:
+    """A caution where sentences with an operand below 10 are shorter than all others with the same other operand."""
+    names = [name for name, other in (("a", "b"), ("b", "a")) if _shorter(results, name, other)]
+    if not names:
+        return []
+    tens = " and ".join(f"'tens digit of {name} = 0'" for name in names)
+    are = "are also shorter sentences" if len(names) > 1 else "is also a shorter sentence"
+    return [f"Sentences differ in their number of tokens: {tens} {are}."]
+
+
+def _shorter(results: Results, name: str, other: str) -> bool:
+    (row,) = results.rows(
+        f"""SELECT coalesce(bool_and(few < many), false) AS shorter FROM (
+               SELECT max(tokens) FILTER ({name} < 10) AS few, min(tokens) FILTER ({name} >= 10) AS many
+               FROM operand_pairs WHERE run_id = $run GROUP BY {other})"""
+    )
+    return bool(row["shorter"])
 
 
 def _kept(kept: list[Row]) -> list[str]:

@@ -49,6 +49,7 @@ OPERAND_PAIRS = pa.schema(
         pa.field("a", pa.int16()),
         pa.field("b", pa.int16()),
         pa.field("result", pa.int32()),
+        pa.field("tokens", pa.int32()),  # up to END
     ]
 )
 OPERAND_KEEP_SCAN = pa.schema(

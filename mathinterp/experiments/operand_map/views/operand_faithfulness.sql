@@ -1,11 +1,13 @@
 -- operand_faithfulness: accuracy of the first answer token with k neurons of each deep layer kept at END and the others ablated,
 -- beside the whole model's (baseline_accuracy); drop with its 95 % interval (score interval, docs/statistics.md). ranking: top
 -- (largest effect) or random; k = 0: none kept. faithfulness: (mean log-probability - that of k = 0) / (whole model's - that of
--- k = 0): 1 is the whole model, 0 is none kept.
+-- k = 0): 1 is the whole model, 0 is none kept; null where these two differ by 0.05 nats or less,
+-- or the whole model is below.
 CREATE OR REPLACE VIEW operand_faithfulness AS
 SELECT run_id, r.parameters ->> 'ablation' AS ablation, ranking, k, n, accuracy, baseline_accuracy, drop,
        score_bound(drop, [part], -1) AS drop_low, score_bound(drop, [part], 1) AS drop_high,
-       logprob, baseline_logprob, (logprob - floor) / nullif(baseline_logprob - floor, 0) AS faithfulness, r.model, s.status
+       logprob, baseline_logprob,
+       CASE WHEN baseline_logprob - floor > 0.05 THEN (logprob - floor) / (baseline_logprob - floor) END AS faithfulness, r.model, s.status
 FROM (
     SELECT *, max(logprob) FILTER (k = 0) OVER (PARTITION BY run_id) AS floor
     FROM (

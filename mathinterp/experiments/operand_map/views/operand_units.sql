@@ -5,8 +5,8 @@
 -- pairs shuffled. explained: share of the map's variance between the classes that the heuristic is one of. auroc_...: the best
 -- heuristic of each family. power_10: share of power (variance) at period 10 along a, b, a + b and a - b together; power_sum_10
 -- and the like: of each. direct: of a neuron as 'answer' of a head, mean over pairs; effect: first-order change of the log-odds
--- of that token (nats) if the neuron had its mean at END, mean over the sampled pairs; effect_size: of its size, which ranks the
--- neurons that are kept.
+-- of that token (nats) if the neuron were ablated at END (its mean, or 0: the run's ablation), mean over the sampled pairs;
+-- effect_size: of its size, which ranks the neurons that are kept.
 CREATE OR REPLACE VIEW operand_units AS
 SELECT run_id, node, layer || '.' || coalesce(head, neuron) AS unit, measure, heuristic, high, auroc, shuffled, explained,
        * EXCLUDE (run_id, node, measure, heuristic, high, auroc, shuffled, explained, map, model, status),
