@@ -15,8 +15,9 @@ from mathinterp.cli.output import print_json, print_table
 def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
     """Read every file of a store to its end and compare checksums; exit code 1 if something is damaged or foreign.
 
-    What is damaged is named and left out from then on, and the run's own command computes it anew. Shards that an early
-    version wrote without checksums are counted as such; they are only read. A shard not computed yet is no damage.
+    What is damaged is named and left out from then on, and the run's own command computes it anew. Shards and prompts
+    that an early version wrote without checksums are counted as such; they are only read. A shard not computed yet is
+    no damage.
 
     \b
     Examples:

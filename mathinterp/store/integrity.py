@@ -5,6 +5,7 @@ Knows files, records and what a survey found; knows nothing about how rows are c
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from mathinterp.store.survey import PROMPT_TABLES, Record, Survey, Surveyor
 from mathinterp.store.writer import checksum, damage, has_checksums
 
 SEAL = ".sha256"  # ending of the file beside a prompts file
+BETWEEN_WRITES = 0.5  # seconds, from a prompts file to its checksum
 Entry = dict[str, Any]  # rows, bytes and sha256 of a shard's file, as the record of its run has them
 
 
@@ -30,7 +32,7 @@ class Checked:
     scan: str
     shards: int
     intact: int  # as the record's checksums, or those of their pages, say
-    unproved: int = 0  # readable, but written without checksums, by an early version
+    unproved: int = 0  # shards and prompts files: readable, but written without checksums, by an early version
     missing: list[str] = field(default_factory=list)  # not computed yet, or left out for what ``problems`` says
 
 
@@ -74,10 +76,23 @@ def _read(files: StoreFiles, name: str, known: Entry | None) -> tuple[Entry | No
         return None, f"cannot be read ({error.strerror or error})"
 
 
+def files_of(surveyor: Surveyor, records: Mapping[str, Record]) -> Survey:
+    """The files of some runs and of their prompts."""
+    good: dict[str, list[str]] = {table: [] for table in PROMPT_TABLES}
+    for run, record in records.items():
+        for shard, (name, _) in surveyor.of_run(run, record).items():
+            good.setdefault(shard.split("/")[0], []).append(name)
+        for table in PROMPT_TABLES:
+            good[table] += surveyor.of_prompts(table, record["prompts_fingerprint"])
+    return Survey(records, good, [])
+
+
 def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
     """Read every file of a run, and its prompts, to its end; what is damaged is distrusted and named."""
+    prompts, unsealed = record["prompts_fingerprint"], 0
     for table in (*PROMPT_TABLES, "prompt_columns"):
-        intact_prompts(files, surveyor, table, record["prompts_fingerprint"])
+        proved = intact_prompts(files, surveyor, table, prompts)
+        unsealed += not proved and bool(surveyor.of_prompts(table, prompts))
     whole = entries(files, surveyor, record, again=True)
     unproved = 0
     for shard in whole.keys() - record.get("files", {}).keys():
@@ -86,7 +101,7 @@ def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
             unproved += not has_checksums(file)
     missing = [shard for shard in record["shards"] if shard not in whole]
     proved = len(whole) - unproved
-    return Checked(record["run_id"], record["scan"], len(record["shards"]), proved, unproved, missing)
+    return Checked(record["run_id"], record["scan"], len(record["shards"]), proved, unproved + unsealed, missing)
 
 
 def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprint: str) -> bool:
@@ -98,6 +113,9 @@ def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprin
     for name in surveyor.of_prompts(table, fingerprint):
         try:
             known, digest = _kept_checksum(files, name), checksum_of(files, name)
+            if known is not None and known != digest:  # or ``seal`` is between its two writes
+                time.sleep(BETWEEN_WRITES)
+                known, digest = _kept_checksum(files, name), checksum_of(files, name)
         except StoreFailed:
             raise
         except OSError as error:

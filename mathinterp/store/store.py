@@ -11,7 +11,6 @@ Knows where everything lies and which files can be trusted; knows nothing about 
 """
 
 import hashlib
-import io
 import logging
 import os
 import socket
@@ -19,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mathinterp.errors import UserError
 from mathinterp.prompts.alignment import AT_ONCE, token_columns
@@ -27,11 +25,11 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed
-from mathinterp.store.integrity import Checked, check, entries, intact_prompts, seal
+from mathinterp.store.integrity import Checked, check, entries, files_of, intact_prompts, seal
 from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
 from mathinterp.store.reader import StoreReader
 from mathinterp.store.survey import PROMPT_TABLES
-from mathinterp.store.writer import encode
+from mathinterp.store.writer import encode, whole_rows
 from mathinterp.versions import differences
 
 logger = logging.getLogger(__name__)
@@ -166,14 +164,15 @@ class Store(StoreReader):
             return None
 
     def read_shard(self, run: str, shard: str) -> pa.Table:
-        """The rows of one finished shard, by its key; checksums of pages are compared.
+        """The rows of one finished shard, by its key; checksums of its pages and, where its record has one, of it all.
 
         Raises UserError if its file is gone or damaged.
         """
         table, index = shard.split("/")
         name = f"{table}/run_id={run}/shard-{index}.parquet"
         try:
-            return pq.read_table(io.BytesIO(self.files.read(name)), page_checksum_verification=True)
+            entry = (self.record(run) or {}).get("files", {}).get(shard)
+            return whole_rows(self.files.read(name), None if entry is None else entry["sha256"])
         except StoreFailed:
             raise
         except FileNotFoundError as error:
@@ -195,9 +194,11 @@ class Store(StoreReader):
         for run in runs or ():
             if run not in known:
                 raise UserError(f"no run {run} in {self.url}; it has {', '.join(sorted(known)) or 'none'}")
-        if runs is None:  # all that is foreign is named, too
-            self._surveyor.name_missing_prompts(self._surveyor.survey(catalog().tables))
-        return [check(self.files, self._surveyor, known[run]) for run in (known if runs is None else runs)]
+        asked = known if runs is None else {run: known[run] for run in runs}
+        every = runs is None  # then all that is foreign is named, too
+        found = self._surveyor.survey(catalog().tables) if every else files_of(self._surveyor, asked)
+        self._surveyor.name_missing_prompts(found)
+        return [check(self.files, self._surveyor, record) for record in asked.values()]
 
     def require(self, run: str) -> None:
         """Raise StoreFailed unless the run is still here: of a store that is gone nothing may be concluded."""

@@ -101,6 +101,17 @@ def damage(file: BinaryIO) -> str | None:
     return None
 
 
+def whole_rows(content: bytes, known: str | None) -> pa.Table:
+    """The rows of a file; raises OSError unless its bytes are those of a known SHA-256, and all its rows are read."""
+    if known is not None and hashlib.sha256(content).hexdigest() != known:
+        raise OSError("damaged: its checksum is not the one that the record of its run has")
+    rows = pq.read_table(BytesIO(content), page_checksum_verification=True)
+    written = pq.read_metadata(BytesIO(content)).num_rows
+    if len(rows) != written:  # see ``damage``
+        raise OSError(f"damaged: {len(rows)} of {written} rows can be read")
+    return rows
+
+
 def checksum(file: BinaryIO) -> str:
     """SHA-256 of all bytes, in hexadecimal."""
     return hashlib.file_digest(cast(BytesIO, file), "sha256").hexdigest()

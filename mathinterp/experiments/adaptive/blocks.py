@@ -63,11 +63,10 @@ class Blocks:
         self.notes: dict[str, Any] = self.ablation.notes | means_noted(scan, subject.prompts)
         if reused is not None:
             self.notes["reused"] = {"cells": reused.cells, "of": reused.of}
-            if reused.compared is not None:
-                start, stop = reused.compared
-                block = self.of(Shard("baseline", 0, {"prompts": [start, stop], "per_layer": 1.0}))
-                across = noise_between(self.of(first), block)
+            for shard in reused.compared:
+                across = noise_between(self.of(first), self.of(shard))
                 self.notes["noise_floor"] = worst_noise([self.notes["noise_floor"], across])
+            self.of(first)
 
     def of(self, shard: Shard) -> AblationState:
         """The state of the shard's block."""

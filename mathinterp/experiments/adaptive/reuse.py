@@ -37,7 +37,8 @@ class Reused:
     shards: tuple[Shard, ...]  # of nodes and baseline: those taken over first
     cells: int  # taken over: nodes on prompts
     of: int  # all
-    compared: tuple[int, int] | None  # a block whose prompts have cells in two shapes, of which one has the baseline
+    compared: tuple[Shard, ...]  # of batch shapes with prompts that have their baseline in the shape of ``first``
+    chosen: tuple[str, ...] | None = None  # ids of the prompts that nodes are decided about, where not all are
 
     @property
     def first(self) -> Shard:
@@ -62,21 +63,39 @@ def find_reused(scan: Adaptive, context: Context) -> Reused:
     growing = twin.growing(shape, prompts)
     assert growing is not None
     computed = [*growing.first(), *(Shard(**shard) for shard in record.get("grown", []))]
-    if scan.choosing is not None:
-        prompts = tuple(scan.population(context.store.read_shard(scan.reuse, scan.choosing.key), prompts))
     blocks = [shard for shard in computed if "prompts" in shard.work]
-    return cut(twin, scan.reuse, blocks, len(prompts), shape.n_layers)
+    if scan.choosing is None:
+        return cut(twin, scan.reuse, blocks, len(prompts), shape.n_layers)
+    # Clean passes anew may choose others where a prediction is nearly a tie: blocks would be of other prompts.
+    chosen = scan.population(context.store.read_shard(scan.reuse, scan.choosing.key), prompts)
+    found = cut(twin, scan.reuse, blocks, len(chosen), shape.n_layers)
+    choosing = replace(scan.choosing, work={"stored": [scan.reuse, scan.choosing.key]}, cost=0.01)
+    ids = tuple(item.prompt.prompt_id for item in chosen)
+    return replace(found, shards=(choosing, *found.shards), chosen=ids)
 
 
 def _record(scan: Adaptive, context: Context) -> dict[str, Any]:
     run, record = scan.reuse, context.store.record(str(scan.reuse))
     if record is None:
-        raise UserError(f"`reuse`: there is no run {run} in {context.store.url}; `mathinterp sql` lists view runs")
+        hint = _still_there(str(run), context) or "; `mathinterp sql` lists view runs"
+        raise UserError(f"`reuse`: there is no run {run} in {context.store.url}{hint}")
     if record["scan"] != scan.name or "decide" not in record["parameters"]:
         raise UserError(f"`reuse`: run {run} is no adaptive {scan.name} scan (one with `decide`)")
     if set(record["shards"]) - context.store.finished_shards(str(run), record):
         raise UserError(f"`reuse`: run {run} is not finished; the command that began it goes on")
     return record
+
+
+def _still_there(run: str, context: Context) -> str:
+    """Which finished runs took over the rows of one that is gone."""
+    if not context.store.files.find("runs", ".json"):
+        return ""
+    taken = "SELECT run_id FROM runs WHERE parameters ->> 'reuse' = $run AND status = 'finished' ORDER BY run_id"
+    found = [row["run_id"] for row in context.store.rows(taken, {"run": run})]
+    if not found:
+        return ""
+    what = f"run {found[0]}, which took over its rows, is" if len(found) == 1 else f"runs {', '.join(found)} are"
+    return f" any more, but {what} finished and whole: read its rows by that id with `mathinterp sql` or `report`"
 
 
 def _require_same(scan: Adaptive, twin: Adaptive, context: Context, record: Mapping[str, Any]) -> None:
@@ -107,27 +126,30 @@ def cut(scan: Adaptive, run: str, blocks: Sequence[Shard], population: int, n_la
 
     for shard in blocks:
         start, stop = shard.work["prompts"]
-        work: dict[str, Any] = {"stored": [run, shard.key], "prompts": [start, stop]}
+        work: dict[str, Any] = {"stored": [run, shard.key]}
+        work |= {name: shard.work[name] for name in ("prompts", "per_layer")}
         kept = [node for node in _nodes(scan, shard) if stop <= begins[node]]
         cells += len(kept) * (stop - start)
         if shard.table == "baseline" and stop <= points[0]:
             add("baseline", work, 0.01)
         elif kept:
             add(scan.node_table, {**work, **scan.named(kept)}, 0.01)
-    left = [point for point in points if point < population]
-    if scan.has_baseline and left:
-        add("baseline", {"prompts": [left[0], population], "per_layer": 1.0}, 0.5)
-    for point in left:
+    # The computed baseline serves all cells from the first point on: in its own shape, those taken over, later points'.
+    mixed = [shard for shard in shards if shard.work["prompts"][0] >= points[0]]
+    compared = sorted(mixed, key=_prompts_in)[-1:]
+    for point in (point for point in points if point < population):
         nodes = sorted((node for node, begin in begins.items() if begin == point), key=_place)
         layers = {node[0] for node in nodes}
         per_layer = sum(weights[node] for node in nodes) / sum((n_layers - layer) / n_layers for layer in layers)
+        batch = {"prompts": [point, population], "per_layer": per_layer}
+        if scan.has_baseline and point == points[0]:
+            add("baseline", batch, 0.5)
         for file in scan.files(nodes):
             cost = sum(n_layers - layer for layer, _ in file) * (1 - point / population)
-            some = {"prompts": [point, population], "per_layer": per_layer, **scan.named(file)}
-            add(scan.node_table, some, cost)
-    mixed = {tuple(s.work["prompts"]) for s in shards if "stored" in s.work and s.work["prompts"][0] >= points[0]}
-    compared = max(mixed, key=lambda span: span[1] - span[0], default=None)
-    return Reused(scan.order_seed, tuple(shards), cells, len(stops) * population, compared)
+            add(scan.node_table, {**batch, **scan.named(file)}, cost)
+        if point != points[0]:
+            compared.append(shards[-1])
+    return Reused(scan.order_seed, tuple(shards), cells, len(stops) * population, tuple(compared))
 
 
 def starting_points(stops: Mapping[Node, int], weights: Mapping[Node, float], population: int) -> list[int]:
@@ -153,6 +175,11 @@ def starting_points(stops: Mapping[Node, int], weights: Mapping[Node, float], po
 
 def _nodes(scan: Adaptive, shard: Shard) -> list[Node]:
     return [] if shard.table == "baseline" else scan.nodes_in(shard)
+
+
+def _prompts_in(shard: Shard) -> int:
+    start, stop = shard.work["prompts"]
+    return int(stop - start)
 
 
 def _place(node: Node) -> tuple[int, int, bool]:

@@ -108,7 +108,7 @@ class Adaptive(Experiment):
 
     def taken_over(self, rows: pa.Table, shard: Shard) -> pa.Table:
         """Rows of the shard's nodes alone."""
-        if shard.table == "baseline":
+        if shard.table != self.node_table:
             return rows
         heads = rows["head"].to_pylist() if "head" in rows.column_names else [None] * len(rows)
         wanted = set(self.nodes_in(shard))

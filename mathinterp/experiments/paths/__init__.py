@@ -197,7 +197,7 @@ class Paths(Adaptive):
         check_distractors(prompts)
         if (growing := self.growing(shape, prompts)) is not None:
             return growing.first()
-        pieces = [Shard("path_pairs", 0, cost=0.1)]
+        pieces = [Shard("path_pairs", 0, cost=0.1)] if self.reused is None else []
         if self.attributes:
             pieces.append(Shard("attribution_scan", 0, cost=float(3 * shape.n_layers)))
         files: list[dict[int, list[Node]]] = [{}]

@@ -56,9 +56,14 @@ def prepare(scan: Paths, subject: Subject) -> PathState:
     with torch.no_grad():
         original, counterfactual = (Scorer(anatomy)(side.final_PD, gold_P) for side in ends)
     correct_P = (original.predicted == gold_P).cpu().numpy()
-    kept_P = kept_pairs(correct_P, scan.keep_all)
+    ids = [prompt.prompt.prompt_id for prompt in subject.prompts]
+    names = pa.array(ids)
+    if scan.reused is None:
+        kept_P = kept_pairs(correct_P, scan.keep_all)
+    else:  # those whose rows are taken over, whatever a near tie of these passes says
+        assert scan.reused.chosen is not None
+        kept_P = np.isin(ids, scan.reused.chosen)
     keep = np.flatnonzero(kept_P)
-    names = pa.array([prompt.prompt.prompt_id for prompt in subject.prompts])
     table = _pairs_table(names, correct_P, kept_P, original, counterfactual)
     clean = CleanPairs(pairs, *ends)
     kept = clean.chosen(keep)
