@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from benchmarks.dispatch import receipt_for
 from mathinterp.cli.main import main
-from mathinterp.cluster import dispatch, vital
+from mathinterp.cluster import dispatch, progress, vital
 from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Finished, Pulse, Ready
 from mathinterp.cluster.found import found_in
@@ -253,11 +255,18 @@ def test_what_waits_for_ever_is_told_from_what_computes(monkeypatch, work, stand
 
 
 @pytest.mark.slow
-def test_a_run_in_this_process_warns_of_a_shard_that_does_not_move(tmp_path, monkeypatch, caplog):
+@pytest.mark.slow
+@pytest.mark.parametrize("shown", ["nothing", "lines", "a bar"])
+def test_a_run_in_this_process_warns_of_a_shard_that_does_not_move(tmp_path, monkeypatch, caplog, shown):
+    """Whatever is shown meanwhile: bars and lines are written, and take processor time, by threads of their own."""
     monkeypatch.setattr(vital, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(dispatch, "SILENCE", 1.0)
-    run_scan(ToyScan(2, 3.0), MODEL, PROMPTS, str(tmp_path), progress=False)
-    assert sum("has not moved for 1 s" in message for message in caplog.messages) == 2
+    monkeypatch.setattr(dispatch, "SILENCE", 2.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.3)
+    monkeypatch.setenv("TERM", "xterm")
+    if shown == "a bar":
+        monkeypatch.setattr(progress, "Console", partial(Console, force_terminal=True))
+    run_scan(ToyScan(2, 4.0), MODEL, PROMPTS, str(tmp_path), progress=shown != "nothing")
+    assert sum("has not moved for 2 s" in message for message in caplog.messages) == 2
 
 
 def test_a_replica_that_only_says_that_nothing_moves_is_replaced(monkeypatch):

@@ -66,6 +66,17 @@ def test_one_prompt_has_no_error_and_constant_effects_no_correlation() -> None:
     assert ("spearman", None) not in values(exact, np.zeros_like(exact))
 
 
+def test_draws_without_a_measure_do_not_take_it_away() -> None:
+    """Of two prompts one has no effects: a quarter of the draws hold it alone, and have no correlation."""
+    exact, other = effects(prompts=2)
+    exact[:, 0] = other[:, 0] = 0
+    found = values(exact, other)
+    assert found["spearman", None][0] == pytest.approx(stats.spearmanr(exact[:, 1], other[:, 1]).statistic)
+    value, error = found["prompt_correlation", None]
+    assert value == pytest.approx(np.corrcoef(exact[:, 1], other[:, 1])[0, 1])
+    assert error == pytest.approx(0, abs=1e-12), "draws that hold no known prompt count as none, not as 0"
+
+
 def test_intervals_hold_the_agreement_of_many_prompts() -> None:
     """In 60 draws of 24 prompts of 4,000: most intervals hold what all of them say."""
     rng = np.random.default_rng(1)
@@ -119,6 +130,21 @@ def test_the_view_says_what_stored_effects_say_and_a_second_call_computes_nothin
     low, value, high = (table.loc["relp", f"spearman{end}"] for end in ("_low", "", "_high"))
     assert -1 <= low <= value <= high <= 1
     assert value == pytest.approx(stats.spearmanr(*means).statistic)
+    (relp,) = store.rows(
+        "SELECT value, error, prompts FROM league_scores WHERE method = 'relp' AND measure = 'spearman'"
+    )
+    unbiased = relp["error"] * np.sqrt(
+        relp["prompts"] / (relp["prompts"] - 1)
+    )  # a bootstrap's variance is (n - 1) / n of it
+    factor = stats.t.ppf(0.975, relp["prompts"] - 1)
+    assert low == pytest.approx(max(-1, relp["value"] - factor * unbiased), rel=1e-6)
+
+    halves = mi.load("bundled", dtype="bfloat16")  # circuits of another dtype in the same store are not the league's
+    mi.run(mi.experiments.Circuit((found.runs["atp"],)), halves, prompts, store=str(tmp_path))
+    after = mi.open_store(tmp_path).sql("SELECT * FROM method_league").set_index("method")
+    assert after["cpr"].sort_index().tolist() == table["cpr"].sort_index().tolist()
+    with pytest.raises(UserError, match=r"exact.* have scores that do not compare"):
+        mi.run(mi.experiments.Circuit((found.runs["heads"], found.runs["atp"])), model, prompts, store=str(tmp_path))
     assert "relp" in str(found.summary)
     assert len(found.figure().axes) == 9
     told.clear()

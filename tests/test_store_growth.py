@@ -136,6 +136,21 @@ def test_of_one_run_in_held_its_own_rows_alone_are_read_and_all_others_when_aske
         assert store.rows(own, {"run": first}) == expected, "records are read once"
 
 
+def test_a_table_of_which_the_held_run_has_no_file_is_empty(tmp_path: Path) -> None:
+    """Another run of the store has some: the view read the empty list of this one's files, and failed."""
+    store = Store(tmp_path)
+    other = open_run(store, ["baseline/00000", "head_scan/00000"])
+    store.write_prompts(FINGERPRINT, [prompt("0")])
+    store.write_shard(other.run_id, "baseline", 0, scores("baseline", [{"prompt_id": "0"}]), {})
+    write_head(store, other.run_id, 0)
+    assert other.finish() == []
+    run = open_run(store, ["baseline/00000"], dtype="bfloat16")
+    store.write_shard(run.run_id, "baseline", 0, scores("baseline", [{"prompt_id": "0"}]), {})
+    assert run.finish() == []
+    with store.held(run.run_id, ["head_scan", "baseline"]):
+        assert store.rows("SELECT * FROM head_scan WHERE run_id = $run", {"run": run.run_id}) == []
+
+
 def test_a_query_of_one_runs_logit_differences_reads_its_files_alone(grown: str) -> None:
     run = Store(grown).rows("SELECT run_id FROM runs")[0]["run_id"]
     (plan,) = Store(grown).rows(f"EXPLAIN ANALYZE SELECT * FROM head_scan_logit_differences WHERE run_id = '{run}'")

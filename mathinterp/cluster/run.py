@@ -267,7 +267,8 @@ def close_run(run: Run, outcome: Outcome) -> None:
     """
     if "model_loaded_at" in outcome.notes:
         facts = {name: fact for name, fact in outcome.notes.items() if name != PROBE}  # kept when the replica joined
-        run.note({**facts, "seconds_from_loaded_model": time.time() - outcome.notes["model_loaded_at"]})
+        seconds = run.record["notes"].get("seconds_from_loaded_model", 0.0)  # of earlier sessions
+        run.note({**facts, "seconds_from_loaded_model": seconds + time.time() - outcome.notes["model_loaded_at"]})
     for versions in {json.dumps(receipt.versions): receipt.versions for receipt in outcome.receipts}.values():
         run.made_by(versions)
     halved = sorted({receipt.node for receipt in outcome.receipts if receipt.halved})

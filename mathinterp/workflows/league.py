@@ -16,6 +16,7 @@ from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import UserError
 from mathinterp.experiments.attribution import Attribution
+from mathinterp.experiments.attribution.ranking import MASK_SIZE
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.circuit import Circuit
 from mathinterp.experiments.heads import Heads
@@ -180,9 +181,11 @@ def _of_method(store: Store, method: str, run: str, nodes: Nodes) -> tuple[Nodes
     """Its effects, N P; of a mask, which has one score a node and no prompts, N."""
     if method != "mask":
         return _effects(store, "node_attributions", [run])
-    rows = store.rows(f"SELECT {NODE}, open FROM mask_scores WHERE run_id = $run ORDER BY ALL", {"run": run})
+    rows = store.rows(
+        f"SELECT {NODE}, {MASK_SIZE} AS size FROM mask_scores WHERE run_id = $run ORDER BY ALL", {"run": run}
+    )
     return ([(row["node"], row["layer"], row["head"]) for row in rows], nodes[1]), np.array(
-        [row["open"] for row in rows]
+        [row["size"] for row in rows]
     )
 
 

@@ -66,6 +66,30 @@ def mean_activations(
     anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], places: Sequence[Place], max_tokens: int | None = None
 ) -> Values:
     """The mean over all tokens up to END of the X_c of all prompts, at each place: 1 1 Z."""
+    totals, tokens = _sums(anatomy, prompts, places, max_tokens)
+    return {place: (total_Z / tokens).to(anatomy.dtype)[None, None] for place, total_Z in totals.items()}
+
+
+def _sums(
+    anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], places: Sequence[Place], max_tokens: int | None
+) -> tuple[Values, int]:
+    """Sums over the tokens of all X_c, and how many these are; in halves where memory runs out."""
+    try:
+        return _sums_at_once(anatomy, prompts, places, max_tokens)
+    except torch.cuda.OutOfMemoryError:
+        if len(prompts) == 1:
+            raise
+    free_memory()
+    half = len(prompts) // 2
+    (totals, tokens), (others, more) = (
+        _sums(anatomy, part, places, max_tokens) for part in (prompts[:half], prompts[half:])
+    )
+    return {place: total_Z + others[place] for place, total_Z in totals.items()}, tokens + more
+
+
+def _sums_at_once(
+    anatomy: Anatomy, prompts: Sequence[TokenizedPrompt], places: Sequence[Place], max_tokens: int | None
+) -> tuple[Values, int]:
     wide = wide_dtype(anatomy.dtype)
     totals: Values = {}
     tokens = 0
@@ -76,7 +100,7 @@ def mean_activations(
         for place, values_BTZ in activations(anatomy, batch, batch.other, places).items():
             total_Z = values_BTZ.to(wide).masked_fill(~read_BT1, 0).sum((0, 1))
             totals[place] = totals[place] + total_Z if place in totals else total_Z
-    return {place: (total_Z / tokens).to(anatomy.dtype)[None, None] for place, total_Z in totals.items()}
+    return totals, tokens
 
 
 def places_in(circuits: Sequence[Circuit]) -> list[Place]:
@@ -139,16 +163,18 @@ def _written_replaced(
     anatomy: Anatomy, layer: int, kept_HD: torch.Tensor, given_BTZ: torch.Tensor | None
 ) -> Iterator[None]:
     """Coordinates of what each head writes: o_proj's output moves by what the replaced ones of each head differ by."""
-    projection, weight_ZD = anatomy.output_projection(layer), anatomy.output_weight(layer)
+    wide = wide_dtype(anatomy.dtype)  # the parts of all heads are summed in it: in bf16 their roundings would add up
+    projection, weight_ZD = anatomy.output_projection(layer), anatomy.output_weight(layer).to(wide)
     read: list[torch.Tensor] = []
 
     def edit(written_BTD: torch.Tensor) -> torch.Tensor:
         own_BTZ = read.pop()
-        change_BTZ = -own_BTZ if given_BTZ is None else given_BTZ - own_BTZ
+        change_BTZ = (torch.zeros_like(own_BTZ) if given_BTZ is None else given_BTZ).to(wide) - own_BTZ.to(wide)
+        total_BTD = written_BTD.to(wide)
         for head in (~kept_HD).any(1).nonzero().flatten().tolist():
             part = anatomy.head_slice(head)
-            written_BTD = written_BTD + (change_BTZ[..., part] @ weight_ZD[part]) * ~kept_HD[head]
-        return written_BTD
+            total_BTD = total_BTD + (change_BTZ[..., part] @ weight_ZD[part]) * ~kept_HD[head]
+        return total_BTD.to(written_BTD.dtype)
 
     with watched(projection, True, read.append), edited_output(projection, edit):
         yield

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from mathinterp.store import Store
 
+MASK_SIZE = (
+    "greatest(log_alpha::DOUBLE, 0) + ln(1 + exp(-abs(log_alpha::DOUBLE)))"  # ordered as ``open``, which rounds to 1
+)
 ABLATED = """SELECT '{node}' AS node, s.layer, {unit} AS unit, avg(s.logit_difference - b.logit_difference) AS score
     FROM {node}_scan_logit_differences AS s JOIN baseline_logit_differences AS b USING (run_id, prompt_id, position)
     WHERE run_id = $run AND position = 0 GROUP BY ALL"""
@@ -23,8 +26,7 @@ SCORES = {
         FROM node_attributions WHERE run_id = $run GROUP BY ALL""",
     "heads": ABLATED.format(node="head", unit="s.head::INTEGER"),
     "mlps": ABLATED.format(node="mlp", unit="NULL::INTEGER"),
-    "mask": """SELECT node, layer, head::INTEGER AS unit, -open::DOUBLE AS score FROM mask_scores
-        WHERE run_id = $run""",
+    "mask": f"SELECT node, layer, head::INTEGER AS unit, -({MASK_SIZE}) AS score FROM mask_scores WHERE run_id = $run",
     "paths": """SELECT s.node, s.layer, s.head::INTEGER AS unit,
             avg((s.logit_patched::DOUBLE - d.logit_patched) - (s.logit_original::DOUBLE - d.logit_original)) AS score
         FROM path_scan AS s JOIN path_distractors AS d ON d.run_id = s.run_id AND d.node = s.node
@@ -41,7 +43,7 @@ def node_scores(store: Store, run_id: str) -> pd.DataFrame:
     Returns:
         node ("head", "mlp" or "neuron"), layer, unit (head or neuron; null for an MLP) and score: the change of
         logit(answer) - logit(distractor) under the node's replacement. Below 0: the node speaks for the answer. A mask
-        knows no signs: its score is minus the probability that the node stays open, of size and order alone.
+        knows no signs: its score is -ln(1 + exp(log_alpha)), ordered as the probability that the node stays open.
     Raises:
         UserError: there is no such run, it has no such scores, or its prompts have no distractors.
     """

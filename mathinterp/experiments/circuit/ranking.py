@@ -91,20 +91,26 @@ def nothing(shape: ModelShape) -> dict[Place, np.ndarray]:
 def scores_from(store: Store, runs: Sequence[str], level: str, model: ResolvedModel) -> NodeScores:
     """Scores of the heads and MLPs, or of the MLP neurons, of finished runs together.
 
-    Raises UserError for a run of another model or without such nodes, and for nodes that two of the runs score.
+    Raises UserError for a run of another model or without such nodes, for runs of different methods, prompts or dtypes,
+    and for nodes that two of the runs score.
     """
     from mathinterp.experiments.attribution.ranking import node_scores
 
     places = ("neuron",) if level == "neuron" else ("head", "mlp")
-    shape, scores, methods = model.shape, dict[Place, np.ndarray](), []
+    shape, scores, kinds = model.shape, dict[Place, np.ndarray](), dict[str, tuple[str, ...]]()
     for run in runs:
         found = node_scores(store, run)
-        methods.append(_method(store, run, model))
+        kinds[run] = _kind(store, run, model)
+        if kinds[run] != kinds[runs[0]]:
+            raise UserError(
+                f"runs {runs[0]} ({', '.join(kinds[runs[0]])}) and {run} ({', '.join(kinds[run])}) have scores that do"
+                " not compare; `rank_from` takes runs of one method, prompt set and dtype"
+            )
         rows = found[found["node"].isin(places)]
         if rows.empty:
             raise UserError(f"`level` {level}: run {run} scores no {' or '.join(places)}s; {_instead(level)}")
         _add(scores, rows, shape, run)
-    return NodeScores("+".join(dict.fromkeys(methods)), ",".join(runs), scores)
+    return NodeScores(kinds[runs[0]][0], ",".join(runs), scores)
 
 
 def _add(scores: dict[Place, np.ndarray], rows: pd.DataFrame, shape: ModelShape, run: str) -> None:
@@ -119,19 +125,22 @@ def _add(scores: dict[Place, np.ndarray], rows: pd.DataFrame, shape: ModelShape,
         own[units] = -group["score"].to_numpy(np.float32)
 
 
-def _method(store: Store, run: str, model: ResolvedModel) -> str:
-    """What the scores are by; raises UserError for a run of another model."""
+def _kind(store: Store, run: str, model: ResolvedModel) -> tuple[str, str, str]:
+    """What the scores are by, of which prompts and dtype; raises UserError for a run of another model."""
     (about,) = store.rows(
-        """SELECT scan, model, model_fingerprint, parameters ->> 'method' AS method,
+        """SELECT scan, model, model_fingerprint, prompts_fingerprint, dtype, parameters ->> 'method' AS method,
                   parameters ->> 'ablation' AS ablation, parameters ->> 'positions' AS positions
            FROM runs WHERE run_id = $run""",
         {"run": run},
     )
     if about["model_fingerprint"] != model.fingerprint:
         raise UserError(f"run {run} scored nodes of {about['model']}, not of {model.label}; give its `model`")
-    if about["scan"] not in ("heads", "mlps"):
-        return str(about["method"] or about["scan"])
-    return "exact" if (about["ablation"], about["positions"]) == ("resample", "all") else str(about["ablation"])
+    if about["scan"] in ("heads", "mlps"):
+        exact = (about["ablation"], about["positions"]) == ("resample", "all")
+        method = "exact" if exact else str(about["ablation"])
+    else:
+        method = str(about["method"] or about["scan"]) + (" (end)" if about["positions"] == "end" else "")
+    return method, f"prompts {about['prompts_fingerprint']}", str(about["dtype"])
 
 
 def _instead(level: str) -> str:

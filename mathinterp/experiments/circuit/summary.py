@@ -41,4 +41,6 @@ def summarize(results: Results) -> Summary:
 
 def _with_ends(scores: dict[str, float | None], name: str) -> str:
     low, high = scores[f"{name}_low"], scores[f"{name}_high"]
+    if scores[name] is None:
+        return "not defined"
     return f"{scores[name]:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")

@@ -14,7 +14,7 @@ KS = (5, 10, 32)
 
 @dataclass(frozen=True)
 class Agreement:
-    """One measure. error: its standard deviation over bootstrap draws of prompts; None with a single prompt."""
+    """One measure. error: its deviation over bootstrap draws of prompts; None with one prompt or in few draws."""
 
     measure: str
     k: int | None
@@ -51,12 +51,19 @@ def agreements(
         known_P = np.isfinite(alone_P)
         if known_P.any():
             shares_BP = weights_BP[:, known_P]
-            found["prompt_correlation", None] = shares_BP @ alone_P[known_P] / np.maximum(shares_BP.sum(1), 1e-12)
+            total_B = shares_BP.sum(1)
+            found["prompt_correlation", None] = shares_BP @ alone_P[known_P] / np.where(total_B > 0, total_B, np.nan)
     return [
-        Agreement(measure, k, float(value_B[0]), float(np.std(value_B[1:])) if prompts > 1 else None)
+        Agreement(measure, k, float(value_B[0]), _error(value_B[1:]) if prompts > 1 else None)
         for (measure, k), value_B in found.items()
-        if np.isfinite(value_B).all()
+        if np.isfinite(value_B[0])
     ]
+
+
+def _error(value_B: np.ndarray) -> float | None:
+    """Standard deviation over the draws in which the measure is defined; None if it is not in half of them."""
+    known_B = value_B[np.isfinite(value_B)]
+    return float(np.std(known_B)) if 2 * len(known_B) >= len(value_B) else None
 
 
 def ranks(values_BN: np.ndarray) -> np.ndarray:

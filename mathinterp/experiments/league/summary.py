@@ -47,7 +47,7 @@ def draw(results: Results) -> Figure:
         known = frame[frame[name].notna()]
         half = known[f"{name}_high"] - known[name], known[name] - known[f"{name}_low"]
         axis.errorbar(known[name], known.index, xerr=[half[1], half[0]], fmt="o", capsize=3)
-        ends = [*known[f"{name}_low"].dropna(), *known[f"{name}_high"].dropna()]
+        ends = [*every[name].dropna(), *known[f"{name}_low"].dropna(), *known[f"{name}_high"].dropna()]
         axis.set(title=name, xlim=(min([0.0, *ends]), max([1.0, *ends]) + 0.02))
         if name in OF_CIRCUITS and exact[name].notna().any():
             axis.axvline(float(exact[name].iloc[0]), ls="--", color="grey")

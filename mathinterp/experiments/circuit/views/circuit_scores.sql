@@ -3,7 +3,7 @@
 -- circuit_curves has f. Each with a 95 % interval over n prompts as there. scored: the nodes that fractions are of.
 CREATE OR REPLACE VIEW circuit_scores AS
 SELECT run_id, ranking_run, method, s.level, ablation, scored, n, whole, nothing,
-       cpr, cpr_low, cpr_high, cmd, greatest(cmd_low, 0 * cmd_low) AS cmd_low, cmd_high, prompts_fingerprint, s.model, s.status
+       cpr, cpr_low, cpr_high, cmd, within(cmd_low, 0, 'inf'::DOUBLE) AS cmd_low, cmd_high, prompts_fingerprint, s.model, s.status
 FROM (
     SELECT run_id, ranking_run, method, level, ablation, max(scored) AS scored, max(n) AS n, max(whole) AS whole,
            max(nothing) AS nothing, max(area) FILTER (ordering = 'signed') AS cpr,

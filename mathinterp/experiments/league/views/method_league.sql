@@ -1,6 +1,6 @@
 -- method_league: every method of a league beside the exact effects of the same heads and MLPs on the same prompts. Rank correlations
 -- (spearman, kendall, spearman_absolute), overlap_K of the first K and prompt_correlation as in league_scores, each with a 95 %
--- interval over prompts: value -+ student_factor(prompts) * bootstrap standard error, within the measure's range. A learned mask has
+-- interval over prompts: value -+ student_factor(n) * sqrt(n / (n - 1)) * bootstrap standard error, within the measure's range. A learned mask has
 -- no signs (spearman and the like are null, and so are their bounds) and one score for all prompts: its intervals are of the exact
 -- effects alone. cpr, cmd: of the circuits that the method's scores rank (circuit_scores, all else as on the counterfactual); null
 -- where none were run. seconds: from the loaded model to the last row, on whatever computed it; exact: heads and MLPs. forwards,
@@ -20,19 +20,19 @@ SELECT s.run_id, r.model, r.prompts, s.method, s.ranking_run, s.nodes, s.n,
 FROM (
     SELECT run_id, method, ranking_run, nodes, prompts::BIGINT AS n,
            max(value) FILTER (measure = 'spearman') AS spearman,
-           max(student_factor(prompts) * error) FILTER (measure = 'spearman') AS spearman_half,
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'spearman') AS spearman_half,
            max(value) FILTER (measure = 'kendall') AS kendall,
-           max(student_factor(prompts) * error) FILTER (measure = 'kendall') AS kendall_half,
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'kendall') AS kendall_half,
            max(value) FILTER (measure = 'spearman_absolute') AS spearman_absolute,
-           max(student_factor(prompts) * error) FILTER (measure = 'spearman_absolute') AS absolute_half,
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'spearman_absolute') AS absolute_half,
            max(value) FILTER (measure = 'overlap' AND k = 5) AS overlap_5,
-           max(student_factor(prompts) * error) FILTER (measure = 'overlap' AND k = 5) AS half_5,
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'overlap' AND k = 5) AS half_5,
            max(value) FILTER (measure = 'overlap' AND k = 10) AS overlap_10,
-           max(student_factor(prompts) * error) FILTER (measure = 'overlap' AND k = 10) AS half_10,
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'overlap' AND k = 10) AS half_10,
            max(value) FILTER (measure = 'overlap' AND k = 32) AS overlap_32,
-           max(student_factor(prompts) * error) FILTER (measure = 'overlap' AND k = 32) AS half_32,
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'overlap' AND k = 32) AS half_32,
            max(value) FILTER (measure = 'prompt_correlation') AS prompt_correlation,
-           max(student_factor(prompts) * error) FILTER (measure = 'prompt_correlation') AS prompt_half
+           max(student_factor(prompts) * sqrt(prompts / (prompts - 1.0)) * error) FILTER (measure = 'prompt_correlation') AS prompt_half
     FROM league_scores
     GROUP BY run_id, method, ranking_run, nodes, prompts
 ) AS s
@@ -54,9 +54,8 @@ LEFT JOIN (
     GROUP BY league.run_id, league.method
 ) AS t ON t.run_id = s.run_id AND t.method = s.method
 LEFT JOIN (
-    SELECT * FROM circuit_scores
-    WHERE level = 'node' AND ablation = 'resample' AND status = 'finished'
-    QUALIFY row_number() OVER (PARTITION BY ranking_run, prompts_fingerprint ORDER BY run_id) = 1  -- of several dtypes
-) AS c ON c.prompts_fingerprint = r.prompts_fingerprint
+    SELECT circuits.*, dtype FROM circuit_scores AS circuits JOIN run_records USING (run_id)
+    WHERE level = 'node' AND ablation = 'resample' AND circuits.status = 'finished'
+) AS c ON c.prompts_fingerprint = r.prompts_fingerprint AND c.dtype = r.dtype
     AND c.ranking_run = CASE s.method WHEN 'exact' THEN concat(r.parameters ->> 'heads', ',', r.parameters ->> 'mlps')
                              ELSE s.ranking_run END;
