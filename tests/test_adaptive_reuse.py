@@ -193,3 +193,91 @@ def test_starting_points_are_the_cheapest_of_all_choices(seed: int) -> None:
         for mask in range(2 ** (len(present) - 1))
     ]
     assert cost(starting_points(stops, weights, 400)) == pytest.approx(min(map(cost, choices)))
+
+
+@pytest.mark.slow
+def test_a_run_that_decided_nothing_early_is_taken_over_as_a_whole(tmp_path: Path) -> None:
+    scan = Mlps(decide=5, layers="0")
+    adaptive, full = (run(each, tmp_path, prompts()[:24]) for each in (scan, scan.whole()))
+    found = run(replace(scan.whole(), reuse=adaptive.id), tmp_path, prompts()[:24])
+    assert found.summary.data["reused"]["cells"] == found.summary.data["reused"]["total"] == 24
+    for table in ("mlp_scan", "baseline"):
+        assert_same_to_rounding(rows(found, table), rows(full, table))
+
+
+@pytest.mark.slow
+def test_pairs_are_those_of_the_adaptive_run_whatever_a_near_tie_says_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mathinterp.experiments.paths import rows as path_rows
+
+    adaptive, scorer = run(Paths(decide=20), tmp_path), path_rows.Scorer
+    pairs = adaptive.table("path_pairs").set_index("prompt_id")["kept"]
+    assert not pairs["p0"]
+    assert pairs["p1"]
+
+    def flipping(anatomy: Any) -> Any:
+        def scored(final_PD: Any, gold_P: Any) -> Any:
+            found = scorer(anatomy)(final_PD, gold_P)
+            predicted = found.predicted.clone()
+            predicted[0], predicted[1] = gold_P[0], gold_P[1] + 1
+            return replace(found, predicted=predicted)
+
+        return scored
+
+    monkeypatch.setattr(path_rows, "Scorer", flipping)
+    found = run(Paths(reuse=adaptive.id), tmp_path)
+    pd.testing.assert_frame_equal(rows(found, "path_pairs"), rows(adaptive, "path_pairs"))
+    cells = rows(found, "path_scan").groupby(["layer", "head"])["prompt_id"].apply(sorted)
+    assert len(cells) == len(adaptive.table("decisions"))
+    assert all(ids == sorted(pairs[pairs].index) for ids in cells)
+
+
+@pytest.mark.slow
+def test_baseline_and_noise_are_in_the_shapes_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mathinterp.experiments.adaptive import blocks
+
+    monkeypatch.setattr("mathinterp.experiments.adaptive.reuse.CLEAN_PASSES", 0.0)
+    adaptive, compute, asked = run(SCANS[0], tmp_path), Heads.run, []
+    looked, shape_of, compared, noise = [], blocks.Blocks.of, [], blocks.noise_between
+
+    def seen(scan: Heads, state: Any, shard: Any) -> Any:
+        asked.append(shard)
+        return compute(scan, state, shard)
+
+    def of(kept: Any, shard: Any) -> Any:
+        looked.append((*shard.work["prompts"], shard.work["per_layer"]))
+        return shape_of(kept, shard)
+
+    def between(wide: Any, block: Any) -> Any:
+        compared.append((len(wide.prompts), len(block.prompts)))
+        return noise(wide, block)
+
+    monkeypatch.setattr(Heads, "run", seen)
+    monkeypatch.setattr(blocks.Blocks, "of", of)
+    monkeypatch.setattr(blocks, "noise_between", between)
+    run(replace(SCANS[0].whole(), reuse=adaptive.id), tmp_path)
+    nodes = {(*shard.work["prompts"], shard.work["per_layer"]) for shard in asked if shard.table == "head_scan"}
+    (baseline,) = ((*shard.work["prompts"], shard.work["per_layer"]) for shard in asked if shard.table == "baseline")
+    assert baseline in nodes
+    every = len(prompts())
+    points = sorted({start for start, *_ in nodes})
+    assert len(points) > 2
+    assert {wide for wide, _ in compared} == {every - points[0]}
+    assert {every - point for point in points[1:]} <= {block for _, block in compared}
+    record = adaptive.store.record(adaptive.id)
+    assert record is not None
+    stored = {(*shard["work"]["prompts"], shard["work"]["per_layer"]) for shard in record["grown"]}
+    assert set(looked) <= nodes | stored
+    assert set(looked) & stored
+
+
+@pytest.mark.slow
+def test_rows_of_a_finished_run_are_named_once_what_it_took_over_is_gone(tmp_path: Path) -> None:
+    adaptive = run(SCANS[-2], tmp_path)
+    found = run(replace(SCANS[-2].whole(), reuse=adaptive.id), tmp_path)
+    (tmp_path / "runs" / f"{adaptive.id}.json").unlink()
+    with pytest.raises(
+        UserError, match=f"no run {adaptive.id} .* run {found.id}, which took over its rows, is finished"
+    ):
+        run(replace(SCANS[-2].whole(), reuse=adaptive.id), tmp_path)

@@ -165,7 +165,7 @@ class StoreReader:
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
             found = self._survey(catalog().tables_of(more), held)
-            text = query.own_views(found.good, more)
+            text = query.own_views(held.files(), more)  # of a table without files, an empty view
             if held.connection is None:
                 held.connection = query.connect(self.files, text, held.files(), held.known, shards=found.good)
             else:
