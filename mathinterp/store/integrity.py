@@ -91,8 +91,8 @@ def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
     """Read every file of a run, and its prompts, to its end; what is damaged is distrusted and named."""
     prompts, unsealed = record["prompts_fingerprint"], 0
     for table in (*PROMPT_TABLES, "prompt_columns"):
-        proved = intact_prompts(files, surveyor, table, prompts)
-        unsealed += 0 if proved else len(surveyor.of_prompts(table, prompts))
+        sealed = intact_prompts(files, surveyor, table, prompts)
+        unsealed += 0 if sealed else len(surveyor.of_prompts(table, prompts))
     whole = entries(files, surveyor, record, again=True)
     unproved = 0
     for shard in whole.keys() - record.get("files", {}).keys():
