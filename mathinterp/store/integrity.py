@@ -92,7 +92,7 @@ def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
     prompts, unsealed = record["prompts_fingerprint"], 0
     for table in (*PROMPT_TABLES, "prompt_columns"):
         sealed = intact_prompts(files, surveyor, table, prompts)
-        unsealed += not sealed and bool(surveyor.of_prompts(table, prompts))
+        unsealed += 0 if sealed else len(surveyor.of_prompts(table, prompts))
     whole = entries(files, surveyor, record, again=True)
     unproved = 0
     for shard in whole.keys() - record.get("files", {}).keys():
