@@ -29,11 +29,12 @@ def draw(results: Results, shown: ShownUnits) -> Figure:
     if not chosen:
         raise UserError("the run has no maps to draw yet; the same command computes what is missing")
     figure = Figure(figsize=(15, 11.5), layout="constrained")
+    shorter = "".join(f"\n{said}" for said in shorter_sentences(results))
+    room = "\n" * (2 if shorter else 1)  # for the legend's lines
     figure.suptitle(
-        f"{_named(results)}: what heads and neurons do at the last token before the answer\n", fontsize=15
+        f"{_named(results)}: what heads and neurons do at the last token before the answer{room}", fontsize=15
     )  # fmt: skip
     grids = [_grid(results, unit) for unit in chosen]
-    shorter = "".join(f"\n{said}" for said in shorter_sentences(results))
     missing = " Grey pairs were not asked." if np.isnan(grids[0]).any() else ""
     figure.text(0.5, 0.965, LEGEND.format(missing=missing, shorter=shorter), ha="center", va="top", fontsize=10.5)
     rows = -(-len(chosen) // COLUMNS)
