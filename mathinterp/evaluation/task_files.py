@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import Any
 
 import jinja2
-import yaml
 
 from mathinterp.evaluation.numbers import RULES
 
@@ -72,6 +71,8 @@ def _template(text: str) -> jinja2.Template:
 @cache
 def task_file(name: str) -> TaskFile:
     """The task of that name (one of ORDER)."""
+    import yaml  # 40 ms that no command's help waits for
+
     config = yaml.safe_load((TASKS / f"{name}.yaml").read_text(encoding="utf-8"))
     metadata = config.pop("metadata")
     return TaskFile(name, config, metadata)
