@@ -8,11 +8,12 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from mathinterp.evaluation.numbers import RULES
+
+if TYPE_CHECKING:
+    import jinja2
 
 TASKS = files("mathinterp.evaluation") / "tasks"
 ORDER = ("gsm8k", "svamp", "addsub", "singleeq", "multiarith", "mmlu", "commonsense_qa")  # as in paper B's table
@@ -63,7 +64,9 @@ class TaskFile:
 
 
 @cache
-def _template(text: str) -> jinja2.Template:
+def _template(text: str) -> "jinja2.Template":
+    import jinja2
+
     template: jinja2.Template = jinja2.Template(text, undefined=jinja2.StrictUndefined)
     return template
 
