@@ -59,8 +59,9 @@ class Surveyor:
         tables = list(tables)
         listed = self._listed(["runs", *tables]) if run is None else self._listed_of_run(tables, run)
         records, good, bad = self._read_records(listed["runs"])
+        expected = _expected(records)
         for table in tables:
-            whys = self._table(table, records, listed[table])
+            whys = self._table(table, records, listed[table], expected)
             good[table] = [name for name, why in whys.items() if why is None]
             bad += [name for name, why in whys.items() if why is not None]
         every = {table for table, stored in catalog().tables.items() if stored.partition == "run_id"}
@@ -175,24 +176,30 @@ class Surveyor:
             return None, " ".join(str(error).split())
 
     def _table(
-        self, table: str, records: Mapping[str, Record], listed: Mapping[str, FileVersion]
+        self,
+        table: str,
+        records: Mapping[str, Record],
+        listed: Mapping[str, FileVersion],
+        expected: dict[str, dict[str, int | None]] | None = None,
     ) -> dict[str, str | None]:
-        """Name -> why a file of a table must not be read, or None."""
-        of_runs = catalog().tables[table].partition == "run_id"
-        shards = {run: set(record["shards"]) for run, record in records.items()} if of_runs else {}
-        pattern, known = _SHARD_FILE if of_runs else _PROMPT_FILE, self._known_footers()
-        places = {name: pattern.fullmatch(name) for name in listed}
+        """Name -> why a file of a table must not be read, or None. expected: ``_expected``, where it is at hand."""
+        of_runs, known = catalog().tables[table].partition == "run_id", self._known_footers()
+        listed_rows = (_expected(records) if expected is None else expected).get(table, {})
         whys: dict[str, str | None] = {}
         fresh: list[str] = []  # versions whose footers are not known yet
         for name, version in listed.items():
-            place = places[name]
-            whys[name] = version.odd or (_misplaced(place, table, shards) if of_runs else _foreign(place))
-            if whys[name] is None and not _is_of(known.get(name), version):
+            whys[name] = why = version.odd or (
+                None if name in listed_rows else _misplaced(name, records if of_runs else None)
+            )
+            if why is None and not _is_of(known.get(name), version):
                 fresh.append(name)
         self._read_footers(table, fresh, listed)
         for name, why in whys.items():
             if why is None:
-                why = known[name][2] or (_other_rows(name, known[name][3], records) if of_runs else None)
+                _, _, why, rows = known[name]
+                told = listed_rows.get(name)
+                if why is None and told is not None and told != rows:
+                    why = f"it has {rows} rows, and the record of its run says {told}"
                 whys[name] = why
             if why is not None:
                 self.report(name, why)
@@ -253,18 +260,29 @@ class Surveyor:
             return list(pool.map(look, names, versions))
 
 
-def _misplaced(place: re.Match[str] | None, table: str, shards: Mapping[str, set[str]]) -> str | None:
-    """Why a file in the folder of a table of results is none of a run's shards."""
+def _expected(records: Mapping[str, Record]) -> dict[str, dict[str, int | None]]:
+    """By table, name -> rows of every file that records list; None where a record does not say how many."""
+    expected: dict[str, dict[str, int | None]] = {}
+    for run, record in records.items():
+        entries = record.get("files", {})
+        for shard in record["shards"]:
+            table, index = shard.split("/")
+            rows = entries[shard]["rows"] if shard in entries else None
+            expected.setdefault(table, {})[f"{table}/run_id={run}/shard-{index}.parquet"] = rows
+    return expected
+
+
+def _misplaced(name: str, records: Mapping[str, Record] | None) -> str | None:
+    """Why a file is none of a run's shards; with no records: why it is no file of prompts."""
+    place = (_PROMPT_FILE if records is None else _SHARD_FILE).fullmatch(name)
     if place is None:
-        return _foreign(place)
-    listed = shards.get(place["run"])
-    if listed is None:
+        return "foreign: its name is not one that mathinterp gives"
+    if records is None:
+        return None
+    record = records.get(place["run"])
+    if record is None:
         return f"its run has no readable runs/{place['run']}.json"
-    return None if f"{table}/{place['index']}" in listed else f"none of the {len(listed)} shards of its run"
-
-
-def _foreign(place: re.Match[str] | None) -> str | None:
-    return None if place else "foreign: its name is not one that mathinterp gives"
+    return f"none of the {len(record['shards'])} shards of its run"
 
 
 def _identity(name: str) -> dict[str, str]:
@@ -273,15 +291,6 @@ def _identity(name: str) -> dict[str, str]:
         return {"run_id": place["run"], "shard": f"{place['table']}/{place['index']}"}
     [table, folder, _] = name.split("/")
     return {"prompts_fingerprint": folder.removeprefix("prompts_fingerprint="), "table": table}
-
-
-def _other_rows(name: str, rows: int, records: Mapping[str, Record]) -> str | None:
-    table, folder, file = name.split("/")
-    entries = records[folder.removeprefix("run_id=")].get("files", {})
-    expected = entries.get(f"{table}/{file[len('shard-') : -len('.parquet')]}")
-    if expected is not None and expected["rows"] != rows:
-        return f"it has {rows} rows, and the record of its run says {expected['rows']}"
-    return None
 
 
 def _is_of(said: Any, version: FileVersion) -> bool:
