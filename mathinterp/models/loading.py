@@ -123,7 +123,7 @@ def check_finite_weights(model: PreTrainedModel, label: str) -> None:
     names, finite = [], []
     for name, parameter in model.named_parameters():
         names.append(name)
-        finite.append(torch.isfinite(parameter).all())
+        finite.append(torch.isfinite(parameter).all().to(model.device))
     bad = [name for name, good in zip(names, torch.stack(finite).tolist(), strict=True) if not good]
     if bad:
         raise UserError(
