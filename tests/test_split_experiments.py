@@ -3,7 +3,6 @@
 The cards are those of two_cards.py, where any operation that mixes two fails.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,11 +51,11 @@ def _loader(cards: ExitStack, load: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitStore]:
+def split(tmp_path_factory: pytest.TempPathFactory) -> SplitStore:
     folder = tmp_path_factory.mktemp("split")
     made = SplitStore(folder / "store")
     run_all(made, word_model(folder / "model"))
-    yield made
+    return made
 
 
 def test_every_experiment_that_says_so_was_split(split: SplitStore) -> None:

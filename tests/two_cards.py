@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
 from transformers import PreTrainedModel
@@ -40,11 +41,17 @@ class OnCard(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):  # torch would make indices of lists out of sight
+        if func is torch.Tensor.tolist:
+            return args[0].inner.tolist()
+        if func in (
+            torch.Tensor.__getitem__,
+            torch.Tensor.__setitem__,
+        ):  # torch would make indices of lists out of sight
             places = args[1] if isinstance(args[1], tuple) else (args[1],)
             places = tuple(torch.tensor(place) if isinstance(place, list) else place for place in places)
             args = (args[0], places, *args[2:])
-        return super().__torch_function__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,6 +63,17 @@ class Cards(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return computed(func, args, kwargs or {})
+
+
+class MadeOnCPU(TorchFunctionMode):
+    """Tensors of Python numbers are made on the CPU first: on this kind of device torch would leave the numbers out."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
+            made = func(*args, **{**kwargs, "device": None})
+            return made.to(kwargs["device"])
+        return func(*args, **kwargs)
 
 
 @torch.inference_mode(False)  # a view of what was made outside of inference mode is no inference tensor
@@ -106,7 +124,7 @@ def on_cards(model: PreTrainedModel, cards: Sequence[torch.device] = CARDS) -> I
     for layer, card in zip(layers_of(model), dealt(len(layers_of(model)), len(cards)), strict=True):
         placed.update(dict.fromkeys(layer.modules(), cards[card]))
     moved: dict[int, torch.Tensor] = {}  # tied weights once
-    with Cards():
+    with Cards(), MadeOnCPU():
         for module, card in placed.items():
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():

@@ -68,9 +68,7 @@ class Layers:
         if mlp is not None:
             twin = known_twin(self.anatomy, layer, family.mlp)
             known[family.mlp] = mlp
-        output = self._call_layer(
-            twin.load(**known), self._at_layer(layer, hidden), call.args, dict(call.kwargs)
-        )
+        output = self._call_layer(twin.load(**known), self._at_layer(layer, hidden), call.args, dict(call.kwargs))
         twin.check_used()
         return output.to(self.anatomy.device)
 

@@ -156,8 +156,8 @@ class Projection:
 class Anatomy:
     """Handles to the parts of one loaded causal language model.
 
-    ``cards`` are all devices that its layers lie on (split.py), ``device`` the first of them: there everything outside of
-    layers is computed, and there weights are given.
+    ``cards`` are all devices that its layers lie on (split.py), ``device`` the first of them: there everything outside
+    of layers is computed, and there weights are given.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -175,6 +175,7 @@ class Anatomy:
         self.dtype: torch.dtype = model.dtype
         if self.shape.n_experts and self.dtype == torch.float64:
             model.set_experts_implementation("eager")  # grouped products know no float64
+        self.quantised = not self.output_projection(0).get_parameter("weight").is_floating_point()
         self._check_widths()
 
     def attention(self, layer: int) -> nn.Module:
@@ -253,7 +254,9 @@ class Anatomy:
         """W_gate: K features, whose activation multiplies ``up``'s; None for an MLP without a gate."""
         self.shape.check_neurons()
         if self.family.fused_gate_up is not None:
-            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons), self.device)
+            return Projection(
+                getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons), self.device
+            )
         if self.family.gate is None:
             return None
         return Projection(getattr(self.mlp(layer), self.family.gate), slice(None), self.device)
@@ -273,7 +276,7 @@ class Anatomy:
         if not self.shape.n_experts:
             wanted.append(("down_projection", self.down_projection(0), self.shape.n_neurons))
         for what, module, width in wanted:
-            found = tuple(input_major_weight(module).shape)
+            found = _widths(module)
             if found != (width, self.shape.d_model):
                 raise UserError(
                     f"family '{self.shape.model_type}': {what} maps {found[0]} features to {found[1]}, but the config "
@@ -318,8 +321,23 @@ class Anatomy:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
+def _widths(projection: nn.Module) -> tuple[int, int]:
+    """Features that a projection reads and writes."""
+    if isinstance(projection, nn.Linear):  # also a quantised one, whose weight is stored in another shape
+        return projection.in_features, projection.out_features
+    return tuple(input_major_weight(projection).shape)  # type: ignore[return-value]
+
+
 def input_major_weight(projection: nn.Module) -> torch.Tensor:
-    """The weight as in x out; GPT-2's Conv1D stores it so, nn.Linear stores the transpose."""
+    """The weight as in x out; GPT-2's Conv1D stores it so, nn.Linear stores the transpose.
+
+    Raises UserError for a quantised one, whose numbers are no weights.
+    """
     weight = projection.weight
     assert isinstance(weight, torch.Tensor)
+    if not weight.is_floating_point():
+        raise UserError(
+            "this reads weights as numbers, and the layers are quantised: leave out `load_in` (or load more cards with"
+            " `gpus_per_replica`)"
+        )
     return weight if type(projection).__name__ == "Conv1D" else weight.T

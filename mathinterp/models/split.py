@@ -10,7 +10,6 @@ comes back. The same holds for each of its modules when called alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,67 +22,11 @@ from mathinterp.models.families import family_for
 from mathinterp.models.random_shapes import without_weights
 
 _COURIER = "_mathinterp_courier"  # attribute of every module of a layer that lies elsewhere
-ROOM = 0.92  # of a card's memory that weights may take: the rest is for the context, activations and kernels
-COUNTED_IN = {None: 1.0, "8bit": 0.5, "4bit": 0.28}  # of 16 bits a weight of a layer takes, scales included
 
 
 def dealt(n_layers: int, cards: int) -> list[int]:
     """The card of each layer, home being 0: from the last layer down, home first, then the others in turn."""
     return [(n_layers - 1 - layer) % cards for layer in range(n_layers)]
-
-
-@dataclass(frozen=True)
-class Weights:
-    """What a model's weights take, in bytes; weights that are tied count once, and lie at home."""
-
-    layers: tuple[int, ...]
-    rest: int  # embeddings, norms, unembedding
-
-    def on_cards(self, cards: int) -> list[int]:
-        """Bytes on each card."""
-        found = [self.rest] + [0] * (cards - 1)
-        for size, card in zip(self.layers, dealt(len(self.layers), cards), strict=True):
-            found[card] += size
-        return found
-
-    def cards_needed(self, card_bytes: int) -> int | None:
-        """The fewest cards of that memory that hold the weights; None: no number of them does."""
-        fitting = (n for n in range(1, len(self.layers) + 1) if max(self.on_cards(n)) <= ROOM * card_bytes)
-        return next(fitting, None)
-
-
-def weights_of(config: PreTrainedConfig, bytes_each: int, load_in: str | None = None) -> Weights:
-    """From the config alone: the model is built without weights and its parameters are counted."""
-    model, prefix = without_weights(config), _layers_name(config) + "."
-    layers, rest = [0] * config.num_hidden_layers, 0
-    for name, parameter in model.named_parameters():
-        size = parameter.numel() * bytes_each
-        if name.startswith(prefix):
-            matrix = parameter.ndim > 1 and load_in is not None
-            layers[int(name.removeprefix(prefix).partition(".")[0])] += (
-                int(parameter.numel() * 2 * COUNTED_IN[load_in]) if matrix else size
-            )
-        else:
-            rest += size
-    return Weights(tuple(layers), rest)
-
-
-def check_fits(label: str, weights: Weights, cards: int, card_bytes: int) -> None:
-    """Raise UserError, naming the number of cards that would do, for weights that ``cards`` cards cannot hold."""
-    most = max(weights.on_cards(cards))
-    if most <= ROOM * card_bytes:
-        return
-    needed = weights.cards_needed(card_bytes)
-    helps = (
-        "no number of such cards holds it" if needed is None else
-        f"give `gpus_per_replica` {needed}, or a narrower `dtype` or `load_in`"
-    )  # fmt: skip
-    share = "" if cards == 1 else f", {most / 1e9:.1f} GB of them on one of {cards} cards"
-    total = (sum(weights.layers) + weights.rest) / 1e9
-    raise UserError(
-        f"model '{label}' has {total:.1f} GB of weights{share}, and a card here has {card_bytes / 1e9:.0f} GB, of which"
-        f" {ROOM:.0%} may be weights: {helps}"
-    )
 
 
 def check_cards(label: str, n_layers: int, cards: int) -> None:
@@ -92,9 +35,14 @@ def check_cards(label: str, n_layers: int, cards: int) -> None:
         raise UserError(f"`gpus_per_replica` {cards}: model '{label}' has only {n_layers} layers to deal out")
 
 
+def split_note(n_layers: int, cards: int) -> dict[str, Any]:
+    """What a run keeps of it; home is card 0."""
+    return {"cards": cards, "card_of_layer": dealt(n_layers, cards)}
+
+
 def device_map(config: PreTrainedConfig, cards: Sequence[torch.device]) -> dict[str, torch.device]:
     """Module name -> device, as transformers takes it: each layer by itself, and what holds no layer at home."""
-    prefix = _layers_name(config)
+    prefix = layers_name(config)
     found = {f"{prefix}.{layer}": cards[card] for layer, card in enumerate(dealt(config.num_hidden_layers, len(cards)))}
     model, above = without_weights(config), ["", *_ancestors(prefix)]
     for name in above:
@@ -105,6 +53,17 @@ def device_map(config: PreTrainedConfig, cards: Sequence[torch.device]) -> dict[
     return found
 
 
+def place_of_tensor(config: PreTrainedConfig, cards: Sequence[str]) -> Callable[[str], str]:
+    """Which card a tensor lies on, by its name."""
+    prefix, places = layers_name(config) + ".", dealt(config.num_hidden_layers, len(cards))
+
+    def place(name: str) -> str:
+        layer = name.removeprefix(prefix).partition(".")[0] if name.startswith(prefix) else ""
+        return cards[places[int(layer)]] if layer else cards[0]
+
+    return place
+
+
 def spread(layers: Sequence[nn.Module], cards: Sequence[torch.device]) -> None:
     """Move the layers of a model that lies whole on ``cards[0]`` to their cards."""
     for layer, card in zip(layers, dealt(len(layers), len(cards)), strict=True):
@@ -113,7 +72,7 @@ def spread(layers: Sequence[nn.Module], cards: Sequence[torch.device]) -> None:
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """The model's decoder layers."""
-    found = model.get_submodule(_layers_name(model.config))
+    found = model.get_submodule(layers_name(model.config))
     assert isinstance(found, nn.ModuleList)
     return found
 
@@ -212,7 +171,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _layers_name(config: PreTrainedConfig) -> str:
+def layers_name(config: PreTrainedConfig) -> str:
     family = family_for(config)
     return f"{family.decoder}.{family.layers}"
 
