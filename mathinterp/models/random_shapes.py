@@ -117,7 +117,7 @@ def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: to
         with _drawn(seed + 1 + number, cards[card], dtype):
             layers.append(kind(model.config, number))
             layers[-1].apply(model._init_weights)
-    layers_of(model)[:] = layers[:1]
+    layers_of(model)[0] = layers[0]
     layers_of(model).extend(layers[1:])
     model.config.num_hidden_layers = len(layers)
     return model
