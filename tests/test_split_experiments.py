@@ -5,6 +5,7 @@ With one, layers lie on it and on the CPU; with two, on both; rows are those of 
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.concepts import rows as concept_rows
 from mathinterp.experiments.registry import experiments
 from mathinterp.models import handle
 from mathinterp.models.anatomy import Anatomy
@@ -69,7 +71,24 @@ def test_no_experiment_is_left_out() -> None:
     assert len(CHOSEN) >= len(set(experiments()) - whole)
 
 
-def test_rows_on_two_cards_are_the_golden_ones(tmp_path: Path) -> None:
+class InThisThread:
+    """In place of a pool of threads: those would not know the cards of two_cards.py."""
+
+    def __init__(self, *_: Any):
+        pass
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*given))
+        return done
+
+    def shutdown(self, wait: bool = True) -> None:
+        pass
+
+
+def test_rows_on_two_cards_are_the_golden_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concept_rows, "ThreadPoolExecutor", InThisThread)
+
     def place(loaded: LoadedModel, until: ExitStack) -> Anatomy:
         anatomy = Anatomy(until.enter_context(on_cards(loaded.model)))
         assert anatomy.cards == CARDS
