@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 from accelerate import dispatch_model
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
 from mathinterp.cluster import ray_cluster
+from mathinterp.engine import compiling
 from mathinterp.engine.hooks import caught_output, edited_input
 from mathinterp.engine.intervention import Tokens, Value, intervention, zeroed
 from mathinterp.engine.packed import PackedEngine
@@ -17,7 +20,7 @@ from mathinterp.models.card_memory import ROOM, Weights, check_fits, weights_of
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.models.loading import without_dispatch
 from mathinterp.models.random_shapes import random_config
-from mathinterp.models.split import connect, dealt, device_map, layers_of, place_of_tensor, spread
+from mathinterp.models.split import Courier, connect, dealt, device_map, layers_of, place_of_tensor, spread
 from mathinterp.models.units import Head, Mlp
 from mathinterp.tuning.settings import SweepSettings
 from tests.exact import PROMPTS, assert_same
@@ -148,6 +151,27 @@ def test_what_accelerate_puts_around_modules_is_taken_away() -> None:
     assert not any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules())
     anatomy = Anatomy(model)
     assert_same(PackedEngine(anatomy, PROMPTS).run([zeroed(anatomy, [Head(1, 0)])]), expected)
+
+
+@pytest.mark.slow
+def test_layers_elsewhere_compile_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before and behind their calls is left out of what is compiled: arguments are there already."""
+    counter = CompileCounter()
+    monkeypatch.setattr(compiling, "COMPILER", counter)
+    model = tiny_model("llama")
+    courier = Courier(CPU, CPU)
+    for module in layers_of(model)[1].modules():
+        courier.serve(module)
+    anatomy = Anatomy(model)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = PackedEngine(anatomy, PROMPTS, tree_attention=False, compiled=True, pack_size=300, max_tokens=10_000)
+    zero = Value.zero(anatomy, "head", 0)
+    heads = [intervention([Head(0, head)], zero) for head in range(4)]
+    found = compiled.run(heads)
+    assert counter.frame_count > 0
+    assert not counters["graph_break"]
+    assert_same(found, PackedEngine(Anatomy(tiny_model("llama")), PROMPTS).run(heads))
 
 
 def test_random_weights_do_not_depend_on_the_number_of_cards() -> None:

@@ -121,7 +121,7 @@ class PackedEngine:
     @property
     def _shape_matters(self) -> bool:
         """Whether the shape of a batch changes more than the very last bits of a result."""
-        return self.dtype not in (torch.float32, torch.float64)
+        return self.anatomy.quantised or self.dtype not in (torch.float32, torch.float64)
 
     def _copies(self, needed: int) -> int:
         """Rows to fill a batch with: all of them where the batch shape matters, else those needed."""
