@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFailed, StoreFiles
-from mathinterp.store.manifest import read_record
+from mathinterp.store.manifest import file_of, read_record
 from mathinterp.store.writer import Footer, read_footer
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ KEPT_IN = "inspected.json"
 WORTH_KEEPING = 100  # footers that were read by one process
 FEW_FOLDERS = 3  # more than these of an object store are listed in one go
 ELSEWHERE = "elsewhere"  # in ``good``: shards in tables of experiments that are not installed here
+COMPACTING = "compacting.parquet"  # in a run's folder while its files are merged, see compacting.py
+LOOKS = 5  # at files that are merged meanwhile, until record and files fit
 _SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
 _PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 PROMPT_TABLES = ("prompts", "answer_tokens")
@@ -52,10 +54,38 @@ class Surveyor:
         self._records: dict[str, tuple[FileVersion, Record | None, str | None]] = {}
         self._footers: dict[str, tuple[FileVersion, Footer]] | None = None  # None: not read from KEPT_IN yet
         self._unkept = 0  # footers that KEPT_IN does not have
+        self._unlisted: set[str] = set()  # runs with files that their records do not list
+        self.merging: set[str] = set()  # markers of runs whose files are being merged, or were to be
+        self.faults: dict[str, str] = {}  # name of each file in ``problems`` -> why
 
     def survey(self, tables: Iterable[str]) -> Survey:
         """All records, and the files of some tables."""
         tables = list(tables)
+        for _ in range(LOOKS):
+            found = self._survey(tables)
+            if not self._moved(found, tables):
+                break
+        return found
+
+    def _moved(self, found: Survey, tables: list[str]) -> bool:
+        """Whether files of a finished run were merged while they were listed, so that some seem to be missing."""
+        for run in self._unlisted | {run for run, record in found.records.items() if "compacted" in record}:
+            record = found.records.get(run)
+            if record is None or record["finished_at"] is None:
+                continue
+            names = {file_of(run, shard): shard for shard in record["shards"] if shard.split("/")[0] in tables}
+            there = {names[name] for table in tables for name in found.good.get(table, []) if name in names}
+            if len(there) < len(names) and self._changed(run, record, set(names.values()), there):
+                return True
+        return False
+
+    def _changed(self, run: str, record: Record, asked: set[str], there: set[str]) -> bool:
+        try:
+            return read_record(self._files, run, now=True) != record or asked & set(self.of_run(run, record)) != there
+        except ValueError:
+            return True
+
+    def _survey(self, tables: list[str]) -> Survey:
         listed = self._listed(["runs", *tables])
         records, good, bad = self._read_records(listed["runs"])
         for table in tables:
@@ -84,6 +114,11 @@ class Surveyor:
         listed = self._files.find(f"{table}/prompts_fingerprint={fingerprint}", ".parquet")
         return [name for name, why in self._table(table, {}, listed).items() if why is None]
 
+    def seen(self, name: str) -> tuple[int, int]:
+        """Bytes and rows of a file that may be read, as they were when it was last looked at."""
+        version, footer = self._known_footers()[name]
+        return version.size, footer.rows
+
     def distrust(self, name: str, why: str) -> None:
         """Leave this version of a file, which was good so far, out from now on, in other processes too."""
         self._known_footers()[name] = self._known_footers()[name][0], Footer(why)
@@ -96,6 +131,7 @@ class Surveyor:
 
     def report(self, name: str, why: str, consequence: str = "left out") -> None:
         """Name a problem, once."""
+        self.faults[name] = why
         problem = f"{_printable(self._files.address(name))}: {_printable(why)}; {consequence}"
         if problem not in self.problems:
             self.problems.append(problem)
@@ -170,6 +206,9 @@ class Surveyor:
         shards = {run: set(record["shards"]) for run, record in records.items()}
         partition = catalog().tables[table].partition
         identities, whys = {}, dict.fromkeys(listed, None)
+        merging = {name for name in listed if name.endswith(f"/{COMPACTING}")}
+        self.merging |= merging
+        unlisted = set()  # no fault while files are merged
         for name, version in listed.items():
             shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
             why = version.odd or None
@@ -181,6 +220,8 @@ class Surveyor:
                 identities[name] = {"run_id": shard["run"], "shard": f"{table}/{shard['index']}"}
                 if identities[name]["shard"] not in shards[shard["run"]]:
                     why = f"none of the {len(shards[shard['run']])} shards of its run"
+                    unlisted.add(name)
+                    self._unlisted.add(shard["run"])
             elif why is None and prompts:
                 identities[name] = {"prompts_fingerprint": prompts["fingerprint"], "table": table}
             whys[name] = why
@@ -188,7 +229,8 @@ class Surveyor:
         for name in whys:
             if whys[name] is None:
                 whys[name] = self._footer_fault(name, identities[name], records)
-            if why := whys[name]:
+            marker = f"{name.rpartition('/')[0]}/{COMPACTING}"
+            if (why := whys[name]) and not (marker in merging and (name == marker or name in unlisted)):
                 self.report(name, why)
         return whys
 
