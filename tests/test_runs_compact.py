@@ -150,7 +150,7 @@ def test_killed_at_any_step_it_can_be_read_and_the_same_command_ends_it(tmp_path
 
 @pytest.mark.slow
 def test_a_client_with_open_views_gets_an_error_and_never_a_row_twice(tmp_path: Path) -> None:
-    store, run = many_files(tmp_path, FEW)
+    _store, run = many_files(tmp_path, FEW)
     client = duckdb.connect()
     client.execute(Path(tmp_path, "views.sql").read_text())
     asked = f"SELECT head, prompt_id FROM head_scan WHERE run_id = '{run}' ORDER BY ALL"

@@ -151,7 +151,7 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
     if not as_json:
         print_planned(planned)
     if not yes:
-        if not sys.stdin.isatty() or as_json:
+        if as_json or not at_terminal():
             raise UserError("nothing was deleted: without a terminal to ask on, give --yes")
         click.confirm(f"Delete {counted(len(planned), 'run')}?", abort=True)
     done = [opened.runs.delete(each.run_id, force=force) for each in planned]
@@ -249,6 +249,11 @@ def compact(run: str, store: str, as_json: bool) -> None:
     else:
         before, after = written_bytes(done.bytes_before), written_bytes(done.bytes_after)
         say(f"Run {run}: {counted(done.files_before, 'file')} ({before}) are {done.files_after:,} now ({after}).")
+
+
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
 
 
 def _opened(store: str) -> "Store":
