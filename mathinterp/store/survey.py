@@ -56,7 +56,7 @@ class Surveyor:
         self._footers: dict[str, list[Any]] | None = None
         self._unkept = 0  # footers that KEPT_IN does not have
         self._unlisted: set[str] = set()  # runs with files that their records do not list
-        self.merging: set[str] = set()  # markers of runs whose files are being merged, or were to be
+        self.merging: set[str] = set()  # markers of runs whose files are being merged
         self.faults: dict[str, str] = {}  # name of each file in ``problems`` -> why
 
     def survey(self, tables: Iterable[str], run: str | None = None) -> Survey:
@@ -77,8 +77,8 @@ class Surveyor:
         if record["finished_at"] is None or len(there) == len(names):
             return False
         with suppress(ValueError):  # damaged meanwhile
-            now = read_record(self._files, run, now=True)
-            return now != record or set(names.values()) & set(self.of_run(run, record)) != there
+            found_now = set(names.values()) & set(self.of_run(run, record))
+            return found_now != there or read_record(self._files, run, now=True) != record
         return True
 
     def _survey(self, tables: list[str], run: str | None) -> Survey:
@@ -114,8 +114,7 @@ class Surveyor:
 
     def seen(self, name: str) -> tuple[int, int]:
         """Bytes and rows of a file that may be read, as they were when it was last looked at."""
-        size, _, _, rows = self._known_footers()[name]
-        return size, rows
+        return self._known_footers()[name][0], self._known_footers()[name][3]
 
     def distrust(self, name: str, why: str) -> None:
         """Leave this version of a file, which was good so far, out from now on, in other processes too."""
@@ -238,14 +237,12 @@ class Surveyor:
 
     def _is_in_step(self, name: str, why: str, listed: Mapping[str, FileVersion]) -> bool:
         """Whether a file is left out while files of its run are merged, which is no fault."""
-        folder = name.rpartition("/")[0]
-        if name == f"{folder}/{COMPACTING}":
-            self.merging.add(name)
-            return True
+        folder, _, own = name.rpartition("/")
+        self.merging |= {name} if own == COMPACTING else set()
         if why.startswith("none of the"):
             self._unlisted.add(folder.rpartition("run_id=")[2])
             return f"{folder}/{COMPACTING}" in listed
-        return False
+        return own == COMPACTING
 
     def _read_footers(self, table: str, names: list[str], listed: Mapping[str, FileVersion]) -> None:
         known = self._known_footers()
