@@ -9,18 +9,22 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers.utils.logging as transformers_logging
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import merge_adapter, merging_dtype
 from mathinterp.models.dropped import is_mask, refuse_dropped
 from mathinterp.models.families import family_of
 from mathinterp.models.sources import weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # whose import takes seconds and 130 MB, which a driver does without
+
 
 _FLOATING = {"F64", "F32", "F16", "BF16"}  # as safetensors names dtypes
 
@@ -34,7 +38,7 @@ def load_weights(
     gguf_file: str | None = None,
     adapter: Path | None = None,
     trust_remote_code: bool = False,
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """Load a checkpoint onto ``device`` in ``dtype``, with the adapter merged in.
 
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
@@ -81,7 +85,9 @@ def check_stored(folder: Path, config: PreTrainedConfig) -> None:
 def _read(
     folder: Path, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, gguf_file: str | None = None,
     trust_remote_code: bool = False,
-) -> PreTrainedModel:  # fmt: skip
+) -> "PreTrainedModel":  # fmt: skip
+    from transformers import PreTrainedModel
+
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
@@ -110,7 +116,7 @@ def _read(
     return model
 
 
-def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
+def prepare(model: "PreTrainedModel", label: str) -> "PreTrainedModel":
     """Evaluation mode, no gradients, no key/value cache; raises UserError if a weight is not a finite number."""
     model.eval().requires_grad_(False)
     model.config.use_cache = False
@@ -118,7 +124,7 @@ def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
     return model
 
 
-def check_finite_weights(model: PreTrainedModel, label: str) -> None:
+def check_finite_weights(model: "PreTrainedModel", label: str) -> None:
     """Raise UserError naming the first tensor that has NaN or infinity."""
     names, finite = [], []
     for name, parameter in model.named_parameters():
@@ -132,7 +138,7 @@ def check_finite_weights(model: PreTrainedModel, label: str) -> None:
         )
 
 
-def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def cast_parameters(model: "PreTrainedModel", dtype: torch.dtype) -> None:
     """Cast parameters only: buffers such as rotary frequencies stay in float32, as when loaded in ``dtype``."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -176,7 +182,7 @@ def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
             raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
 
 
-def _refuse_untied(folder: Path, model: PreTrainedModel) -> None:
+def _refuse_untied(folder: Path, model: "PreTrainedModel") -> None:
     """transformers leaves apart what the config ties where a file holds two different matrices."""
     one, other = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and one.weight is not other.weight:
