@@ -50,6 +50,7 @@ def half_run(place: str, **changes: Any) -> str:
     return run.run_id
 
 
+@pytest.mark.slow
 def test_the_list_is_what_the_view_and_the_files_say(place: str) -> None:
     store, run = many_files(place, FEW)
     half = half_run(place)
@@ -92,6 +93,7 @@ def test_the_list_on_the_command_line(tmp_path: Path) -> None:
     assert "Did you mean" in command("list", "--store", tmp_path, "--status", "failled").stderr
 
 
+@pytest.mark.slow
 def test_a_card_says_what_is_missing_and_why(place: str) -> None:
     half = half_run(place, versions={"source": "abc"})
     card = Store(place).runs.show(half)
@@ -194,6 +196,7 @@ def test_the_comparison_is_that_of_plain_pandas(tmp_path: Path) -> None:
     assert columns["correct"].flips == (both.correct_x != both.correct_y).sum()
 
 
+@pytest.mark.slow
 def test_the_same_rows_are_the_same_also_merged_and_of_another_cut(tmp_path: Path) -> None:
     _, run = many_files(tmp_path, FEW)
     _, other = many_files(tmp_path, FEW, model_fingerprint="other")
@@ -214,6 +217,7 @@ def test_repeated_keys_are_paired_and_told(tmp_path: Path) -> None:
     assert (table.in_both, table.only_in) == (2, (0, 1))
 
 
+@pytest.mark.slow
 def test_no_measured_column_is_a_key() -> None:
     """Of each table: columns that repeat runs must agree on, told by their names here."""
     measured = {"correct", "logprob", "logit", "predicted_id", "estimate", "effect", "decision", "accuracy", "loss"}
@@ -226,6 +230,7 @@ def test_no_measured_column_is_a_key() -> None:
             assert not measured & set(key), name
 
 
+@pytest.mark.slow
 def test_files_are_exported_whole_with_what_they_are(place: str, tmp_path: Path) -> None:
     store, run = many_files(place, FEW)
     many_files(place, FEW, dtype="bfloat16")
@@ -253,13 +258,14 @@ def test_files_are_exported_whole_with_what_they_are(place: str, tmp_path: Path)
     assert not (tmp_path / "x.csv").exists()
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
     store, run = many_files(tmp_path / "store", FEW)
     out = tmp_path / "rows.csv"
     out.write_text("kept")
     refused = command("export", run, "--out", out, "--view", "baseline", "--store", store.url)
     assert refused.exit_code == 2
-    assert "--out" in refused.stderr
+    assert f"--out '{out}' is there already" in refused.stderr
     assert "--force" in refused.stderr
     monkeypatch.setattr("mathinterp.store.export._as", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     failed = command("export", run, "--out", out, "--view", "baseline", "--store", store.url, "--force")
@@ -271,6 +277,7 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch)
     assert command("export", run, "--out", out, "--view", "baseline", "--store", store.url, "--force").exit_code == 0
 
 
+@pytest.mark.slow
 def test_check_names_each_fault_with_what_mends_it(tmp_path: Path) -> None:
     store, run = many_files(tmp_path)
     folder = Path(store.url, "head_scan", f"run_id={run}")
@@ -304,6 +311,11 @@ def test_check_names_each_fault_with_what_mends_it(tmp_path: Path) -> None:
         assert done.exit_code == 1
         assert "Mend: mathinterp runs delete 0123456789ab --store" in done.stdout
         assert f"Mend: rm -- '{folder}/shard-00003 (copy).parquet'" in done.stdout
+    Path(store.url, "runs", "0123456789ab.json").write_text("{")  # its own command reads what it can and goes on
+    mends = {fault.file: fault.mend for fault in Store(store.url).runs.check().faults if fault.run == "0123456789ab"}
+    assert set(mends.values()) == {"rerun"}
+    assert len(mends) == 2
+    Path(store.url, "runs", "0123456789ab.json").unlink()
     shutil.rmtree(orphan)
     for name, fault in found.items():
         if fault.mend == "remove" and fault.kind != "stale":

@@ -36,6 +36,7 @@ def parquet_files(place: str, table: str = "head_scan") -> list[str]:
     return [name.rpartition("/")[2] for name in Store(place).files.find(table, ".parquet")]
 
 
+@pytest.mark.slow
 def test_rows_their_order_checksums_and_provenance_stay(place: str) -> None:
     store, run = many_files(place)
     before, baseline = rows_of(store, run), rows_of(store, run, "baseline")
@@ -75,6 +76,7 @@ def test_the_command_that_made_it_still_finds_it_finished(place: str) -> None:
         open_run(Store(place), SHARDS[:-1], parameters=PARAMETERS)
 
 
+@pytest.mark.slow
 def test_a_merged_file_that_is_lost_is_computed_anew_shard_by_shard(tmp_path: Path) -> None:
     store, run = many_files(tmp_path)
     before = rows_of(store, run)
@@ -100,6 +102,7 @@ def test_a_merged_file_that_is_lost_is_computed_anew_shard_by_shard(tmp_path: Pa
     assert rows_of(Store(tmp_path), run) == before
 
 
+@pytest.mark.slow
 def test_merged_files_stay_below_a_size_and_tables_that_would_not_halve_stay(place: str) -> None:
     store, run = many_files(place)
     before = rows_of(store, run)
@@ -171,6 +174,7 @@ def test_a_client_with_open_views_gets_an_error_and_never_a_row_twice(tmp_path: 
     assert fresh.execute(asked).fetchall() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["listed", "queried"])
 def test_whoever_reads_while_files_are_merged_sees_all_rows_once(place, moment, monkeypatch, caplog) -> None:
     store, run = many_files(place)
@@ -242,6 +246,7 @@ def test_a_driver_that_knew_the_run_before_keeps_how_it_is_cut_now(place: str) -
     assert rows_of(Store(place), run) == before
 
 
+@pytest.mark.slow
 def test_two_at_once_merge_once(place: str, monkeypatch) -> None:
     store, run = many_files(place)
     before, inner = rows_of(store, run), []

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
-from mathinterp.store import Store
+from mathinterp.store import Store, deleting
 from tests.runs_case import FEW, SHARDS, killed_at, many_files, places, rows_of, steps_of
 from tests.small_store import open_run, write_head
 
@@ -35,6 +35,7 @@ def of_run(names: set[str], run: str) -> set[str]:
     return {name for name in names if f"run_id={run}/" in name or run in name.split("/")[-1]}
 
 
+@pytest.mark.slow
 def test_exactly_that_run_goes(place: str) -> None:
     first, second, third = three_runs(place)
     before, rows = everything(place), rows_of(Store(place), second)
@@ -150,6 +151,7 @@ def test_a_run_that_a_driver_may_be_writing_is_refused(place: str, monkeypatch) 
     assert of_run(everything(place), run) == set()
 
 
+@pytest.mark.slow
 def test_the_command_shows_asks_and_refuses_without_a_terminal(tmp_path: Path, monkeypatch) -> None:
     first, second, third = three_runs(str(tmp_path))
     before = everything(str(tmp_path))
@@ -171,3 +173,24 @@ def test_the_command_shows_asks_and_refuses_without_a_terminal(tmp_path: Path, m
     assert done.exit_code == 0, done.output
     assert [each["run_id"] for each in json.loads(done.stdout)] == [second, third]
     assert everything(str(tmp_path)) == set()
+
+
+def test_two_at_once_leave_nothing_and_fail_on_nothing(place: str, monkeypatch) -> None:
+    store, run = many_files(place, FEW)
+    mark = deleting._mark
+
+    def after_another(*arguments) -> None:
+        monkeypatch.setattr(deleting, "_mark", mark)
+        Store(place).runs.delete(run)
+        mark(*arguments)
+
+    monkeypatch.setattr(deleting, "_mark", after_another)
+    store.runs.delete(run)
+    assert everything(place) == set()
+
+
+def test_a_run_that_another_builds_on_is_told(place: str) -> None:
+    store, run = many_files(place, FEW)
+    other = many_files(place, FEW, parameters={"reuse": run})[1]
+    assert store.runs.deletion(run).needed_by == [other]
+    assert store.runs.deletion(other).needed_by == []

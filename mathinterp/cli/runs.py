@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mathinterp.cli.experiment import ExperimentCommand
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import json_option, lasting, store_option
 from mathinterp.cli.output import print_json, print_sql_hint, print_table
@@ -162,7 +163,7 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
         say(f"Deleted: {files}, {written_bytes(sum(each.bytes for each in done))}.")
 
 
-@runs.command()
+@runs.command(cls=ExperimentCommand)  # its mistakes name --out
 @click.argument("run")
 @click.option("--out", "output", required=True, callback=lasting, metavar="FILE", help="A .parquet or .csv file.")
 @click.option("--view", default=None, metavar="NAME", help="A table or view; default: every table of the run.")

@@ -14,6 +14,7 @@ from mathinterp.errors import UserError, did_you_mean
 from mathinterp.store.files import FileVersion, StoreFailed
 from mathinterp.store.manifest import RUN_ID, file_of, read_record, record_name, timestamp
 from mathinterp.store.run_list import last_write
+from mathinterp.store.survey import Record
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store
@@ -127,14 +128,15 @@ def _raw_record(store: "Store", run: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _other_records(store: "Store", run: str) -> dict[str, dict[str, Any] | None]:
+def _other_records(store: "Store", run: str) -> dict[str, Record | None]:
     """Of each other run the record; None: it cannot be read, or names no prompts."""
-    others = [name.removeprefix("runs/").removesuffix(".json") for name in store.files.find("runs", ".json")]
-    raw = {other: _raw_record(store, other) for other in others if other != run}
-    return {
-        other: record if record and isinstance(record.get("prompts_fingerprint"), str) else None
-        for other, record in raw.items()
-    }
+    names = store.files.find("runs", ".json")
+    others = {name.removeprefix("runs/").removesuffix(".json") for name in names} - {run}
+    known: dict[str, Record | None] = dict(store.look([]).records)
+    for other in others - known.keys():
+        record = _raw_record(store, other)
+        known[other] = record if record and isinstance(record.get("prompts_fingerprint"), str) else None
+    return {other: known[other] for other in sorted(others)}
 
 
 def _files_of(store: "Store", run: str) -> dict[str, FileVersion]:
@@ -152,7 +154,7 @@ def _files_of(store: "Store", run: str) -> dict[str, FileVersion]:
 
 
 def _own_prompts(
-    store: "Store", record: dict[str, Any] | None, others: dict[str, dict[str, Any] | None]
+    store: "Store", record: dict[str, Any] | None, others: dict[str, Record | None]
 ) -> tuple[dict[str, FileVersion], str | None]:
     """Files of the run's prompts that no other run has; or why they stay."""
     fingerprint = None if record is None else record.get("prompts_fingerprint")
@@ -184,7 +186,7 @@ def _status(store: "Store", run: str, raw: dict[str, Any] | None, names: Iterabl
     return "finished" if finished else "unfinished"
 
 
-def _names(record: dict[str, Any], run: str) -> bool:
+def _names(record: Record, run: str) -> bool:
     return run in json.dumps(record.get("parameters"))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow.parquet as pq
 
 from mathinterp.store.integrity import Checked
-from mathinterp.store.manifest import file_of
+from mathinterp.store.manifest import file_of, record_name
 from mathinterp.store.survey import Record
 from mathinterp.store.writer import FOOTER_KEY
 
@@ -69,11 +69,13 @@ def _fault(store: "Store", records: Mapping[str, Record], name: str, why: str) -
             return Fault(name, "interrupted", why, "delete", run)
         return Fault(name, "damaged", why, "rerun", run)
     if run is not None and run not in records:
-        return Fault(name, "foreign", why, "delete", run)
+        broken = "being deleted" not in store.faults.get(record_name(run), "being deleted")
+        return Fault(name, "foreign", why, "rerun" if broken else "delete", run)
     if any(word in why for word in ("none of the", "foreign", "links are not followed", "no regular file")):
         return _foreign(store, records, name, why, run)
     kind: Kind = "truncated" if "truncated" in why else "missing" if "no readable prompts" in why else "damaged"
-    return Fault(name, kind, why, "rerun", run or _of_prompts(records, name), _command(records, run))
+    run = run or _of_prompts(records, name)
+    return Fault(name, kind, why, "rerun", run, _command(records, run))
 
 
 def _command(records: Mapping[str, Record], run: str | None) -> str | None:
