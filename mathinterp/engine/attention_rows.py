@@ -20,6 +20,7 @@ from mathinterp.engine.pairs import Batch
 from mathinterp.engine.scores import answer_logits
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.split import at_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +68,7 @@ def _keep_end_row(kept: list[torch.Tensor], batch: Batch) -> Any:
         weights_BHTT = output[1] if isinstance(output, tuple) else None
         if weights_BHTT is None:
             raise UserError(f"{type(module).__name__} gives no attention weights under eager attention")
+        weights_BHTT = at_home(module, weights_BHTT)
         rows = torch.arange(len(batch.ends), device=weights_BHTT.device)
         kept.append(weights_BHTT[rows, :, batch.ends])
 

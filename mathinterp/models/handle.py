@@ -8,7 +8,7 @@ import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +27,7 @@ from mathinterp.models.fingerprint import plain_config
 from mathinterp.models.lending import check_wrappable, restored
 from mathinterp.models.loading import check_finite_weights, prepare
 from mathinterp.models.sources import Source
+from mathinterp.models.split import place_of_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,8 +42,8 @@ class ModelSource(Protocol):
     def resolve(self, device_type: str) -> ResolvedModel:
         """Found and looked at, not loaded."""
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
-        """In memory of this process, ready for forward passes."""
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
+        """In memory of this process, ready for forward passes; its layers dealt out to ``further`` devices too."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,9 @@ class NamedSource:
         """See catalog.resolve."""
         return resolve(self.spec, device_type)
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
         """See catalog.load."""
-        return load(resolved, device)
+        return load(resolved, device, further)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class CarriedSource:
         """What the object was when it was wrapped."""
         return self.described
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
         """Build the class from its config and put the carried tensors in.
 
         Raises:
@@ -100,8 +101,9 @@ class CarriedSource:
         config._attn_implementation = family_of(config.model_type).attention_backend
         with torch.device("meta"):
             model = self.model_class(config)
+        place = place_of_tensor(config, [device, *further])
         for name, carried in self.tensors.items():
-            _put(model, name, carried.tensor(device))
+            _put(model, name, carried.tensor(place(name)))
         model.tie_weights()
         built = content_fingerprint(model, resolved.tokenizer) if not _unfilled(model) else None
         if built != resolved.fingerprint:
@@ -126,8 +128,9 @@ class HeldSource:
         """See Model.described."""
         return self.model.described
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
-        """See Model.lent."""
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
+        """See Model.lent; it stays on its device."""
+        assert not further
         return self.until.enter_context(self.model.lent())
 
 
