@@ -170,6 +170,7 @@ def test_the_command_shows_asks_and_refuses_without_a_terminal(tmp_path: Path, m
     assert command(first, input="y\n").exit_code == 0
     assert of_run(everything(str(tmp_path)), first) == set()
     done = command(second, third, "--yes", "--json")
+    assert done.stderr == ""
     assert done.exit_code == 0, done.output
     assert [each["run_id"] for each in json.loads(done.stdout)] == [second, third]
     assert everything(str(tmp_path)) == set()

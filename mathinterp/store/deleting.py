@@ -5,7 +5,7 @@ step, the same call ends what was begun. Links are neither followed nor removed.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,7 +77,7 @@ def deletion(store: "Store", run: str) -> Deletion:
 
 def delete(store: "Store", run: str, *, force: bool = False) -> Deletion:
     """See ``Runs.delete``."""
-    found = deletion(store, run)
+    found, others = deletion(store, run), _other_records(store, run)
     if found.may_be_at_work and not force:
         when = "" if found.written is None else f" and was written to {found.written:.0f} s ago"
         why = "is being written" if found.writing else f"is not finished{when}"
@@ -87,7 +87,7 @@ def delete(store: "Store", run: str, *, force: bool = False) -> Deletion:
         if name not in found.prompts:
             _remove(store, name)
     record = _raw_record(store, run)
-    prompts, _ = _own_prompts(store, record, _other_records(store, run))  # a run may have begun meanwhile
+    prompts, _ = _own_prompts(store, record, _other_records(store, run, others))  # a run may have begun meanwhile
     for name in prompts:
         _remove(store, name)
     _remove(store, record_name(run))
@@ -128,11 +128,13 @@ def _raw_record(store: "Store", run: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _other_records(store: "Store", run: str) -> dict[str, Record | None]:
-    """Of each other run the record; None: it cannot be read, or names no prompts."""
+def _other_records(
+    store: "Store", run: str, before: Mapping[str, Record | None] | None = None
+) -> dict[str, Record | None]:
+    """Of each other run the record; None: it cannot be read, or names no prompts. before: those of an earlier call."""
     names = store.files.find("runs", ".json")
     others = {name.removeprefix("runs/").removesuffix(".json") for name in names} - {run}
-    known: dict[str, Record | None] = dict(store.look([]).records)
+    known: dict[str, Record | None] = dict(store.look([]).records if before is None else before)
     for other in others - known.keys():
         record = _raw_record(store, other)
         known[other] = record if record and isinstance(record.get("prompts_fingerprint"), str) else None
@@ -165,8 +167,8 @@ def _own_prompts(
         return {}, f"the record of {unread[0]} cannot be read, which may have the same prompts"
     same = sorted(other for other, text in others.items() if text and text["prompts_fingerprint"] == fingerprint)
     if same:
-        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-        return {}, f"run {same[0]}{more} has the same prompts"
+        more = f"and {len(same) - 1} more have" if len(same) > 1 else "has"
+        return {}, f"run {same[0]} {more} the same prompts"
     found: dict[str, FileVersion] = {}
     for table in PROMPT_FOLDERS:
         listed = store.files.find(f"{table}/prompts_fingerprint={fingerprint}", "")
