@@ -27,6 +27,7 @@ import torch
 
 from mathinterp.engine import packed
 from mathinterp.engine.scores import Scores
+from mathinterp.engine.tree.packing import GPU_TOKENS
 from mathinterp.experiments.ablated import AblationState
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
@@ -152,7 +153,7 @@ def compare(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: i
     expected = split.scores()
     del split
     torch.cuda.empty_cache()
-    with mock.patch.object(packed, "GPU_TOKENS", packed.GPU_TOKENS // 2):  # each of two cards works on such a batch
+    with mock.patch.object(packed, "GPU_TOKENS", GPU_TOKENS // 2):  # each of two cards works on such a batch
         alike = Scan(shape, limit, [layers[0], layers[-1]], heads, cards=1)
         found["apart_in_equal_batches"] = apart(expected, alike.scores())
     del alike
