@@ -90,7 +90,8 @@ class Scan:
 def replica(card: int, work: tuple[Any, ...], rounds: int, barrier: Any, told: Any) -> None:
     """One of two replicas: prepares, waits for the other before each round, tells when the round began and ended."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible()[card]
-    scan = Scan(*work, cards=1)
+    shape, limit, layers, heads = work
+    scan = Scan(shape, limit, layers, heads, cards=1)
     for number in range(rounds):
         barrier.wait()
         started = time.time()
@@ -116,7 +117,7 @@ def two_replicas(shape: str, limit: int, layers: Sequence[int], heads: int, roun
     for number in range(rounds):
         of_round = [(start, stop) for which, start, stop in ended if which == number]
         spans.append(max(stop for _, stop in of_round) - min(start for start, _ in of_round))
-    return min(spans)
+    return float(min(spans))
 
 
 def visible() -> list[str]:

@@ -141,9 +141,11 @@ def test_one_card_is_left_as_it_is() -> None:
 
 def test_what_accelerate_puts_around_modules_is_taken_away() -> None:
     """A shallow copy of a module would else compute with the original's parts: ablations would do nothing."""
-    expected = PlainEngine(Anatomy(tiny_model("llama")), PROMPTS).run([zeroed(Anatomy(tiny_model("llama")), [Head(1, 0)])])
+    expected = PlainEngine(Anatomy(tiny_model("llama")), PROMPTS).run(
+        [zeroed(Anatomy(tiny_model("llama")), [Head(1, 0)])]
+    )
     model = tiny_model("llama")
-    dispatch_model(model, {name: "cpu" for name in device_map(model.config, [CPU])}, force_hooks=True)
+    dispatch_model(model, dict.fromkeys(device_map(model.config, [CPU]), "cpu"), force_hooks=True)
     assert any("forward" in vars(module) for module in model.modules()), "accelerate left no trace: nothing is tested"
     without_dispatch(model)
     assert not any("forward" in vars(module) or hasattr(module, "_hf_hook") for module in model.modules())

@@ -9,11 +9,10 @@ Shape legend: B prompt of one batch, L layer, H query head, T token, V vocabular
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from mathinterp.engine.hooks import caught_input
 from mathinterp.engine.lens.lens import wide_dtype
@@ -23,9 +22,12 @@ from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.split import at_home
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 @contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
     """Within the block the model uses eager attention; afterwards what it used before, also after an exception.
 
     Raises UserError if the model's code cannot change its attention.

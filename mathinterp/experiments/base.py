@@ -116,7 +116,7 @@ class Experiment(ABC):
     runs_split: ClassVar[bool] = True  # False: it needs the model whole on one device (models/split.py)
     runs_quantised: ClassVar[bool] = False  # True: it computes through layers alone, and reads no weight of theirs
     head_ranking: ClassVar[HeadRanking | None] = None  # how a finished run ranks heads; None: it ranks none
-    reads_own_rows: ClassVar[bool] = False  # True: summary and figure read no other run's rows of its tables
+    reads_own_rows: ClassVar[bool] = False  # True: summary and figure read nothing of other runs by ``run_id = $run``
     node_ranking: ClassVar[Ranking | None] = None  # of its nodes, for `mathinterp stability`; None: it ranks none
 
     @property

@@ -6,16 +6,19 @@ Shape legend: B batch, T position, L layer, H query head, G key/value group, D m
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_for
-from mathinterp.models.opt_layers import with_mlps
 from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
 from mathinterp.models.split import connect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,12 @@ class Anatomy:
     of layers is computed, and there weights are given.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: "PreTrainedModel"):
         self.model = model
         self.shape = model_shape(model.config)
         without_memory(model)
+        from mathinterp.models.opt_layers import with_mlps  # transformers' models take seconds to import
+
         with_mlps(model)
         self.family: Family = family_for(model.config)
         self.decoder: nn.Module = model.get_submodule(self.family.decoder)

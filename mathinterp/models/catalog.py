@@ -4,17 +4,22 @@ Knows names, dtypes and the order of the steps; how files are found, hashed and 
 (sources.py, fingerprint.py, loading.py). Knows nothing about prompts or interventions.
 """
 
+import hashlib
+import importlib.metadata
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.cache import is_marked, mark
 from mathinterp.models.checked_config import check_buildable, check_sizes
 from mathinterp.models.config_files import check_config, check_rotation
 from mathinterp.models.families import family_of
@@ -46,6 +51,11 @@ from mathinterp.models.sources import (
 from mathinterp.models.spec import ModelSpec as ModelSpec
 from mathinterp.models.tokenizer_files import folder_tokenizer
 from mathinterp.prompts.json_lines import json_file
+from mathinterp.versions import source_digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -74,7 +84,7 @@ class ResolvedModel:
 class LoadedModel:
     """A model in memory, ready for forward passes: evaluation mode, no gradients, all weights finite."""
 
-    model: PreTrainedModel
+    model: "PreTrainedModel"
     tokenizer: PreTrainedTokenizerBase
     anatomy: Anatomy
     fingerprint: str
@@ -246,6 +256,23 @@ def _smollm2_entry() -> ModelEntry:
     return ModelEntry("smollm2", where, available, how, describe_shape("smollm2-135m"))
 
 
+def _check_loadable(folder: Path, fields: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
+    """Raise UserError unless the model can be built, as its files say; asked once per content and version.
+
+    Building one, even without weights, takes seconds and 180 MB of imports.
+    """
+    files = [folder / "config.json", *sorted(folder.glob("*.index.json")), *weight_files(folder)]
+    packages = {package: importlib.metadata.version(package) for package in ("transformers", "torch")}
+    decides = [packages, source_digest(), [[file.name, file_digest(file)] for file in files]]
+    key = hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
+    if not is_marked("loadable", key):
+        check_config(folder, fields, config)
+        check_buildable(config, name)
+        check_rotation(folder, fields, config)
+        check_stored(folder, config)
+        mark("loadable", key)
+
+
 def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     if source.kind == "gguf":
         with quiet_transformers():
@@ -268,10 +295,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
             if not spec.trust_remote_code:
-                check_config(source.location, fields, config)
-                check_buildable(config, spec.name)
-                check_rotation(source.location, fields, config)
-                check_stored(source.location, config)
+                _check_loadable(source.location, fields, config, spec.name)
             tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
     except UserError:  # which is a ValueError
         raise

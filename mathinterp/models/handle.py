@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.alignment import align
@@ -28,6 +28,10 @@ from mathinterp.models.lending import check_wrappable, restored
 from mathinterp.models.loading import check_finite_weights, prepare
 from mathinterp.models.sources import Source
 from mathinterp.models.split import place_of_tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 _THREADS = 8  # that hash tensors side by side
 
@@ -80,7 +84,7 @@ class CarriedSource:
     """A model that travels with its weights: parameters and buffers by name."""
 
     described: ResolvedModel
-    model_class: type[PreTrainedModel]
+    model_class: "type[PreTrainedModel]"
     tensors: dict[str, CarriedTensor] = field(repr=False)
 
     def resolve(self, device_type: str) -> ResolvedModel:
@@ -213,7 +217,7 @@ class WrappedModel(Model):
             not merged, or somebody's forward hooks.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str):
+    def __init__(self, model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, name: str):
         check_wrappable(model, tokenizer, name)
         family_of(model.config.model_type, model.config.to_dict())
         check_finite_weights(model, name)
@@ -269,7 +273,7 @@ class WrappedModel(Model):
         return sum(each.numel() * each.element_size() for _, each in _named_tensors(self._model))
 
 
-def content_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+def content_fingerprint(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hex digits of modules, weights, buffers, config and tokenizer of an object in memory; not of its device."""
     named = sorted(_named_tensors(model), key=lambda item: item[0])
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -9,13 +9,12 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers.utils.logging as transformers_logging
-from accelerate.hooks import remove_hook_from_module
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import merge_adapter, merging_dtype
@@ -24,6 +23,10 @@ from mathinterp.models.families import family_of
 from mathinterp.models.quantised import quantization_config
 from mathinterp.models.sources import weight_files
 from mathinterp.models.split import connect, device_map
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # whose import takes seconds and 130 MB, which a driver does without
+
 
 _FLOATING = {"F64", "F32", "F16", "BF16"}  # as safetensors names dtypes
 
@@ -38,7 +41,7 @@ def load_weights(
     adapter: Path | None = None,
     trust_remote_code: bool = False,
     load_in: str | None = None,
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """Load a checkpoint onto its device in ``dtype``, or its layers onto several, with the adapter merged in.
 
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
@@ -88,7 +91,9 @@ def check_stored(folder: Path, config: PreTrainedConfig) -> None:
 def _read(
     folder: Path, config: PreTrainedConfig, cards: Sequence[torch.device], dtype: torch.dtype,
     gguf_file: str | None = None, trust_remote_code: bool = False, load_in: str | None = None,
-) -> PreTrainedModel:  # fmt: skip
+) -> "PreTrainedModel":  # fmt: skip
+    from transformers import PreTrainedModel
+
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
@@ -119,14 +124,16 @@ def _read(
     return model
 
 
-def without_dispatch(model: PreTrainedModel) -> None:
+def without_dispatch(model: "PreTrainedModel") -> None:
     """Take away what accelerate puts around the forward of every module: copies of a module would call the original."""
+    from accelerate.hooks import remove_hook_from_module
+
     remove_hook_from_module(model, recurse=True)
     for module in model.modules():
         vars(module).pop("forward", None)
 
 
-def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
+def prepare(model: "PreTrainedModel", label: str) -> "PreTrainedModel":
     """Evaluation mode, no gradients, no key/value cache; raises UserError if a weight is not a finite number."""
     model.eval().requires_grad_(False)
     model.config.use_cache = False
@@ -134,7 +141,7 @@ def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
     return model
 
 
-def check_finite_weights(model: PreTrainedModel, label: str) -> None:
+def check_finite_weights(model: "PreTrainedModel", label: str) -> None:
     """Raise UserError naming the first tensor that has NaN or infinity."""
     names, finite = [], []
     for name, parameter in model.named_parameters():
@@ -148,7 +155,7 @@ def check_finite_weights(model: PreTrainedModel, label: str) -> None:
         )
 
 
-def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def cast_parameters(model: "PreTrainedModel", dtype: torch.dtype) -> None:
     """Cast parameters only: buffers such as rotary frequencies stay in float32, as when loaded in ``dtype``."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -192,7 +199,7 @@ def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
             raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
 
 
-def _refuse_untied(folder: Path, model: PreTrainedModel) -> None:
+def _refuse_untied(folder: Path, model: "PreTrainedModel") -> None:
     """transformers leaves apart what the config ties where a file holds two different matrices."""
     one, other = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and one.weight is not other.weight:

@@ -11,17 +11,20 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import MOST_SEED, shortened, whole
 from mathinterp.models.families import family_of
 from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.templates import PAPER_A, PAPER_B
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def _llama_like(
@@ -97,7 +100,7 @@ def random_fingerprint(shape: str, seed: int) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: torch.dtype) -> PreTrainedModel:
+def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: torch.dtype) -> "PreTrainedModel":
     """Build the model directly on its device in ``dtype``, or its layers on several (split.py).
 
     Its weights do not depend on the number of cards. The generators' states are left as they were.
@@ -107,7 +110,7 @@ def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: to
     config = random_config(shape)
     if shape not in BUILT_BY_LAYERS:
         model = build_random(config, seed, cards[0], dtype)
-        spread(layers_of(model), cards)
+        spread(list(layers_of(model)), cards)
         return model
     small = copy.deepcopy(config)
     small.num_hidden_layers = 1
@@ -136,7 +139,7 @@ def _drawn(seed: int, device: torch.device, dtype: torch.dtype) -> Iterator[None
             torch.set_default_dtype(before)
 
 
-def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
     """A model of ``config`` with its family's attention backend, freshly initialised on ``device``."""
     backend = family_of(config.model_type).attention_backend
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
@@ -145,7 +148,7 @@ def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtyp
     return model
 
 
-def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+def without_weights(config: PreTrainedConfig) -> "PreTrainedModel":
     """A model of ``config`` with its family's attention backend on the meta device: names and shapes alone."""
     return build_random(config, 0, torch.device("meta"), torch.float32)
 

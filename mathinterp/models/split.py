@@ -10,16 +10,19 @@ comes back. The same holds for each of its modules when called alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import family_for
 from mathinterp.models.random_shapes import without_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _COURIER = "_mathinterp_courier"  # attribute of every module of a layer that lies elsewhere
 
@@ -70,16 +73,16 @@ def spread(layers: Sequence[nn.Module], cards: Sequence[torch.device]) -> None:
         layer.to(cards[card])
 
 
-def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+def layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     """The model's decoder layers."""
     found = model.get_submodule(layers_name(model.config))
     assert isinstance(found, nn.ModuleList)
     return found
 
 
-def connect(model: PreTrainedModel) -> tuple[torch.device, ...]:
+def connect(model: "PreTrainedModel") -> tuple[torch.device, ...]:
     """Make layers that do not lie at home work from there; returns all cards, home first."""
-    home, couriers = model.get_input_embeddings().weight.device, dict[torch.device, Courier]()
+    home, couriers = cast(torch.Tensor, model.get_input_embeddings().weight).device, dict[torch.device, Courier]()
     for layer in layers_of(model):
         card = next(layer.parameters()).device
         if card == home:
