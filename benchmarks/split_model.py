@@ -6,8 +6,8 @@
 The first compares three ways to scan heads of a model that fits one card: one card; two replicas, each a process with
 a card and half of the heads, started together; one model on both cards. Target: the last at 0.85 of the second's pace.
 The second scans a model that fits no card, and compares its pace in FLOP/s with that of the 7B shape on the same two
-cards, measured first. Target: 0.85. Models have random weights; each way is measured from the prepared engine (compiled,
-clean pass done) to scores on the host, best of --rounds.
+cards, measured first. Target: 0.85. Models have random weights; each way is measured from the prepared engine
+(compiled, clean pass done) to scores on the host, best of --rounds.
 
 Needs two GPUs and says so where there are fewer. Prints one JSON line last.
 """

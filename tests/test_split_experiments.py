@@ -1,7 +1,7 @@
 """Every experiment on a model whose layers lie on two cards: the rows of one card, to rounding.
 
-Without a GPU the cards are those of two_cards.py, where any operation that mixes two fails, and rows are the golden ones.
-With one, layers lie on it and on the CPU; with two, on both; rows are those of the first GPU alone.
+Without a GPU the cards are those of two_cards.py, where any operation that mixes two fails, and rows are the golden
+ones. With one, layers lie on it and on the CPU; with two, on both; rows are those of the first GPU alone.
 """
 
 from collections.abc import Callable
