@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mathinterp.experiments.base import Experiment
+from mathinterp.experiments.chain import stages
 from mathinterp.experiments.concepts import rows as concept_rows
 from mathinterp.experiments.registry import experiments
 from mathinterp.models import handle
@@ -89,6 +90,7 @@ class InThisThread:
 
 def test_rows_on_two_cards_are_the_golden_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concept_rows, "ThreadPoolExecutor", InThisThread)
+    monkeypatch.setitem(stages.READ_TOKENS, CARDS[0].type, stages.READ_TOKENS["cpu"])
 
     def place(loaded: LoadedModel, until: ExitStack) -> Anatomy:
         anatomy = Anatomy(until.enter_context(on_cards(loaded.model)))
