@@ -10,7 +10,8 @@ The rules:
 - An exception inside a shard is an attempt; after ``max_attempts`` the shard is poison, reported, and the rest is
   finished. A retry prefers a replica on which the shard has not failed, and waits until fresh shards are handed out.
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
-  blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
+  blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer. The first time it
+  is the next to be given out, to whoever is free first; from then on it waits as other retries do.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
 - A replica says every few seconds, from a thread that does not compute, that it is there, how far its shard is and
   whether the thread that computes moves (vital.py). One that has done so and then says nothing for ``silence`` seconds,
@@ -310,6 +311,9 @@ class Dispatcher:
             self._add([shard])
 
     def _take(self, slot: int) -> _Task | None:
+        for index, task in enumerate(self._retries):
+            if (task.losses, task.attempts) == (1, 0):
+                return self._retries.pop(index)
         if self._fresh:
             return self._fresh.popleft()
         for index, task in enumerate(self._retries):
