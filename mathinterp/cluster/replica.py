@@ -36,12 +36,14 @@ from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.models.handle import ModelSource
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
+from mathinterp.store.files import StoreFailed
 from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.versions import own_source, versions
 
 Result = TypeVar("Result")
 
 AT_ONCE = 2  # shards of one replica on a GPU: one computes, one is written
+AWAY_SECONDS = 120.0  # for which a shard's rows wait for a store that is away: a share that is mounted anew
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
 
 
@@ -138,13 +140,15 @@ class Replica:
         Raises:
             ArithmeticError: a result is NaN or infinite; names the row.
             TypeError: the scan returned other columns than it declares.
+            StoreFailed: the store gave out, or was away for longer than AWAY_SECONDS.
         """
         job = self._job
         computed = self._in_turn(self._compute, shard)
         started = time.perf_counter()
         check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
-        written = self._store.write_shard(
-            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": computed.versions}
+        about = {**job.metadata, "versions": computed.versions}
+        written = patiently(
+            lambda: self._store.write_shard(job.run_id, shard.table, shard.index, computed.table, about)
         )
         writing = time.perf_counter() - started if self._turns is None else 0.0
         return Receipt(
@@ -221,6 +225,18 @@ def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, 
     found = {**versions([*scan.packages, *peft, *gguf], device), **own_source(type(scan))}
     on_gpu = device == "cuda" and torch.cuda.is_initialized()
     return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
+
+
+def patiently(write: Callable[[], Result]) -> Result:
+    """The result of ``write``, which is tried again while the store is away; what was computed is kept so long."""
+    until = time.monotonic() + AWAY_SECONDS
+    while True:
+        try:
+            return write()
+        except StoreFailed as error:
+            if not error.may_pass or time.monotonic() > until:
+                raise
+        time.sleep(1.0)
 
 
 def check_rows(table: pa.Table, schema: pa.Schema, key: str) -> None:
