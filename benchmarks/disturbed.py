@@ -17,7 +17,7 @@ from unittest import mock
 import pyarrow as pa
 import torch
 
-from mathinterp.engine import packed
+from mathinterp.engine import batching
 from mathinterp.experiments.base import Shard, Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.options import option
@@ -81,7 +81,7 @@ class Disturbed(Heads):
                 file.write(json.dumps({"what": what, "pid": os.getpid(), "at": time.time()}) + "\n")
 
     def _is_first(self, shard: Shard) -> bool:
-        return sum(line["what"] == shard.key for line in began(self.notebook)) == 1
+        return [line["what"] for line in began(self.notebook)].count(shard.key) == 1
 
 
 def began(notebook: str | Path) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def began(notebook: str | Path) -> list[dict[str, Any]]:
 @contextmanager
 def memory_runs_out_once() -> Iterator[None]:
     """Within the block the engine's first batch finds the GPU full."""
-    whole, asked = packed.in_batches, [0]
+    asked = [0]
 
     def in_batches(count: int, at_once: int, run: Callable[[int, int], None], evaluations: float = 0.0) -> int:
         def batch(start: int, stop: int) -> None:
@@ -102,7 +102,7 @@ def memory_runs_out_once() -> Iterator[None]:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory (simulated)")
             run(start, stop)
 
-        return whole(count, at_once, batch, evaluations)
+        return batching.in_batches(count, at_once, batch, evaluations)
 
-    with mock.patch.object(packed, "in_batches", in_batches):
+    with mock.patch("mathinterp.engine.packed.in_batches", in_batches):
         yield
