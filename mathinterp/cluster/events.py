@@ -3,7 +3,7 @@
 Knows shards; decides nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,6 +99,20 @@ class Source(Protocol):
         """A shard for a replica that has nothing to do, while others are at work; None: let it wait."""
 
 
+class Observers:
+    """Several ``Observer`` as one."""
+
+    def __init__(self, *observers: "Observer"):
+        self._observers = observers
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*arguments: Any) -> None:
+            for observer in self._observers:
+                getattr(observer, name)(*arguments)
+
+        return tell
+
+
 class Observer:
     """Told what happens, for a progress bar or a log; does nothing by itself."""
 
@@ -116,6 +130,18 @@ class Observer:
 
     def pulse(self, event: Pulse) -> None:
         """How far the running shard of a replica is."""
+
+    def retried(self, shard: Shard, why: str) -> None:
+        """A shard will run again: after an "exception", or its replica was "lost"."""
+
+    def given_up(self, shard: Shard) -> None:
+        """A shard is poison."""
+
+    def lost(self) -> None:
+        """A replica died or was ended."""
+
+    def queue(self, waiting: int, running: int) -> None:
+        """Before each ``tick``: how many shards no replica has, and how many are with one."""
 
     def tick(self, ready: int, waiting: int) -> None:
         """Called at least once a second with the numbers of ready and of still awaited replicas."""

@@ -6,6 +6,7 @@ class: ray_workers.py makes an actor of it. A shard is done when its file is in 
 
 import fcntl
 import json
+import logging
 import os
 import resource
 import socket
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mathinterp import logs
 from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.events import Receipt
@@ -40,6 +42,7 @@ from mathinterp.store.files import StoreFailed
 from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.versions import own_source, versions
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 AT_ONCE = 2  # shards of one replica on a GPU: one computes, one is written
@@ -61,6 +64,7 @@ class ReplicaJob:
     device: str  # "cuda" or "cpu"
     threads: int  # CPU threads of one replica
     metadata: dict[str, Any] = field(default_factory=dict)  # into the footer of each file
+    log_json: bool = False  # log as JSON
 
 
 class Replica:
@@ -71,6 +75,8 @@ class Replica:
     """
 
     def __init__(self, job: ReplicaJob):
+        if job.log_json:
+            logs.to_stderr()
         registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
         self._store = Store(job.store_url)
@@ -142,6 +148,12 @@ class Replica:
             TypeError: the scan returned other columns than it declares.
             StoreFailed: the store gave out, or was away for longer than AWAY_SECONDS.
         """
+        with logs.about(run_id=self._job.run_id, shard=shard.key):
+            receipt = self._run(shard)
+            logger.info(f"{receipt.rows} rows in {receipt.seconds:.1f} s")
+        return receipt
+
+    def _run(self, shard: Shard) -> Receipt:
         job = self._job
         computed = self._in_turn(self._compute, shard)
         started = time.perf_counter()

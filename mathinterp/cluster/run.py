@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mathinterp import logs
 from mathinterp.cluster import again
 from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome
@@ -104,6 +105,7 @@ def run_scan(
             work = bound_work(scan, place.described(), prompts, store, prompts_label)
             found.update(opening(work, place.device()) if prompts_label is None else {})
         run = open_run(store, work, place.device())
+        stack.enter_context(logs.about(run_id=run.run_id))
         growth, missing = to_compute(store, work, run)
         there = len(run.shards) - len(missing) - (growth is not None)  # whose closing shard is written again
         logger.info(
@@ -242,6 +244,7 @@ def replica_job(
         device=placement.device,
         threads=placement.threads,
         metadata=metadata(work),
+        log_json=logs.AS_JSON,
     )
 
 
