@@ -3,9 +3,10 @@
 Knows shards; decides nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from mathinterp.experiments.base import Shard
 
@@ -99,22 +100,11 @@ class Source(Protocol):
         """A shard for a replica that has nothing to do, while others are at work; None: let it wait."""
 
 
-class Observers:
-    """Several ``Observer`` as one."""
+class Observer(AbstractContextManager["Observer", None]):
+    """Told what happens within its ``with`` block, for a progress bar or a log; does nothing by itself."""
 
-    def __init__(self, *observers: "Observer"):
-        self._observers = observers
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def tell(*arguments: Any) -> None:
-            for observer in self._observers:
-                getattr(observer, name)(*arguments)
-
-        return tell
-
-
-class Observer:
-    """Told what happens, for a progress bar or a log; does nothing by itself."""
+    def __exit__(self, *error: object) -> None:
+        """The run is over, or has failed."""
 
     def added(self, shards: Sequence[Shard]) -> None:
         """There are more shards than were said at first."""
@@ -145,3 +135,27 @@ class Observer:
 
     def tick(self, ready: int, waiting: int) -> None:
         """Called at least once a second with the numbers of ready and of still awaited replicas."""
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer):
+        self._observers, self._stack = observers, ExitStack()
+
+    def __enter__(self) -> Self:
+        for observer in self._observers:
+            self._stack.enter_context(observer)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        """A method that calls that of each."""
+
+        def tell(*arguments: Any) -> None:
+            for observer in self._observers:
+                getattr(observer, name)(*arguments)
+
+        return tell

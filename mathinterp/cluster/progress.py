@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -29,14 +28,6 @@ logger = logging.getLogger(__name__)
 
 class QuietProgress(Observer):
     """No bar; troubles go to the log."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def trouble(self, message: str) -> None:
         """Log one line."""
@@ -165,9 +156,7 @@ class ScanProgress(QuietProgress):
             threading.Thread(target=logs.as_here(self._tick_by_itself), name="progress", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._bar is not None:
             self._bar.stop()

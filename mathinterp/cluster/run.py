@@ -18,6 +18,7 @@ from mathinterp import logs
 from mathinterp.cluster import again
 from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome
+from mathinterp.cluster.events import Observers
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.growth import Growth
 from mathinterp.cluster.places import Here, OnRay, Placement, place_of
@@ -215,12 +216,14 @@ def dispatch(
             evaluations = growth.evaluations if growth else evaluations_of(work, shards)
             counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside)
             shown = counted if progress else QuietProgress()
+            tags = {"run_id": run.run_id, "experiment": work.scan.name, "model": work.model.label}
+            observers = Observers(shown, *place.observers(evaluations, tags))
             dispatcher = Dispatcher(
-                workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
+                workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=observers,
                 check=Agreement(run).joined, found=found_in(store, run), source=growth,
             )  # fmt: skip
             outcome = dispatcher.outcome
-            with shown:
+            with observers:
                 dispatcher.run()
         if growth is not None:
             growth.close(metadata(work))
