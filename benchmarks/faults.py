@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 import click  # noqa: E402
 import pyarrow as pa  # noqa: E402
+import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from benchmarks.disturbed import Disturbed  # noqa: E402
@@ -269,6 +270,7 @@ def main(
         run_scan(Disturbed(), ModelSpec(), prompts_of("two_digit", limit=LIMIT), folder, progress=False)
         whole = tables(Path(folder))
     with ray_nodes() as cluster:
+        ray.shutdown()  # commands connect, this process has no use for it
         for _ in range(NODES - 1):
             cluster.add_node(**NODE)
         cluster.wait_for_nodes()

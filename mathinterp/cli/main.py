@@ -89,7 +89,7 @@ class Commands(Group):
                 return super().invoke(ctx)
         except UserError as error:
             if logging.getLogger("mathinterp").isEnabledFor(logging.INFO):
-                click.echo("".join(traceback.format_exception(error)), err=True)
+                say_on_stderr("".join(traceback.format_exception(error)), logging.ERROR)
             raise UserMistake(with_flags(str(error))) from error
         except Unfinished as error:
             raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
