@@ -73,7 +73,7 @@ def test_lines_name_the_run_and_the_shard_and_progress_is_among_them(as_json, tm
 
 
 @pytest.mark.parametrize(
-    ("level", "least"), [(logging.WARNING, {"WARNING", "ERROR", "INFO"}), (logging.ERROR, {"ERROR"})]
+    ("level", "levels"), [(logging.WARNING, {"WARNING", "ERROR", "INFO"}), (logging.ERROR, {"ERROR"})]
 )
 def test_levels_hold_for_json_too(as_json, tmp_path, capsys, monkeypatch, level, levels):
     """INFO without --verbose: progress alone; --quiet: errors alone."""
