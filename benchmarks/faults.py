@@ -61,14 +61,16 @@ int mkl_serv_cpuiszen(void) { return 1; }
 
 
 def replica_kill(trial: Trial) -> None:
-    """Kill -9 of a replica in the middle of a shard."""
-    driver = trial.start()
-    trial.under_way(driver)
-    pid, key = trial.at_work(trial.replicas())
-    since = time.time()
-    os.kill(pid, signal.SIGKILL)
+    """Kill -9 of two replicas of three, each in the middle of a shard."""
+    driver, killed = trial.start(), list[tuple[int, str, float]]()
+    for files in (2 + 3 * trial.turn % 8, 5 + 3 * trial.turn % 8):
+        trial.under_way(driver, files)
+        pid, key = trial.at_work(trial.replicas() - {dead for dead, _, _ in killed})
+        killed.append((pid, key, time.time()))
+        os.kill(pid, signal.SIGKILL)
     expect(trial, driver, 0)
-    trial.measure(pid, key, since)
+    for dead in killed:
+        trial.measure(*dead)
 
 
 def raylet_kill(trial: Trial) -> None:
