@@ -158,10 +158,7 @@ class Replica:
         computed = self._in_turn(self._compute, shard)
         started = time.perf_counter()
         check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
-        about = {**job.metadata, "versions": computed.versions}
-        written = patiently(
-            lambda: self._store.write_shard(job.run_id, shard.table, shard.index, computed.table, about)
-        )
+        written = patiently(lambda: self._write(shard, computed))
         writing = time.perf_counter() - started if self._turns is None else 0.0
         return Receipt(
             key=shard.key,
@@ -175,6 +172,11 @@ class Replica:
             versions=computed.versions,
             halved=computed.halved,
         )
+
+    def _write(self, shard: Shard, computed: "Computed") -> dict[str, Any]:
+        self._store.files.require_local(f"runs/{self._job.run_id}.json")  # of a store that is away none is begun anew
+        about = {**self._job.metadata, "versions": computed.versions}
+        return self._store.write_shard(self._job.run_id, shard.table, shard.index, computed.table, about)
 
     def pulse(self) -> tuple[float, float]:
         """The part of the shard being computed that is done, and for how many seconds it has not moved. Of any thread.

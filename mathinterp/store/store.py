@@ -217,12 +217,10 @@ class Store(StoreReader):
             metadata: the configuration the rows were computed under, plain JSON, kept in the footer.
         Returns:
             a receipt: shard, path, rows, bytes, sha256, host.
-        Raises StoreFailed, also where a local store is gone or another one lies in its place.
         """
         name = f"{table}/run_id={run}/shard-{index:05d}.parquet"
         config = {**metadata, "run_id": run, "shard": f"{table}/{index:05d}", "result_format": RESULT_FORMAT}
         content = encode(rows, table, config)
-        self.files.require_local(f"runs/{run}.json")
         self.files.write(name, content)
         if table not in self._in_views or not self.files.takes_patterns:
             # The first rows of a table: until now its view was an empty one. Without patterns each file is named.
