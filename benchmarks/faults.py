@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -276,10 +277,11 @@ def main(
         for _ in range(NODES - 1):
             cluster.add_node(**NODE)
         cluster.wait_for_nodes()
-        for turn, name in ((turn, name) for turn in range(repeat) for name in names):
-            if time.monotonic() < until:
-                trials[name].append(try_once(cluster, name, turn, seconds, whole))
-                click.echo(f"{turn + 1}: {shown(name, figures_of(trials[name][-1:]))}")
+        with suppress(KeyboardInterrupt):  # what is done counts
+            for turn, name in ((turn, name) for turn in range(repeat) for name in names):
+                if time.monotonic() < until:
+                    trials[name].append(try_once(cluster, name, turn, seconds, whole))
+                    click.echo(f"{turn + 1}: {shown(name, figures_of(trials[name][-1:]))}")
     found = {name: figures_of(done) for name, done in trials.items() if done}
     for name, figures in found.items():
         click.echo("\n  ".join([shown(name, figures), *figures["errors"]]))
