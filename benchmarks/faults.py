@@ -161,12 +161,16 @@ def memory_of_a_shard(trial: Trial) -> None:
     """The GPU is full within a shard, where nothing halves the batch (simulated)."""
     trial.order(**{SHARD.replace("/", "__"): "memory"})
     expect(trial, trial.start(), 0)
+    if trial.record()["attempts"] != {SHARD: 2}:
+        raise AssertionError(trial.record()["attempts"])
 
 
 def memory_of_a_batch(trial: Trial) -> None:
     """The GPU is full within a batch, and half as much is tried (simulated)."""
     trial.order(**{SHARD.replace("/", "__"): "batch"})
     expect(trial, trial.start(), 0)
+    if "memory_ran_out" not in trial.record()["notes"]:
+        raise AssertionError("no batch was halved")
 
 
 def poison(trial: Trial) -> None:

@@ -84,6 +84,12 @@ class Trial:
         """Shards that are written."""
         return len(list(self.store.glob("*/run_id=*/shard-*.parquet")))
 
+    def record(self) -> dict[str, Any]:
+        """Of the run, as the store has it."""
+        (place,) = (self.store / "runs").glob("*.json")
+        found: dict[str, Any] = json.loads(place.read_text())
+        return found
+
     def under_way(self, driver: subprocess.Popen[str], files: int | None = None) -> None:
         """Wait until so many shards are written, by default another number in each repetition."""
         wanted = 2 + 3 * self.turn % 13 if files is None else files
