@@ -4,13 +4,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
 
 from mathinterp.cluster.temporary import ray_folder
 
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 
 @contextmanager

@@ -76,6 +76,21 @@ def test_a_death_is_no_attempt_and_only_the_running_shard_is_blamed():
     assert outcome.tries == {"toy/00009": 2}  # its neighbour in the window ran for the first time later
 
 
+@pytest.mark.parametrize(("deaths", "soon"), [(1, True), (2, False)])
+def test_a_shard_whose_replica_died_is_the_next_that_is_given_out(deaths, soon):
+    """Not after the hours that the others take; if it kills again, it waits for the end."""
+
+    def dies(slot, shard, nth):
+        return "killed" if shard.index == 39 and nth <= deaths else None
+
+    workers = ScriptedWorkers(dies)
+    outcome = Dispatcher(workers, shards(40), replicas=3).run()
+    assert keys(outcome) == all_keys(40)
+    runs = [place for place, (_, key) in enumerate(workers.submitted) if key == "toy/00039"]
+    assert runs[1] <= 12
+    assert (runs[-1] <= 12) == soon
+
+
 def test_a_shard_that_kills_every_replica_is_given_up():
     workers = ScriptedWorkers(lambda slot, shard, nth: "out of memory" if shard.index == 2 else None)
     outcome = Dispatcher(workers, shards(6), replicas=1, max_losses=4).run()

@@ -1,8 +1,11 @@
 """Full, read-only, vanished and failing stores: one line and an exit code by cause; few requests for each file."""
 
+import errno
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
@@ -14,14 +17,19 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mathinterp.cli.main import main
+from mathinterp.cluster import replica
 from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Failed, Ready
+from mathinterp.cluster.run import run_scan
 from mathinterp.errors import Unfinished
 from mathinterp.experiments.base import Shard
+from mathinterp.models.catalog import ModelSpec
+from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.store.files import StoreFailed
 from mathinterp.store.remote import open_filesystem
 from tests.small_store import fill, open_run, prompt, write_head
+from tests.toy_scan import ToyScan
 
 
 class Counting(MemoryFileSystem):
@@ -128,6 +136,45 @@ def test_a_disk_that_gives_out_midway_ends_in_one_line_and_leaves_nothing(tmp_pa
     done = CliRunner().invoke(main, ["sql", "SELECT 1"])
     assert (done.exit_code, len(done.output.strip().splitlines())) == (1, 1)
     assert "the same command goes on from here" in done.output
+
+
+@pytest.mark.slow
+def test_what_was_computed_waits_for_a_store_that_is_away(tmp_path) -> None:
+    """A share that is not mounted for a while: no other store is begun in its place."""
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    other: list[bool] = []
+
+    def leave_for_a_while() -> None:
+        while len(list(store.glob("mlp_scan/run_id=*/shard-*.parquet"))) < 2:
+            time.sleep(0.01)
+        store.rename(elsewhere)
+        time.sleep(2.0)
+        other.append(store.exists())
+        elsewhere.rename(store)
+
+    threading.Thread(target=leave_for_a_while, daemon=True).start()
+    prompts = [Prompt("p", "3 plus 5 is", "8", operation="add")]
+    summary = run_scan(ToyScan(8, 0.2), ModelSpec("random:llama-tiny"), prompts, str(store), progress=False)
+    assert (other, summary.complete, summary.done) == ([False], True, 8)
+    assert Store(store).rows("SELECT count(DISTINCT layer) AS n FROM mlp_scan") == [{"n": 8}]
+
+
+def test_only_what_may_pass_is_waited_for(tmp_path, monkeypatch) -> None:
+    waited: list[float] = []
+    now = [0.0]
+
+    def write(*_: object, **__: object) -> None:
+        now[0] += 1.0
+        raise StoreFailed("store 'x' cannot be written") from OSError(code, "why")
+
+    monkeypatch.setattr(replica.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(replica.time, "sleep", waited.append)
+    for code, waits in ((errno.ENOSPC, False), (errno.EROFS, False), (errno.ESTALE, True), (errno.EIO, True)):
+        waited.clear()
+        with pytest.raises(StoreFailed):
+            replica.patiently(write)
+        assert bool(waited) == waits, code
+    assert now[0] > replica.AWAY_SECONDS
 
 
 def test_a_store_that_gives_out_ends_a_run_at_once() -> None:

@@ -27,11 +27,11 @@ from mathinterp.cli.options import (
     prompt_options,
     spec_of,
     store_option,
-    verbosity_options,
     with_flags,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
+from mathinterp.cli.verbosity import verbosity_options
 from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment, Results, Shown, Summary
 from mathinterp.experiments.options import Option, options_of

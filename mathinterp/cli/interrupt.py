@@ -6,6 +6,7 @@ so after PATIENCE seconds, because it is deep in one call, or when a second sign
 Files are written whole or not at all, so nothing is lost but time.
 """
 
+import logging
 import os
 import select
 import signal
@@ -13,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from mathinterp import logs
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 PATIENCE = 20.0
@@ -71,7 +74,8 @@ def say(line: str) -> None:
 def end() -> None:
     """Tell it in one line and leave, without what a library does at exit: threads of theirs that run then may crash."""
     assert _State.came is not None
-    os.write(2, f"\rmathinterp: {_State.said}\n".encode())
+    line = f"\rmathinterp: {_State.said}"
+    os.write(2, f"{logs.line_of(line.strip(), logging.ERROR) if logs.AS_JSON else line}\n".encode())
     os._exit(CODES[signal.Signals(_State.came)])
 
 

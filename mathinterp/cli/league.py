@@ -18,6 +18,7 @@ from mathinterp.cli.options import (
 )
 from mathinterp.cli.output import print_json
 from mathinterp.cli.running import print_run, resumable
+from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.experiments.league.tables import COMPARED
 
 if TYPE_CHECKING:
@@ -87,4 +88,4 @@ def league(
 
 def _tell(title: str, run: "RunSummary") -> None:
     work = f"{run.seconds:.1f} s" if run.done else "was there already"
-    click.echo(f"{title}: run {run.run_id}, {work}", err=True)
+    say_on_stderr(f"{title}: run {run.run_id}, {work}", run_id=run.run_id)

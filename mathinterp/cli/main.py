@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import click
 
 import mathinterp
+from mathinterp import logs
 from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
@@ -22,7 +23,7 @@ from mathinterp.cli.league import league
 from mathinterp.cli.mib import mib
 from mathinterp.cli.models import models
 from mathinterp.cli.neuron import neuron
-from mathinterp.cli.options import add_verbosity, set_level, with_flags
+from mathinterp.cli.options import with_flags
 from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
@@ -34,6 +35,7 @@ from mathinterp.cli.sql import sql
 from mathinterp.cli.stability import stability
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
+from mathinterp.cli.verbosity import Failure, add_verbosity, say_on_stderr, set_level
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.text import one_line
 
@@ -45,7 +47,7 @@ class UserMistake(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """Print the line on stderr."""
-        click.echo(f"mathinterp: {one_line(self.message)}", err=True)
+        say_on_stderr(f"mathinterp: {one_line(self.message)}", logging.ERROR)
 
 
 class Commands(Group):
@@ -68,6 +70,7 @@ class Commands(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Options say how much is told; where they do not, warnings are."""
         set_level(logging.WARNING)
+        logs.AS_JSON = False
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -86,10 +89,10 @@ class Commands(Group):
                 return super().invoke(ctx)
         except UserError as error:
             if logging.getLogger("mathinterp").isEnabledFor(logging.INFO):
-                click.echo("".join(traceback.format_exception(error)), err=True)
+                say_on_stderr("".join(traceback.format_exception(error)), logging.ERROR)
             raise UserMistake(with_flags(str(error))) from error
         except Unfinished as error:
-            raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
+            raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
@@ -112,6 +115,9 @@ class Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message; warnings are marked as such."""
+        if logs.AS_JSON:
+            click.echo(with_flags(logs.JsonLines().format(record)), err=True)
+            return
         mark = "warning: " if record.levelno >= logging.WARNING else ""
         click.echo(mark + one_line(with_flags(record.getMessage())), err=True)
 

@@ -1,7 +1,6 @@
 """Options that several commands share, and how their text becomes values."""
 
 import dataclasses
-import logging
 import math
 import os
 import re
@@ -293,41 +292,6 @@ def set_silence(context: click.Context, parameter: click.Parameter, seconds: flo
 
         context.call_on_close(partial(setattr, dispatch, "SILENCE", dispatch.SILENCE))
         dispatch.SILENCE = seconds
-
-
-def set_level(level: int) -> None:
-    """What the package logs: INFO what it does, WARNING what is doubtful, ERROR nothing."""
-    if (package := logging.getLogger("mathinterp")).level != level:  # setting it costs a look at every logger there is
-        package.setLevel(level)
-
-
-def verbosity_options() -> Callable[[Command], Command]:
-    """--verbose, --quiet: they set the level of the package's log."""
-
-    def sets(level: int) -> Callable[[click.Context, click.Parameter, bool], None]:
-        return lambda context, parameter, given: set_level(level) if given else None
-
-    return apply(
-        [
-            click.option(
-                "-v", "--verbose", is_flag=True, expose_value=False, callback=sets(logging.INFO),
-                help="Also say what is being done, and show where an error comes from.",
-            ),
-            click.option(
-                "-q", "--quiet", is_flag=True, expose_value=False, callback=sets(logging.ERROR),
-                help="Print results and errors only: no progress, no warnings, no hints.",
-            ),
-        ]
-    )  # fmt: skip
-
-
-def add_verbosity(command: click.Command) -> None:
-    """Give a command, and all that are made of it already, the options of ``verbosity_options``."""
-    if not any(parameter.name == "verbose" for parameter in command.params):
-        command.params += parameters_of([verbosity_options()])
-    if isinstance(command, click.Group):
-        for below in command.commands.values():
-            add_verbosity(below)
 
 
 def json_option() -> Callable[[Command], Command]:

@@ -18,6 +18,7 @@ from mathinterp.cli.options import (
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, resumable
+from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.experiments.ablation import ABLATIONS
 from mathinterp.experiments.options import read_counts
 from mathinterp.experiments.paths import EFFECTS
@@ -107,7 +108,7 @@ def pipeline(
 
 def _tell(title: str, run: "RunSummary") -> None:
     work = f"{run.seconds:.1f} s" if run.done else "was there already"
-    click.echo(f"{title}: run {run.run_id}, {work}", err=True)
+    say_on_stderr(f"{title}: run {run.run_id}, {work}", run_id=run.run_id)
 
 
 def _print(result: "PipelineResult", store: str) -> None:

@@ -1,13 +1,13 @@
 """What every scan command does: run or resume a scan with the options given, and say how it went."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
+from mathinterp.cli.verbosity import Failure, say_on_stderr
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except NoReplicaLeft as error:
-        raise click.ClickException(f"{with_flags(str(error))}; the same command goes on from here") from error
+        raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
 def run_json(run: "RunSummary") -> dict[str, Any]:
@@ -87,7 +87,9 @@ def print_run(run: "RunSummary") -> None:
     )
     for failure in run.failed:
         error = with_flags(failure.error)
-        click.echo(f"shard {failure.key} was given up: {error} (traceback in the run's record)", err=True)
+        line = f"shard {failure.key} was given up: {error} (traceback in the run's record)"
+        say_on_stderr(line, logging.ERROR, run_id=run.run_id, shard=failure.key)
     if run.failed or not run.complete:
-        click.echo("the run is incomplete: the same command runs what is missing", err=True)
+        line = "the run is incomplete: the same command runs what is missing"
+        say_on_stderr(line, logging.ERROR, run_id=run.run_id)
     say_where_at_last(run.store)

@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.errors import UserError, did_you_mean
 
 
@@ -35,8 +36,7 @@ def submit(context: click.Context, job: str, arguments: tuple[str, ...], address
 
     _check(job, context.find_root())
     interrupt.say("interrupted; what was submitted goes on on the cluster")
-    announce = lambda line: click.echo(line, err=True)  # noqa: E731
-    sys.exit(submit_job(job, arguments, address, output=sys.stdout, announce=announce, working_dir=working_dir))
+    sys.exit(submit_job(job, arguments, address, output=sys.stdout, announce=say_on_stderr, working_dir=working_dir))
 
 
 def _check(job: str, root: click.Context) -> None:

@@ -22,6 +22,7 @@ from mathinterp.cli.options import (
     with_scratch,
 )
 from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.text import quoted
 from mathinterp.tuning.settings import TuneSettings
 
@@ -97,7 +98,7 @@ def _out_unless_dry(context: click.Context, parameter: click.Parameter, value: P
 
 def say(line: str) -> None:
     """A line on the way, on stderr."""
-    click.echo(line, err=True)
+    say_on_stderr(line)
 
 
 def train(

@@ -10,7 +10,8 @@ The rules:
 - An exception inside a shard is an attempt; after ``max_attempts`` the shard is poison, reported, and the rest is
   finished. A retry prefers a replica on which the shard has not failed, and waits until fresh shards are handed out.
 - A replica that dies is replaced. Its waiting shards go back to the front unblamed; the shard that was running is
-  blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer.
+  blamed with a loss, not an attempt, and is poison only after ``max_losses``: it may be the killer. The first time it
+  is the next to be given out, to whoever is free first; from then on it waits as other retries do.
 - A replica is used from the moment it is ready, however late, and one that never comes blocks nothing.
 - A replica says every few seconds, from a thread that does not compute, that it is there, how far its shard is and
   whether the thread that computes moves (vital.py). One that has done so and then says nothing for ``silence`` seconds,
@@ -30,9 +31,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Pulse, Ready, Receipt, Source, Workers
+from mathinterp.cluster.events import (
+    Event,
+    Failed,
+    Finished,
+    Lost,
+    Observer,
+    Observers,
+    Pulse,
+    Ready,
+    Receipt,
+    Source,
+    Workers,
+)
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
+from mathinterp.logs import about
 from mathinterp.text import counted
 
 SILENCE = 300.0  # seconds without a pulse after which a replica hangs; --hangs-after
@@ -113,7 +127,7 @@ class Dispatcher:
         patience: float = 1800.0,
         silence: float | None = None,
         found: Callable[[Collection[str]], Mapping[str, Receipt]] = lambda keys: {},
-        observer: Observer | None = None,
+        observer: Observer | Observers | None = None,
         check: Callable[[Ready], str | None] = lambda event: None,
         source: Source | None = None,
     ):
@@ -164,6 +178,8 @@ class Dispatcher:
             turn, before = time.monotonic(), turn
             self._listen(min(turn - before, COUNTED))
             self._fill()
+            waiting = len(self._fresh) + len(self._retries)
+            self._observer.queue(waiting, self._unfinished - waiting)
             self._observer.tick(len(self._ready), len(self._starting))
             if self._ready:
                 last_ready = time.monotonic()
@@ -244,14 +260,16 @@ class Dispatcher:
         task.attempts += 1
         task.failed_on.add(event.slot)
         error = first_line(event.error)
-        self._observer.trouble(f"{task.shard.key} failed, attempt {task.attempts} of {self._max_attempts}: {error}")
+        with about(shard=task.shard.key):
+            self._observer.trouble(f"{task.shard.key} failed, attempt {task.attempts} of {self._max_attempts}: {error}")
         if task.attempts >= self._max_attempts:
             self._give_up(task, error, event.traceback)
         else:
-            self._retries.append(task)
+            self._retry(task, "exception")
 
     def _replica_lost(self, event: Lost) -> None:
         self.outcome.replicas_lost += 1
+        self._observer.lost()
         self._silent.pop(event.slot, None)
         if event.slot in self._starting:
             self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}")
@@ -268,7 +286,7 @@ class Dispatcher:
             if running.losses >= self._max_losses:
                 self._give_up(running, f"its replica died {running.losses} times: {event.reason}", "")
             else:
-                self._retries.append(running)
+                self._retry(running, "lost")
         self._last_trouble = event.reason
         self._start(event.slot)
 
@@ -281,10 +299,15 @@ class Dispatcher:
         if self._failed_starts[slot] < self._max_starts:
             self._start(slot)
 
+    def _retry(self, task: _Task, why: str) -> None:
+        self._retries.append(task)
+        self._observer.retried(task.shard, why)
+
     def _give_up(self, task: _Task, error: str, traceback: str) -> None:
         self._unfinished -= 1
         self.outcome.tries[task.shard.key] = task.attempts + task.losses
         self.outcome.failures.append(ShardFailure(task.shard.key, error, traceback, task.attempts, task.losses))
+        self._observer.given_up(task.shard)
 
     def _fill(self) -> None:
         """Give every ready replica a shard before any gets a second one."""
@@ -310,6 +333,9 @@ class Dispatcher:
             self._add([shard])
 
     def _take(self, slot: int) -> _Task | None:
+        for index, task in enumerate(self._retries):
+            if (task.losses, task.attempts) == (1, 0):
+                return self._retries.pop(index)
         if self._fresh:
             return self._fresh.popleft()
         for index, task in enumerate(self._retries):

@@ -4,8 +4,9 @@ Knows shards; decides nothing.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from mathinterp.experiments.base import Shard
 
@@ -99,8 +100,11 @@ class Source(Protocol):
         """A shard for a replica that has nothing to do, while others are at work; None: let it wait."""
 
 
-class Observer:
-    """Told what happens, for a progress bar or a log; does nothing by itself."""
+class Observer(AbstractContextManager["Observer", None]):
+    """Told what happens within its ``with`` block, for a progress bar or a log; does nothing by itself."""
+
+    def __exit__(self, *error: object) -> None:
+        """The run is over, or has failed."""
 
     def added(self, shards: Sequence[Shard]) -> None:
         """There are more shards than were said at first."""
@@ -117,5 +121,41 @@ class Observer:
     def pulse(self, event: Pulse) -> None:
         """How far the running shard of a replica is."""
 
+    def retried(self, shard: Shard, why: str) -> None:
+        """A shard will run again: after an "exception", or its replica was "lost"."""
+
+    def given_up(self, shard: Shard) -> None:
+        """A shard is poison."""
+
+    def lost(self) -> None:
+        """A replica died or was ended."""
+
+    def queue(self, waiting: int, running: int) -> None:
+        """Before each ``tick``: how many shards no replica has, and how many are with one."""
+
     def tick(self, ready: int, waiting: int) -> None:
         """Called at least once a second with the numbers of ready and of still awaited replicas."""
+
+
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer):
+        self._observers, self._stack = observers, ExitStack()
+
+    def __enter__(self) -> Self:
+        for observer in self._observers:
+            self._stack.enter_context(observer)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        """A method that calls that of each."""
+
+        def tell(*arguments: Any) -> None:
+            for observer in self._observers:
+                getattr(observer, name)(*arguments)
+
+        return tell

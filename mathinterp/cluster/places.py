@@ -4,16 +4,19 @@ Knows what each place needs before and while shards run; knows nothing about exp
 threads, so that rows are the same bit for bit. Ray is imported only by runs that use it.
 """
 
+import io
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 
-from mathinterp.cluster.events import Workers
+from mathinterp.cluster.events import Observer, Workers
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
 from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import HeldSource, Model
 
+logger = logging.getLogger(__name__)
 THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
 
 
@@ -88,6 +91,10 @@ class Here:
             return Placement(1, 0, 1, 1)
         return Placement(1, 0, 1, threads_for(model_bytes, machine_cores()))
 
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
+        """None beside the progress."""
+        return []
+
     @contextmanager
     def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:
         """One replica here; the model is lent until the block ends."""
@@ -97,6 +104,21 @@ class Here:
             here = replace(job, source=HeldSource(self.model, lent))
             with closing(LocalWorkers(here, placement.at_once)) as workers:
                 yield workers
+
+
+class RaysWords(io.TextIOBase):
+    """Instead of stdout, which is for results: what Ray prints about dead nodes is logged, the rest is for stderr.
+
+    Such deaths are told by the progress in one line; Ray's many are for --verbose.
+    """
+
+    def write(self, text: str) -> int:
+        """One record, or as it is."""
+        if "(raylet)" in text:
+            logger.info(text.strip())
+        else:
+            sys.stderr.write(text)
+        return len(text)
 
 
 @dataclass
@@ -149,6 +171,12 @@ class OnRay:
         self.stack.enter_context(connection(self.address, self.model.carried_bytes))
         return place(self.replicas, self._each(), shards, model_bytes)
 
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
+        """Ray's metrics."""
+        from mathinterp.cluster.metrics import Metrics
+
+        return [Metrics(evaluations, tags)]
+
     @contextmanager
     def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:
         """Actors; the job travels through the object store, with the weights of a model that has no name."""
@@ -160,8 +188,7 @@ class OnRay:
         actors = RayWorkers(
             Replica, kept, num_cpus=placement.cpus, num_gpus=placement.gpus, at_once=placement.at_once
         )  # fmt: skip
-        # Ray prints about dead workers on stdout, which is for results; they are told by the progress in one line.
-        with closing(actors) as workers, redirect_stdout(sys.stderr):
+        with closing(actors) as workers, redirect_stdout(RaysWords()):
             yield workers
 
 

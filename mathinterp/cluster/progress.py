@@ -1,4 +1,5 @@
-"""What the driver shows while a scan runs: one bar on a terminal, else one line every ten seconds; to stderr.
+"""What the driver shows while a scan runs: one bar on a terminal, else one line every ten seconds; to stderr,
+or to the log where that is JSON.
 
 Knows shards, their cost and their forward evaluations; knows nothing about Ray or files.
 """
@@ -8,12 +9,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from mathinterp import logs
 from mathinterp.cluster.events import Finished, Observer, Pulse, Ready
 from mathinterp.experiments.base import Shard
 
@@ -27,14 +28,6 @@ logger = logging.getLogger(__name__)
 
 class QuietProgress(Observer):
     """No bar; troubles go to the log."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def trouble(self, message: str) -> None:
         """Log one line."""
@@ -147,7 +140,7 @@ class ScanProgress(QuietProgress):
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not logs.AS_JSON:
             self._bar = Progress(
                 SpinnerColumn(),
                 TextColumn("shards"),
@@ -160,12 +153,10 @@ class ScanProgress(QuietProgress):
             self._bar.start()
             self._task = self._bar.add_task("waiting for replicas", total=self._total)
         if self._inside is not None:  # whose thread computes and cannot call tick
-            threading.Thread(target=self._tick_by_itself, name="progress", daemon=True).start()
+            threading.Thread(target=logs.as_here(self._tick_by_itself), name="progress", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._bar is not None:
             self._bar.stop()
@@ -201,6 +192,9 @@ class ScanProgress(QuietProgress):
 
     def trouble(self, message: str) -> None:
         """Print one line above the bar."""
+        if logs.AS_JSON:
+            super().trouble(message)
+            return
         self._console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def tick(self, ready: int, waiting: int) -> None:
@@ -215,7 +209,10 @@ class ScanProgress(QuietProgress):
         elif time.monotonic() - self._last_line >= LINE_SECONDS:
             self._last_line = time.monotonic()
             line = f"shards {self._shards_done}/{self._total}, {self.describe(self._ready)}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            if logs.AS_JSON:
+                logs.shown(logger, line, shards_done=self._shards_done, shards=self._total, replicas_ready=self._ready)
+            else:
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def describe(self, ready: int) -> str:
         """One line: pace, part done, time taken and to go, replicas."""

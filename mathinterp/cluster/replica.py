@@ -6,6 +6,7 @@ class: ray_workers.py makes an actor of it. A shard is done when its file is in 
 
 import fcntl
 import json
+import logging
 import os
 import resource
 import socket
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mathinterp import logs
 from mathinterp.cluster.agreement import PROBE, probe_note
 from mathinterp.cluster.compile_ahead import compile_ahead
 from mathinterp.cluster.events import Receipt
@@ -38,13 +40,16 @@ from mathinterp.models.handle import ModelSource
 from mathinterp.models.split import split_note
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
+from mathinterp.store.files import StoreFailed
 from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.versions import own_source, versions
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 SPLIT = "split"  # in the notes: which card each layer was on
 AT_ONCE = 2  # shards of one replica on a GPU: one computes, one is written
+AWAY_SECONDS = 120.0  # for which a shard's rows wait for a store that is away: a share that is mounted anew
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
 
 
@@ -63,6 +68,7 @@ class ReplicaJob:
     threads: int  # CPU threads of one replica
     cards: int = 1  # GPUs that the layers of one replica are dealt out to
     metadata: dict[str, Any] = field(default_factory=dict)  # into the footer of each file
+    log_json: bool = False  # log as JSON
 
 
 class Replica:
@@ -73,6 +79,8 @@ class Replica:
     """
 
     def __init__(self, job: ReplicaJob):
+        if job.log_json:
+            logs.to_stderr()
         registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
         self._store = Store(job.store_url)
@@ -149,14 +157,19 @@ class Replica:
         Raises:
             ArithmeticError: a result is NaN or infinite; names the row.
             TypeError: the scan returned other columns than it declares.
+            StoreFailed: the store gave out, or was away for longer than AWAY_SECONDS.
         """
+        with logs.about(run_id=self._job.run_id, shard=shard.key):
+            receipt = self._run(shard)
+            logger.info(f"{receipt.rows} rows in {receipt.seconds:.1f} s")
+        return receipt
+
+    def _run(self, shard: Shard) -> Receipt:
         job = self._job
         computed = self._in_turn(self._compute, shard)
         started = time.perf_counter()
         check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
-        written = self._store.write_shard(
-            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": computed.versions}
-        )
+        written = patiently(lambda: self._write(shard, computed))
         writing = time.perf_counter() - started if self._turns is None else 0.0
         return Receipt(
             key=shard.key,
@@ -170,6 +183,11 @@ class Replica:
             versions=computed.versions,
             halved=computed.halved,
         )
+
+    def _write(self, shard: Shard, computed: "Computed") -> dict[str, Any]:
+        self._store.files.require_local(f"runs/{self._job.run_id}.json")  # of a store that is away none is begun anew
+        about = {**self._job.metadata, "versions": computed.versions}
+        return self._store.write_shard(self._job.run_id, shard.table, shard.index, computed.table, about)
 
     def pulse(self) -> tuple[float, float]:
         """The part of the shard being computed that is done, and for how many seconds it has not moved. Of any thread.
@@ -234,6 +252,18 @@ def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, 
     found = {**versions([*scan.packages, *peft, *gguf, *quantised], device), **own_source(type(scan))}
     on_gpu = device == "cuda" and torch.cuda.is_initialized()
     return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
+
+
+def patiently(write: Callable[[], Result]) -> Result:
+    """The result of ``write``, which is tried again while the store is away; what was computed is kept so long."""
+    until = time.monotonic() + AWAY_SECONDS
+    while True:
+        try:
+            return write()
+        except StoreFailed as error:
+            if not error.may_pass or time.monotonic() > until:
+                raise
+        time.sleep(1.0)
 
 
 def check_rows(table: pa.Table, schema: pa.Schema, key: str) -> None:

@@ -1,7 +1,6 @@
 """Run a scan: from a model and prompts to finished files in a store, as one function of named steps.
 
-The driver resolves and tokenizes, then only hands out shards; where they go to Ray, it loads no weights and never
-initialises CUDA.
+The driver resolves and tokenizes, then hands out shards; where they go to Ray, it loads no weights and needs no CUDA.
 Running the same scan again resumes it: shards whose file is in the store are kept, only the missing ones run.
 """
 
@@ -14,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mathinterp import logs
 from mathinterp.cluster import again
 from mathinterp.cluster.agreement import PROBE, Agreement
 from mathinterp.cluster.dispatch import Dispatcher, Outcome
+from mathinterp.cluster.events import Observers
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.growth import Growth
 from mathinterp.cluster.places import Here, OnRay, Placement, place_of
@@ -108,6 +109,7 @@ def run_scan(
             work = bound_work(scan, place.described(), prompts, store, prompts_label)
             found.update(opening(work, place.device()) if prompts_label is None else {})
         run = open_run(store, work, place.device())
+        stack.enter_context(logs.about(run_id=run.run_id))
         growth, missing = to_compute(store, work, run)
         there = len(run.shards) - len(missing) - (growth is not None)  # whose closing shard is written again
         logger.info(
@@ -224,20 +226,20 @@ def dispatch(
 ) -> Outcome:
     """Run the missing shards, and bring the run's record up to date however that ends."""
     progress = progress and logger.isEnabledFor(logging.WARNING)  # nothing where the log is silenced
-    job = replica_job(work, run, store, placement)
     outcome = Outcome()
     try:
-        with place.workers(job, placement) as workers:
-            inside = getattr(workers, "pulse", None)  # of a replica in this process
+        with place.workers(replica_job(work, run, store, placement), placement) as workers:
             evaluations = growth.evaluations if growth else evaluations_of(work, shards)
+            inside = getattr(workers, "pulse", None)  # of a replica in this process
             counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside)
-            shown = counted if progress else QuietProgress()
+            tags = {"run_id": run.run_id, "experiment": work.scan.name, "model": work.model.label}
+            observers = Observers(counted if progress else QuietProgress(), *place.observers(evaluations, tags))
             dispatcher = Dispatcher(
-                workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=shown,
+                workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=observers,
                 check=Agreement(run).joined, found=found_in(store, run), source=growth,
             )  # fmt: skip
             outcome = dispatcher.outcome
-            with shown:
+            with observers:
                 dispatcher.run()
         if growth is not None:
             growth.close(metadata(work))
@@ -262,6 +264,7 @@ def replica_job(
         threads=placement.threads,
         cards=placement.cards,
         metadata=metadata(work),
+        log_json=logs.AS_JSON,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from mathinterp.engine import batching
+from mathinterp.logs import as_here
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 4.0  # at least, between two looks
@@ -138,5 +139,5 @@ def watch(still: Callable[[], float], silence: float, warn: Callable[[str], None
                 )
             told = stands
 
-    threading.Thread(target=look, name="watch", daemon=True).start()
+    threading.Thread(target=as_here(look), name="watch", daemon=True).start()
     return ended.set

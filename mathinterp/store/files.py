@@ -5,6 +5,7 @@ or an object store fails. Knows nothing about runs, tables or Parquet. Names are
 Links within a store are not followed.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 STALE_SECONDS = 3600.0  # a temporary file of another machine, older than this, belongs to a process that died
 PROBE_BYTES = 2**16  # a full disk still takes empty files
+PASSING = {None, errno.ENOENT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNREFUSED,
+           errno.ECONNRESET, errno.EPIPE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+           errno.EBUSY, errno.EAGAIN}  # None: an object store's own  # fmt: skip
 
 
 class FileVersion(NamedTuple):
@@ -40,6 +44,11 @@ class FileVersion(NamedTuple):
 
 class StoreFailed(Unfinished, OSError):
     """The disk or object store gave out: full, read-only, gone, or not answering. The same call goes on from there."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may be over by itself, as a network's failures are; a full disk is not."""
+        return getattr(self.__cause__, "errno", None) in PASSING
 
 
 class StoreFiles:
@@ -110,6 +119,13 @@ class StoreFiles:
                 os.replace(temporary, path)
             for folder in (path.parent, path.parent.parent):  # the rename, and the folder itself if it is new
                 _fsync_folder(folder)
+
+    def require_local(self, name: str) -> None:
+        """Raise StoreFailed if a local store has no such file: then it is not there, and must not be begun again."""
+        if self._remote is None and not os.path.exists(os.path.join(self.root, name)):
+            raise StoreFailed(
+                f"store '{self.root}' is not there, or has lost {name}, as {socket.gethostname()} sees it"
+            )
 
     def read(self, name: str, *, now: bool = False) -> bytes:
         """The whole content; raises FileNotFoundError, or OSError for what is no regular file.

@@ -1,0 +1,167 @@
+"""Ray metrics of a run: what is counted, what Prometheus sees of it, and the dashboard that asks for it."""
+
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from mathinterp.cluster import metrics
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Observer, Observers
+from mathinterp.cluster.metrics import PREFIX, RUN, TAGS, Metrics, exported
+from mathinterp.cluster.places import Here
+from mathinterp.cluster.run import run_scan
+from mathinterp.models.catalog import ModelSpec
+from mathinterp.models.handle import Model
+from mathinterp.prompts.prompt import Prompt
+from tests.scripted_workers import ScriptedWorkers, shards
+from tests.toy_scan import ToyScan
+
+DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "mathinterp.json"
+MINE = {"run_id": "r", "experiment": "toy", "model": "m"}
+
+
+class Recorded:
+    """Stands for Ray's three kinds, and refuses what they refuse."""
+
+    seen: dict[str, list[tuple[float, dict[str, str]]]] = {}  # noqa: RUF012
+
+    def __init__(self, name: str, description: str, *more: Any, tag_keys: tuple[str, ...] = ()):
+        self.name, self.tags = name, set(tag_keys or more[-1])
+        assert description
+
+    def set_default_tags(self, tags: dict[str, str]) -> "Recorded":
+        self.given = tags
+        return self
+
+    def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
+        given = {**self.given, **(tags or {})}
+        assert (value > 0, given.keys()) == (True, self.tags)
+        self.seen.setdefault(self.name, []).append((value, given))
+
+    def set(self, value: float, tags: dict[str, str] | None = None) -> None:
+        given = {**self.given, **(tags or {})}
+        assert given.keys() == self.tags
+        self.seen.setdefault(self.name, []).append((value, given))
+
+    observe = set
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, dict[str, str]]]]:
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(metrics, kind, Recorded)
+    monkeypatch.setattr(Recorded, "seen", {})
+    return Recorded.seen
+
+
+def test_what_a_run_counts(recorded):
+    def fate(slot, shard, nth):
+        if shard.index == 5:
+            return "killed" if nth == 1 else None
+        return RuntimeError("bad") if shard.index == 3 else None
+
+    pieces = shards(8)
+    observer = Metrics({shard.key: 10 * shard.index for shard in pieces}, MINE)
+    with observer:
+        outcome = Dispatcher(ScriptedWorkers(fate), pieces, replicas=2, max_attempts=2, observer=observer).run()
+    assert (len(outcome.receipts), len(outcome.failures), outcome.replicas_lost) == (7, 1, 1)
+    sums = {name: sum(value for value, _ in told) for name, told in recorded.items()}
+    assert sums[PREFIX + "shards_finished"] == 7
+    assert sums[PREFIX + "evaluations"] == 10 * (0 + 1 + 2 + 4 + 5 + 6 + 7)
+    assert sums[PREFIX + "shard_seconds"] == 7 * 1.0
+    assert sums[PREFIX + "shards_given_up"] == sums[PREFIX + "replicas_lost"] == 1
+    assert Counter(tags["why"] for _, tags in recorded[PREFIX + "retries"]) == {"exception": 1, "lost": 1}
+    for gauge in ("shards_waiting", "shards_running", "replicas_ready", "replicas_starting"):
+        told = [value for value, _ in recorded[PREFIX + gauge]]
+        assert told[-1] == 0, gauge
+        assert gauge in ("replicas_starting", "shards_waiting") or max(told) > 0, gauge
+    assert all(MINE.items() <= tags.items() for told in recorded.values() for _, tags in told)
+
+
+def test_several_observers_are_told_alike_and_all_end():
+    heard: list[str] = []
+
+    class Hears(Observer):
+        def lost(self) -> None:
+            heard.append("lost")
+
+        def __exit__(self, *error: object) -> None:
+            heard.append("end")
+
+    with Observers(Hears(), Hears()) as several:
+        several.lost()
+    assert heard == ["lost", "lost", "end", "end"]
+
+
+def test_a_run_in_this_process_has_none():
+    assert Here(Model(ModelSpec("random:llama-tiny"))).observers({}, MINE) == []
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(200)
+def test_prometheus_sees_every_metric(tmp_path):
+    import ray
+
+    prompts = [Prompt("p", "3 plus 5 is", "8", operation="add")]
+    scan = ToyScan(5, 0.1, str(tmp_path), once={1: "raise"})
+    store = str(tmp_path / "store")
+    summary = run_scan(scan, ModelSpec("random:llama-tiny"), prompts, store, replicas=1, progress=False)
+    assert summary.complete
+    node = next(node for node in ray.nodes() if node["Alive"])
+    place = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    never = {
+        name
+        for name in exported()
+        if name.startswith(("ray_mathinterp_shards_given_up", "ray_mathinterp_replicas_lost"))
+    }
+    deadline, seen = time.monotonic() + 60, {}
+    while not exported().keys() - never <= seen.keys() and time.monotonic() < deadline:
+        time.sleep(1)
+        seen = series(urlopen(place, timeout=10).read().decode(), summary.run_id)
+    for name in exported().keys() - never:
+        assert set(exported()[name]) <= seen[name][0].keys(), name
+    assert seen["ray_mathinterp_shards_finished_total"][1] == 5
+    assert seen["ray_mathinterp_retries_total"][0]["why"] == "exception"
+    assert seen["ray_mathinterp_rows_total"][1] == summary.rows
+
+
+def series(text: str, run: str) -> dict[str, tuple[dict[str, str], float]]:
+    """Name -> labels and value, of the last line of each series of a run."""
+    found = {}
+    for name, labels, value in re.findall(r"^(ray_mathinterp_\w+)\{(.*)\} (\S+)", text, re.MULTILINE):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if named.get("run_id") == run:
+            found[name] = (named, float(value))
+    return found
+
+
+def test_the_dashboard_asks_for_what_there_is():
+    board = json.loads(DASHBOARD.read_text())
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= board.keys()
+    assert board["schemaVersion"] >= 36  # panels name their data source by uid
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    asked = [variables["run_id"]["definition"]]
+    for panel in board["panels"]:
+        assert {"type", "title", "gridPos", "targets", "fieldConfig", "options"} <= panel.keys()
+        assert panel["gridPos"].keys() == {"h", "w", "x", "y"}
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        asked += [target["expr"] for target in panel["targets"]]
+    for query in asked:
+        assert set(re.findall(r"\$\{?(\w+)", query)) <= variables.keys()
+        assert query.count("(") == query.count(")")
+        for name, labels in re.findall(r"(ray_\w+)(?:\{(.*?)\})?", query):
+            assert name in exported(), query
+            by = {label for group in re.findall(r"by \((.*?)\)", query) for label in group.split(", ")}
+            assert by | set(re.findall(r"(\w+)=~", labels)) <= set(exported()[name]), query
+    names = {name for query in asked for name in re.findall(r"ray_\w+", query)}
+    assert names == exported().keys()  # and all that there is, is shown
+    assert set(TAGS) <= {*metrics.COUNTERS, *metrics.GAUGES}
+    assert tuple(MINE) == RUN
