@@ -6,8 +6,9 @@ threads, so that rows are the same bit for bit. Ray is imported only by runs tha
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from mathinterp.cluster.events import Workers
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
@@ -51,6 +52,22 @@ def threads_for(model_bytes: int, cores: int) -> int:
     from that of the shards left, or a run of other replicas, or one resumed, would have other rows.
     """
     return max(1, min(cores, model_bytes // THREAD_BYTES))
+
+
+class Place(Protocol):
+    """Where shards are computed: here, on Ray, or by a service."""
+
+    def device(self) -> str:
+        """ "cuda" or "cpu"."""
+
+    def described(self) -> ResolvedModel:
+        """The model as it is found there."""
+
+    def placement(self, shards: int, model_bytes: int) -> Placement:
+        """How many replicas for so many shards, of models of so many bytes."""
+
+    def workers(self, job: ReplicaJob, placement: Placement) -> AbstractContextManager[Workers]:
+        """They, until the block ends."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ReplicaJob:
     prompts: tuple[TokenizedPrompt, ...]
     model_fingerprint: str  # the driver's; a replica that finds another one must not add rows
     prompts_fingerprint: str
-    store_url: str
+    store_url: str | None  # None: rows are asked for, and written by whoever asks
     run_id: str
     device: str  # "cuda" or "cpu"
     threads: int  # CPU threads of one replica
@@ -71,7 +71,7 @@ class Replica:
     def __init__(self, job: ReplicaJob):
         registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
-        self._store = Store(job.store_url)
+        self._store = None if job.store_url is None else Store(job.store_url)
         self._state: Any = None
         self._versions: dict[str, str] = {}
         self._vital = Vital()
@@ -139,26 +139,13 @@ class Replica:
             ArithmeticError: a result is NaN or infinite; names the row.
             TypeError: the scan returned other columns than it declares.
         """
-        job = self._job
-        computed = self._in_turn(self._compute, shard)
-        started = time.perf_counter()
-        check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
-        written = self._store.write_shard(
-            job.run_id, shard.table, shard.index, computed.table, {**job.metadata, "versions": computed.versions}
-        )
-        writing = time.perf_counter() - started if self._turns is None else 0.0
-        return Receipt(
-            key=shard.key,
-            rows=computed.table.num_rows,
-            seconds=computed.seconds + writing,
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            bytes=written["bytes"],
-            sha256=written["sha256"],
-            peak_memory=computed.peak_memory,
-            versions=computed.versions,
-            halved=computed.halved,
-        )
+        assert self._store is not None
+        computed = self.rows(shard)
+        return written(self._store, self._job, shard, computed, aside=self._turns is not None)
+
+    def rows(self, shard: Shard) -> "Computed":
+        """A shard's rows, not yet checked or written."""
+        return self._in_turn(self._compute, shard)
 
     def pulse(self) -> tuple[float, float]:
         """The part of the shard being computed that is done, and for how many seconds it has not moved. Of any thread.
@@ -191,16 +178,15 @@ class Replica:
 
     def _rows(self, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
         """The shard's rows, computed or taken over, and what made them."""
-        scan, stored = self._job.scan, shard.work.get("stored")
-        if stored is None:
-            self._vital.begin()  # not while the store is read: it ends waiting itself, after its own retries
-            try:
-                return scan.run(self._state, shard), self._versions
-            finally:
-                self._vital.end()
-        rows = self._store.read_shard(*stored)
-        made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
-        return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
+        scan = self._job.scan
+        if "stored" in shard.work:
+            assert self._store is not None
+            return taken_over(scan, self._store, shard)
+        self._vital.begin()  # not while the store is read: it ends waiting itself, after its own retries
+        try:
+            return scan.run(self._state, shard), self._versions
+        finally:
+            self._vital.end()
 
 
 @dataclass(frozen=True)
@@ -212,6 +198,39 @@ class Computed:
     peak_memory: int
     halved: int
     versions: dict[str, str]
+    node: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+
+def taken_over(scan: Experiment, store: Store, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
+    """The rows of a shard that names those of another run, and what made them."""
+    rows = store.read_shard(*shard.work["stored"])
+    made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
+    return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
+
+
+def written(store: Store, job: ReplicaJob, shard: Shard, computed: Computed, aside: bool = False) -> Receipt:
+    """Check a shard's rows and write its file; raises as ``Replica.run`` does.
+
+    Args:
+        aside: another shard is computed meanwhile, so that the time it takes does not count.
+    """
+    started = time.perf_counter()
+    check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
+    config = {**job.metadata, "versions": computed.versions}
+    file = store.write_shard(job.run_id, shard.table, shard.index, computed.table, config)
+    return Receipt(
+        key=shard.key,
+        rows=computed.table.num_rows,
+        seconds=computed.seconds + (0.0 if aside else time.perf_counter() - started),
+        node=computed.node,
+        pid=computed.pid,
+        bytes=file["bytes"],
+        sha256=file["sha256"],
+        peak_memory=computed.peak_memory,
+        versions=computed.versions,
+        halved=computed.halved,
+    )
 
 
 def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, str]:
