@@ -235,7 +235,9 @@ class Router:
         if isinstance(event, Pulse):
             slot.silent = event.still
         elif isinstance(event, Ready):
-            slot.ready, slot.facts, slot.failed_starts = True, event.notes, 0
+            with self._changed:
+                slot.ready, slot.facts, slot.failed_starts = True, event.notes, 0
+                self._changed.notify_all()
         elif isinstance(event, Lost):
             self._lost(event.slot, event.reason)
         elif isinstance(event, Finished):
