@@ -119,10 +119,10 @@ class Service:
         given = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)
         model = model_of(model)
         place = OnService(self.requests, model)
-        spec = spec_for(model, place.described())
+        described = place.described()
         ask = {
-            "spec": {"name": spec.name, "adapter": spec.adapter, "dtype": spec.dtype},
-            "model_fingerprint": place.described().fingerprint,
+            "spec": spec_for(model, described),
+            "model_fingerprint": described.fingerprint,
             "prompts": encode(given, "`prompts`"),
             "arguments": encode({name: _plain(value) for name, value in asked.items()}, "`value`"),
         }
@@ -136,7 +136,7 @@ class Service:
         self, experiment: Experiment, model: Model | str, prompts: Any, store: str, replicas: int | None,
         progress: bool, max_attempts: int, told: Told | None,
     ) -> Run:  # fmt: skip
-        placed = OnService(self.requests, model_of(model), replicas, told)
+        placed = OnService(self.requests, model_of(model), replicas, told, experiment)
         return run(
             experiment, model, prompts, store=store, place=placed, progress=progress, max_attempts=max_attempts
         )  # fmt: skip

@@ -65,8 +65,9 @@ def _at_service(
     from mathinterp.service.requests import Requests
 
     model = Model(spec)
+    place = OnService(Requests(url), model, replicas, scan=chosen)
     with resumable():
-        return run_scan(chosen, model, prompts, store, place=OnService(Requests(url), model, replicas))
+        return run_scan(chosen, model, prompts, store, place=place)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
     GET    /v1/service                                what this is: version, device, number of replicas
     GET    /v1/status                                 models, queues, users
+    POST   /v1/experiments                            is this experiment (JSON) known here?
     POST   /v1/sessions                               a question (JSON: experiment, model, prompts) -> its id
     POST   /v1/sessions/ID/replicas                   prepare one replica more for it -> its number, notes
     POST   /v1/sessions/ID/replicas/NUMBER/shards     compute a shard (JSON) -> its rows (Arrow)
@@ -82,6 +83,7 @@ class Front:
             [
                 web.get("/v1/service", self._service),
                 web.get("/v1/status", self._status),
+                web.post("/v1/experiments", self._known),
                 web.post("/v1/sessions", self._open),
                 web.post("/v1/sessions/{session}/replicas", self._prepare),
                 web.post("/v1/sessions/{session}/replicas/{number:[0-9]{1,6}}/shards", self._shard),
@@ -139,6 +141,9 @@ class Front:
             row["questions"] = row.get("questions", 0) + 1
         users = [{"questions": 0, **seen[user]} for user in sorted(seen)]
         return web.json_response({**self._about, **found, "users": users})
+
+    async def _known(self, request: web.Request) -> web.Response:
+        return web.json_response({"name": decode_experiment((await _json(request)).get("experiment")).name})
 
     async def _open(self, request: web.Request) -> web.Response:
         ask = await _json(request)

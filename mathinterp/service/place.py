@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,8 +19,8 @@ from mathinterp.cluster.events import Event, Failed, Finished, Lost, Ready
 from mathinterp.cluster.places import Placement
 from mathinterp.cluster.replica import Computed, ReplicaJob, taken_over, written
 from mathinterp.errors import UserError
-from mathinterp.experiments.base import Shard
-from mathinterp.models.catalog import ModelSpec, ResolvedModel
+from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import Model, WrappedModel
 from mathinterp.service.codec import bytes_table, encode, encode_prompts
 from mathinterp.service.requests import ReplicaGone, Requests
@@ -32,20 +31,22 @@ EACH = 2  # shards for which one replica more is worth preparing
 Told = Callable[[Shard, pa.Table], None]
 
 
-def spec_for(model: Model, described: ResolvedModel) -> ModelSpec:
-    """The model as the service is asked for it: files by their full path, the dtype made plain.
-
-    Raises UserError for a model that is in this process's memory alone, or that runs code of its folder.
-    """
+def check_named(model: Model) -> None:
+    """Raise UserError for a model that is in this process's memory alone, or that runs code of its folder."""
     if isinstance(model, WrappedModel):
         raise UserError(
             f"model '{model.label}' is an object in this process's memory, which does not go to a service; save it to a"
             " folder that the service can read, or run it here"
         )
-    spec = replace(model.spec, dtype=described.dtype)
-    if spec.trust_remote_code:
+    if model.spec.trust_remote_code:
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
-    return replace(spec, name=_full(spec.name), adapter=None if spec.adapter is None else _full(spec.adapter))
+
+
+def spec_for(model: Model, described: ResolvedModel) -> dict[str, str | None]:
+    """The model as the service is asked for it: files by their full path, the dtype made plain."""
+    spec = model.spec
+    adapter = None if spec.adapter is None else _full(spec.adapter)
+    return {"name": _full(spec.name), "adapter": adapter, "dtype": described.dtype}
 
 
 def _full(name: str) -> str:
@@ -61,10 +62,15 @@ class OnService:
         model: to ask for there.
         replicas: most that the run takes; None: as many as there are.
         told: called with each shard's rows as they come, from another thread.
+        scan: what is to be run, which the service must know.
     """
 
-    def __init__(self, requests: Requests, model: Model, replicas: int | None = None, told: Told | None = None):
+    def __init__(
+        self, requests: Requests, model: Model, replicas: int | None = None, told: Told | None = None,
+        scan: Experiment | None = None,
+    ):  # fmt: skip
         self._requests, self._model, self._replicas, self._told = requests, model, replicas, told
+        self._scan = scan
         self._described: ResolvedModel | None = None
 
     def device(self) -> str:
@@ -72,10 +78,11 @@ class OnService:
         return str(self._requests.about["device"])
 
     def described(self) -> ResolvedModel:
-        """As its machines find it."""
+        """As its machines find it; raises UserError for what cannot be asked, before anything is written."""
         if self._described is None:
-            if isinstance(self._model, WrappedModel):
-                spec_for(self._model, self._model.described)  # refused
+            check_named(self._model)
+            if self._scan is not None:
+                self._requests.json("POST", "/v1/experiments", {"experiment": encode(self._scan, self._scan.name)})
             self._described = self._requests.resolve(self._model.spec, self.device())
         return self._described
 
@@ -96,15 +103,16 @@ class OnService:
 class ServiceWorkers:
     """The dispatcher's ``Workers``: a slot is a replica that the service has prepared for this question."""
 
-    def __init__(self, requests: Requests, job: ReplicaJob, spec: ModelSpec, slots: int, told: Told | None = None):
+    def __init__(
+        self, requests: Requests, job: ReplicaJob, spec: dict[str, str | None], slots: int, told: Told | None = None
+    ):
         self._requests, self._job, self._told = requests, job, told
         assert job.store_url is not None
         self._store = Store(job.store_url)
-        what = f"`{job.scan.name}`"
         self._ask = {
-            "experiment": encode(job.scan, what),
+            "experiment": encode(job.scan, job.scan.name),
             "parameters": job.scan.parameters(),
-            "spec": {"name": spec.name, "adapter": spec.adapter, "dtype": spec.dtype},
+            "spec": spec,
             "model_fingerprint": job.model_fingerprint,
             "prompts": encode_prompts(job.prompts),
             "prompts_fingerprint": job.prompts_fingerprint,

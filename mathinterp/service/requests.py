@@ -8,7 +8,7 @@ import json
 import socket
 from contextlib import suppress
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import urllib3
 
@@ -67,13 +67,9 @@ class Requests:
 
     def __init__(self, url: str, *, token: str | None = None, user: str | None = None):
         parts = urlsplit(url if isinstance(url, str) else "")
-        try:
-            port = parts.port
-        except ValueError:
-            port = None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.username:
+        if not _names_a_service(parts):
             raise UserError(f"`service` '{url}': give a URL like http://127.0.0.1:8390")
-        self.url = f"{parts.scheme}://{parts.netloc}" if port else f"{parts.scheme}://{parts.netloc.rstrip(':')}"
+        self.url = f"{parts.scheme}://{parts.netloc.rstrip(':')}"
         token = token_of(None) if token is None else token
         self._headers = {USER: quote((user or _own_name())[:64])}
         self._headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -149,6 +145,16 @@ class Requests:
         if not isinstance(found, dict):
             raise UserError(f"{self.url} is no service of mathinterp: it answers {answer.status} and no JSON object")
         return found
+
+
+def _names_a_service(parts: SplitResult) -> bool:
+    """Whether a URL says where a service is, and no more."""
+    try:
+        _ = parts.port
+    except ValueError:
+        return False
+    further = parts.path.strip("/") or parts.query or parts.fragment or parts.username or parts.password
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not further
 
 
 def _reason(error: Exception) -> str:
