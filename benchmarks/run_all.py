@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "coverage": ("--json",),
     "adaptive_orders": ("--json",),
     "store_growth": ("--json",),
+    "service": ("--json",),
 }  # name -> options that make it print JSON
 
 

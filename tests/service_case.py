@@ -1,5 +1,6 @@
 """A service in this process, without Ray: hosts in threads, and the router and front of a real one."""
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,13 +11,24 @@ from typing import Any
 
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
+from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
 from mathinterp.service.router import Router
 from mathinterp.service.serve import _bound, listening
-from mathinterp.service.shelf import Limits
+from mathinterp.service.shelf import Limits, Shelf
 
 ROOM = Limits(card=0, memory=10**10)
+
+
+class OneAtATime(Shelf):
+    """Random weights are drawn from a generator of the whole process, which real hosts do not share."""
+
+    lock = threading.Lock()
+
+    def take(self, resolved: ResolvedModel) -> LoadedModel:
+        with self.lock:
+            return super().take(resolved)
 
 
 class ThreadWorkers:
@@ -97,7 +109,13 @@ def served(
 ) -> Iterator[tuple[str, Router, ThreadWorkers]]:
     """The URL of a service whose hosts are real ones."""
     settings = HostSettings("cpu", limits, cores=1)
-    with routed(lambda: Host(settings), slots, silence) as (router, workers):
+
+    def host() -> Host:
+        made = Host(settings)
+        made._shelf = OneAtATime("cpu", limits, made._model_leaves)
+        return made
+
+    with routed(host, slots, silence) as (router, workers):
         bound = _bound("127.0.0.1", 0)
         with listening(Front(router, {"device": "cpu", "node": "here"}, token).app(), bound):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}", router, workers

@@ -197,9 +197,7 @@ def test_what_cannot_be_asked_is_one_line_before_anything_is_written(service, tm
 
 def test_an_experiment_that_the_service_has_not_is_refused_before_anything_is_written(service, tmp_path, monkeypatch):
     monkeypatch.setattr("mathinterp.service.codec._known", lambda kind: None)
-    with pytest.raises(
-        UserError, match=r"the service knows no experiment 'tests.toy_scan:ToyScan'.*`experiment` tests"
-    ):
+    with pytest.raises(UserError, match=r"knows no experiment 'tests.toy_scan:ToyScan'.*`experiment` tests"):
         service.run(ToyScan(2), TINY, PROMPTS, store=str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
