@@ -64,7 +64,7 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
             assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
             assert said in done.stderr
     monkeypatch.setenv(state.TOKEN_VARIABLE, "short")
-    assert "give 16 or more plain characters" in serve("start").stderr
+    assert "a token has 16 or more plain characters" in serve("start").stderr
 
 
 def test_tokens_are_read_from_a_private_file_or_the_environment(tmp_path, monkeypatch):
@@ -128,11 +128,7 @@ def test_a_service_from_start_to_stop(tmp_path, monkeypatch):
     assert stopped.exit_code == 0
     assert "was stopped" in stopped.output
     assert state.services() == []
-    assert (
-        not [each for each in [psutil.Process(running.pid)] if each.is_running()]
-        if psutil.pid_exists(running.pid)
-        else True
-    )
+    assert not state.alive(running)
     assert psutil.wait_procs(below, timeout=20)[1] == []
 
 

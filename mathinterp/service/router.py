@@ -171,16 +171,16 @@ class Router:
                 for number, slot in enumerate(self._slots) for row in slot.held
             ]  # fmt: skip
             replicas = [
-                {"replica": number, "state": _state(slot), "queue": slot.depth, "node": slot.facts.get("node"),
+                {"replica": number, "state": _state(slot), "queue": _waiting(slot), "node": slot.facts.get("node"),
                  "pid": slot.facts.get("pid"), "device": slot.facts.get("device")}
                 for number, slot in enumerate(self._slots)
             ]  # fmt: skip
             users: dict[str, dict[str, int]] = {}
             for slot in self._slots:
-                for call in self._calls(slot):
+                for call in filter(_is_asked, self._calls(slot)):
                     row = users.setdefault(call.user, {"running": 0, "waiting": 0})
                     row["running" if call is slot.current else "waiting"] += 1
-            queue = sum(slot.depth for slot in self._slots)
+            queue = sum(map(_waiting, self._slots))
         return {
             "models": models, "replicas": replicas, "queue": queue, "replaced": self.replaced,
             "users": [{"user": user, **row} for user, row in sorted(users.items())],
@@ -325,6 +325,15 @@ class Router:
 def _refuse(call: Call, error: BaseException) -> None:
     with suppress(InvalidStateError):
         call.future.set_exception(error)
+
+
+def _is_asked(call: Call) -> bool:
+    """Whether somebody waits for it."""
+    return call.kind != "end"
+
+
+def _waiting(slot: _Slot) -> int:
+    return sum(_is_asked(call) for queue in slot.queues.values() for call in queue)
 
 
 def _state(slot: _Slot) -> str:
