@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 import mathinterp as mi
 from mathinterp.connected import Service
 from mathinterp.experiments.heads import Heads
@@ -42,9 +44,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cold, run_id = cold_start(options.model, options.limit, f"{folder}/cold")
-        with service(folder) as (url, start):
+        with service(folder) as (url, front, start):
             client = mi.connect(url)
-            figures = follow_ups(client, options.model, options.limit, options.repeats, folder)
+            figures = follow_ups(client, front, options.model, options.limit, options.repeats, folder)
             again = client.run(question(0), options.model, prompts(options.limit, 0), store=f"{folder}/same")
             same = again.id == run_id and Store(f"{folder}/cold").arrow(ROWS, {"run": run_id}).equals(
                 Store(f"{folder}/same").arrow(ROWS, {"run": run_id})
@@ -57,6 +59,7 @@ def main() -> None:
     print(f"cold start, to the end of the command   {cold:6.2f} s")
     print(f"warm, to the first rows (median)        {figures['first rows']:6.2f} s, best {figures['best']:.2f} s")
     print(f"warm, to the end of the run (median)    {figures['whole run']:6.2f} s")
+    print(f"    its processor time                  {figures['processor']:6.2f} s, client, front and replica")
     print(f"in this process, model loaded (median)  {figures['here']:6.2f} s")
     print(f"warm, ablate (median)                   {figures['ablate']:6.2f} s")
     print(f"starting the service                    {start:6.2f} s")
@@ -83,8 +86,8 @@ def cold_start(model: str, limit: int, store: str) -> tuple[float, str]:
 
 
 @contextmanager
-def service(folder: str) -> Iterator[tuple[str, float]]:
-    """The URL of a service with one replica, and the seconds until it answered."""
+def service(folder: str) -> Iterator[tuple[str, int, float]]:
+    """The URL of a service with one replica, its process, and the seconds until it answered."""
     told = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache"}
     started = time.perf_counter()
     words = ["serve", "start", "--port", "0", "--replicas", "1"]
@@ -92,30 +95,39 @@ def service(folder: str) -> Iterator[tuple[str, float]]:
     seconds = time.perf_counter() - started
     try:
         (state,) = Path(folder, "cache/mathinterp/services").glob("*.json")
-        yield json.loads(state.read_text())["url"], seconds
+        running = json.loads(state.read_text())
+        yield running["url"], running["pid"], seconds
     finally:
         subprocess.run([*COMMAND, "serve", "stop"], env=told, check=True, capture_output=True)
 
 
-def follow_ups(client: Service, model: str, limit: int, repeats: int, folder: str) -> dict[str, float]:
+def follow_ups(client: Service, front: int, model: str, limit: int, repeats: int, folder: str) -> dict[str, float]:
     """Median seconds of questions that were not asked before, here and there."""
-    first, whole, here, ablate = (list[float]() for _ in range(4))
+    first, whole, here, ablate, busy = (list[float]() for _ in range(5))
+    pids = [os.getpid(), front, *(row["pid"] for row in client.status()["replicas"])]
+    processes = [psutil.Process(pid) for pid in pids]
     local = mi.load(model)
     for number in range(repeats):
         asked, scan = prompts(limit, number + 1), question(number)
-        started = time.perf_counter()
+        started, before = time.perf_counter(), processor_seconds(processes)
         for cell in client.stream(scan, model, asked, store=f"{folder}/warm"):
             if cell.shard.startswith("head_scan/"):
                 first.append(time.perf_counter() - started)
         whole.append(time.perf_counter() - started)
+        busy.append(processor_seconds(processes) - before)
         started = time.perf_counter()
         mi.run(scan, local, asked, store=f"{folder}/here", progress=False)
         here.append(time.perf_counter() - started)
         started = time.perf_counter()
         client.ablate(model, asked, heads=scan.heads)
         ablate.append(time.perf_counter() - started)
-    measured = {"first rows": first, "whole run": whole, "here": here, "ablate": ablate}
-    return {**{name: statistics.median(each[1:]) for name, each in measured.items()}, "best": min(first)}
+    measured = {"first rows": first, "whole run": whole, "here": here, "ablate": ablate, "processor": busy}
+    return {**{name: statistics.median(each[1:]) for name, each in measured.items()}, "best": min(first[1:])}
+
+
+def processor_seconds(processes: list[psutil.Process]) -> float:
+    """What they took so far; on a busy machine this says more than the clock."""
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 if __name__ == "__main__":

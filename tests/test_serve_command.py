@@ -112,7 +112,8 @@ def test_a_service_from_start_to_stop(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(ROOT)
-    started = serve("start", "--port", "0", "--replicas", "2", "--experiment", "tests.toy_scan:ToyScan")
+    toys = ["--experiment", "tests.toy_scan:ToyScan", "--hangs-after", "12"]
+    started = serve("start", "--port", "0", "--replicas", "2", *toys)
     assert started.exit_code == 0, started.output
     (running,) = state.services()
     try:
@@ -123,6 +124,7 @@ def test_a_service_from_start_to_stop(tmp_path, monkeypatch):
         assert again.exit_code == 2
         assert f"a service runs already at {running.url}" in again.stderr
         two_users_and_a_kill(running.url, tmp_path)
+        a_deadlock(running.url, tmp_path)
     finally:
         stopped = serve("stop")
     assert stopped.exit_code == 0
@@ -165,3 +167,16 @@ def two_users_and_a_kill(url: str, tmp_path: Path) -> None:
     assert status["replaced"] == 1
     assert killed["pid"] not in [row["pid"] for row in status["replicas"] if row["state"] != "starting"]
     assert status["users"] == []
+
+
+def a_deadlock(url: str, tmp_path: Path) -> None:
+    """A replica in which nothing moves is replaced, and its shard is computed by another one; a busy one is not."""
+    notebook = tmp_path / "faults"
+    notebook.mkdir()
+    scan, before = ToyScan(5, 0.1, str(notebook), once={1: "deadlock", 2: "busy"}), mi.connect(url).status()["replaced"]
+    run = mi.connect(url).run(scan, TINY, PROMPTS, store=str(tmp_path / "hung"), progress=False)
+    assert run.complete
+    run_scan(ToyScan(5), ModelSpec(TINY), PROMPTS, str(tmp_path / "unhung"), progress=False)
+    here, there = (Store(tmp_path / place).arrow("SELECT * FROM mlp_scan ORDER BY ALL") for place in ("unhung", "hung"))
+    assert there.equals(here)
+    assert mi.connect(url).status()["replaced"] == before + 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.service.host import Answer, UnknownSession
 from mathinterp.service.router import Call, ReplicaLost
@@ -144,6 +145,8 @@ def test_a_process_that_never_starts_is_given_up(gate):
         with pytest.raises(ReplicaLost, match="no card"):
             after.future.result(20)
         assert router.best("m") is None
+        with pytest.raises(UserError, match="a replica could not start: RuntimeError: no card"):
+            router.until_ready()
 
 
 def test_errors_reach_whoever_asked_and_a_forgotten_question_counts_as_lost(gate):

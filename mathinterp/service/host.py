@@ -19,6 +19,7 @@ from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.places import threads_for
 from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
 from mathinterp.experiments.base import Shard
@@ -106,6 +107,7 @@ class Host:
         self._shelf = Shelf(settings.device, settings.limits, self._model_leaves)  # of a card: see ``load``
         self._sessions: dict[str, _Session] = {}  # used longest ago first
         self._computing: Replica | None = None
+        self._vital = Vital()  # of what no replica computes
 
     def load(self) -> dict[str, Any]:
         """What this process is; raises UserError where it cannot compute."""
@@ -129,7 +131,7 @@ class Host:
     def pulse(self) -> tuple[float, float]:
         """See Replica.pulse; of the question that is being answered."""
         replica = self._computing
-        return (0.0, 0.0) if replica is None else replica.pulse()
+        return (0.0, self._vital.still()) if replica is None else replica.pulse()
 
     def _load(self, spec: dict[str, Any]) -> Answer:
         resolved = self._shelf.resolve(spec_of(spec), self._settings.device)
@@ -166,8 +168,12 @@ class Host:
         model = _ShelfModel(self._shelf, spec_of(spec), self._settings.device)
         started = time.perf_counter()
         torch.set_num_threads(self._threads(model.described))
-        with self._room():
-            answered = ablate(model, decode(prompts), **decode(arguments))
+        self._vital.begin()
+        try:
+            with self._room():
+                answered = ablate(model, decode(prompts), **decode(arguments))
+        finally:
+            self._vital.end()
         frames = (pa.Table.from_pandas(frame, preserve_index=False) for frame in (answered.rows, answered.effects))
         return Answer(
             {"what": answered.what, "seconds": time.perf_counter() - started}, tuple(map(table_bytes, frames))

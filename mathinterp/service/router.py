@@ -18,7 +18,7 @@ from typing import Any
 from mathinterp.cluster import dispatch
 from mathinterp.cluster.dispatch import COUNTED, first_line
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers
-from mathinterp.errors import Unfinished
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.service.host import Answer, UnknownSession
 
@@ -107,11 +107,11 @@ class Router:
                 _refuse(call, ReplicaLost("the service is stopping"))
 
     def until_ready(self) -> None:
-        """Wait for the first process; raises Unfinished if all are given up."""
+        """Wait for the first process; raises UserError if all are given up."""
         with self._changed:
             while not self._stopping and not any(slot.ready for slot in self._slots):
                 if all(slot.broken for slot in self._slots):
-                    raise Unfinished(self._slots[0].broken)
+                    raise UserError(self._slots[0].broken)
                 self._changed.wait(IDLE)
 
     @property
