@@ -4,6 +4,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,14 @@ def test_a_model_that_the_service_finds_otherwise_is_refused(service, tmp_path, 
     monkeypatch.setattr("mathinterp.service.place.encode_prompts", lambda prompts: [])
     with pytest.raises(UserError, match=r"prompts on node .* is not the driver's"):
         service.run(Heads(), TINY, PROMPTS, store=str(tmp_path))
+    monkeypatch.undo()
+    scan = partial(service.run, model=TINY, prompts=PROMPTS, store=str(tmp_path))
+    described = service.requests.resolve(ModelSpec(TINY), "cpu")
+    other = replace(described, fingerprint="0123456789abcdef")
+    monkeypatch.setattr(service.requests, "resolve", lambda *_: other)
+    for ask in (lambda: service.ablate(TINY, PROMPTS, heads=["0.1"]), lambda: scan(Heads())):
+        with pytest.raises(UserError, match=r"model .* is not the driver's \(fingerprint"):
+            ask()
     monkeypatch.undo()
     monkeypatch.setattr(Heads, "parameters", lambda self: {"other": time.time()})
     with pytest.raises(UserError, match="reads the parameters of `heads` otherwise"):

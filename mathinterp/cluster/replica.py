@@ -97,7 +97,7 @@ class Replica:
             raise UserError(
                 f"{_where()} gave this replica a GPU but torch sees none there; install a CUDA build of torch"
             )
-        _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
+        require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
         with loading_turn(LOADS_AT_ONCE):
             resolved = self._find_model()
         ahead = compile_ahead(job.scan, resolved, job.prompts, job.device)
@@ -119,7 +119,7 @@ class Replica:
 
     def _find_model(self) -> ResolvedModel:
         resolved = self._job.source.resolve(self._job.device)
-        _require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
         return resolved
 
     def _load_model(self, resolved: ResolvedModel) -> LoadedModel:
@@ -281,7 +281,8 @@ def _no_link(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _require_same(what: str, here: str, driver: str) -> None:
+def require_same(what: str, here: str, driver: str) -> None:
+    """Raise UserError unless this process finds what the driver found."""
     if here != driver:
         raise UserError(
             f"{what} on {_where()} is not the driver's (fingerprint {here}, driver {driver});"

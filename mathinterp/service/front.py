@@ -184,7 +184,7 @@ class Front:
         ask, session = await _json(request), Session(_user(request), {})
         spec = _fields(ask, "spec")
         spec_of(spec)
-        work = {"spec": spec, "prompts": ask.get("prompts"), "arguments": ask.get("arguments")}
+        work = {"spec": spec, **{name: ask.get(name) for name in ("model_fingerprint", "prompts", "arguments")}}
         session.ask["model_fingerprint"] = str(ask.get("model_fingerprint"))
         return _tables(await self._answer(session, "ablate", work))
 

@@ -18,7 +18,7 @@ import torch
 from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.places import threads_for
 from mathinterp.cluster.plan import DTYPE_BYTES
-from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.cluster.replica import Replica, ReplicaJob, require_same
 from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
@@ -163,9 +163,10 @@ class Host:
         self._sessions.pop(session, None)
         return Answer({})
 
-    def _ablate(self, spec: dict[str, Any], prompts: Any, arguments: Any) -> Answer:
+    def _ablate(self, spec: dict[str, Any], model_fingerprint: str, prompts: Any, arguments: Any) -> Answer:
         """One question, answered at once."""
         model = _ShelfModel(self._shelf, spec_of(spec), self._settings.device)
+        require_same(f"model '{model.spec.name}'", model.fingerprint, model_fingerprint)
         started = time.perf_counter()
         torch.set_num_threads(self._threads(model.described))
         self._vital.begin()

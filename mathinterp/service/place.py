@@ -22,6 +22,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard
 from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.sources import NAMES
 from mathinterp.service.codec import bytes_table, encode, encode_prompts
 from mathinterp.service.requests import ReplicaGone, Requests
 from mathinterp.store import Store
@@ -50,6 +51,8 @@ def spec_for(model: Model, described: ResolvedModel) -> dict[str, str | None]:
 
 
 def _full(name: str) -> str:
+    if name in NAMES:  # whatever folder may be called so
+        return name
     path = Path(name).expanduser()
     return str(path.absolute()) if path.exists() else name
 
