@@ -26,6 +26,7 @@ import psutil
 import mathinterp as mi
 from mathinterp.connected import Service
 from mathinterp.experiments.heads import Heads
+from mathinterp.models.units import Head
 from mathinterp.prompts.given import Prompts
 from mathinterp.store import Store
 
@@ -68,7 +69,7 @@ def main() -> None:
 
 def question(number: int) -> Heads:
     """Five heads of the first layer, others each time where there are more."""
-    return Heads(heads=[(0, (number + head) % 8) for head in range(HEADS)])
+    return Heads(heads=tuple(Head(0, (number + head) % 8) for head in range(HEADS)))
 
 
 def prompts(limit: int, seed: int) -> Prompts:
@@ -127,7 +128,7 @@ def follow_ups(client: Service, front: int, model: str, limit: int, repeats: int
 
 def processor_seconds(processes: list[psutil.Process]) -> float:
     """What they took so far; on a busy machine this says more than the clock."""
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+    return float(sum(times.user + times.system for times in (process.cpu_times() for process in processes)))
 
 
 if __name__ == "__main__":
