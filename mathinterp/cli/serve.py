@@ -167,7 +167,12 @@ def _words(token_file: str | None, options: dict[str, Any]) -> list[str]:
 @click.option("--service", default=None, metavar="URL", help="Which one. Default: the one of this machine.")
 @json_option()
 def status(service: str | None, as_json: bool) -> None:
-    """Models with their level and bytes, replicas, queue and users."""
+    """Models with their level and bytes, replicas, queue and users.
+
+    \b
+    Example:
+      mathinterp serve status --json
+    """
     from mathinterp.service.requests import Requests
 
     url = service or _only(None).url
@@ -189,7 +194,12 @@ def status(service: str | None, as_json: bool) -> None:
 @serve.command()
 @click.option("--port", type=Whole(0, 65535), help="Of which service. Default: the only one of this machine.")
 def stop(port: int | None) -> None:
-    """Stop the service of this machine, with all of its processes; what was stored stays."""
+    """Stop the service of this machine, with all of its processes; what was stored stays.
+
+    \b
+    Example:
+      mathinterp serve stop
+    """
     from mathinterp.service import state
 
     running = _only(port)
