@@ -125,7 +125,8 @@ def test_of_one_run_in_held_its_own_rows_alone_are_read_and_all_others_when_aske
     expected = store.rows(own, {"run": first})
     assert expected
     others = store.rows(own, {"run": second})
-    assert others and others != expected
+    assert others
+    assert others != expected
     with store.held(first):
         assert store.rows(own, {"run": first}) == expected
         assert store.rows(own, {"run": second}) == others

@@ -7,7 +7,7 @@ plain class, of which RayWorkers makes an actor: ``run`` does one call at a time
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,8 +80,9 @@ class _OnShelf:
         """As it was found."""
         return self.resolved
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
         """See Shelf.take."""
+        assert not further
         return self.shelf.take(resolved)
 
 

@@ -39,6 +39,8 @@ def check_named(model: Model) -> None:
             f"model '{model.label}' is an object in this process's memory, which does not go to a service; save it to a"
             " folder that the service can read, or run it here"
         )
+    if model.spec.load_in is not None:
+        raise UserError("a service holds models as their files are; leave out `load_in`, or run it here")
     if model.spec.trust_remote_code:
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
 
@@ -79,6 +81,14 @@ class OnService:
     def device(self) -> str:
         """The service's."""
         return str(self._requests.about["device"])
+
+    def cards(self) -> int:
+        """A replica of a service computes on one."""
+        return 1
+
+    def card_bytes(self) -> int | None:
+        """Known to the service alone."""
+        return None
 
     def described(self) -> ResolvedModel:
         """As its machines find it; raises UserError for what cannot be asked, before anything is written."""

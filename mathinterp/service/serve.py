@@ -94,6 +94,8 @@ def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, int, s
 
     stack.enter_context(connection(settings.address))
     gpus = gpus_each(settings.gpus_per_replica)
+    if gpus > 1:
+        raise UserError(f"`gpus_per_replica` {gpus:g}: a replica of a service computes on one GPU; give 1 or less")
     placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
     host = HostSettings(
         placed.device, _limits(settings, placed), int(largest_node("CPU")), settings.experiments
