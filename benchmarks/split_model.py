@@ -6,8 +6,8 @@
 The first compares three ways to scan heads of a model that fits one card: one card; two replicas, each a process with
 a card and half of the heads, started together; one model on both cards. Target: the last at 0.85 of the second's pace.
 The second scans a model that fits no card, and compares its pace in FLOP/s with that of the 7B shape on the same two
-cards, measured first. Target: 0.85. Models have random weights; each way is measured from the prepared engine (compiled,
-clean pass done) to scores on the host, best of --rounds.
+cards, measured first. Target: 0.85. Models have random weights; each way is measured from the prepared engine
+(compiled, clean pass done) to scores on the host, best of --rounds.
 
 Needs two GPUs and says so where there are fewer. Prints one JSON line last.
 """
@@ -19,12 +19,15 @@ import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import click
 import numpy as np
 import torch
 
+from mathinterp.engine import packed
 from mathinterp.engine.scores import Scores
+from mathinterp.engine.tree.packing import GPU_TOKENS
 from mathinterp.experiments.ablated import AblationState
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
@@ -84,7 +87,7 @@ class Scan:
     def noise(self) -> dict[str, float]:
         """How far this engine strays from itself."""
         noise: dict[str, float] = self.state.notes["noise_floor"]
-        return noise
+        return {**noise, "packing_deviation": self.state.notes["packing_deviation"]}
 
 
 def replica(card: int, work: tuple[Any, ...], rounds: int, barrier: Any, told: Any) -> None:
@@ -146,13 +149,20 @@ def compare(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: i
     split = Scan(shape, limit, layers, heads, cards=2)
     found |= {"split_seconds": split.timed(rounds), "split_noise": split.noise(), "engine": split.state.notes["engine"]}
     found["apart"] = apart(split.scores(), expected)
+    split.layers = list(layers[:: max(1, len(layers) - 1)])  # the first and the last
+    expected = split.scores()
     del split
+    torch.cuda.empty_cache()
+    with mock.patch.object(packed, "GPU_TOKENS", GPU_TOKENS // 2):  # each of two cards works on such a batch
+        alike = Scan(shape, limit, [layers[0], layers[-1]], heads, cards=1)
+        found["apart_in_equal_batches"] = apart(expected, alike.scores())
+    del alike
     torch.cuda.empty_cache()
     found["two_replicas_seconds"] = two_replicas(shape, limit, layers, heads, rounds)
     found["flops_per_second"] = flops / found["split_seconds"]
     found["of_two_replicas"] = found["two_replicas_seconds"] / found["split_seconds"]
     floor = max(found[f"{way}_noise"]["max_logprob_deviation"] for way in ("one_card", "split"))
-    found["within_noise"] = found["apart"]["logprob"] <= 2 * floor  # each may stray by its own
+    found["within_noise"] = found["apart_in_equal_batches"]["logprob"] <= 2 * floor  # each may stray by its own
     return found
 
 
@@ -205,7 +215,10 @@ def main(shape: str, limit: int, layers: str | None, heads: int | None, rounds: 
     name = "of_two_replicas" if fits else "of_predicted"
     print(f"{shape} on two cards: {found[name]:.3f} {name.replace('_', ' ')} (target {TARGET})")
     if fits:
-        print(f"rows: {found['apart']}; noise floor {found['split_noise']}; within it: {found['within_noise']}")
+        print(
+            f"rows in batches of equal shapes: {found['apart_in_equal_batches']}; within noise: {found['within_noise']}"
+        )
+        print(f"rows in batches as each way cuts them: {found['apart']}; noise of the split {found['split_noise']}")
     work = {"shape": shape, "prompts": limit, "layers": len(chosen), "heads": asked}
     print(json.dumps({"gpu": torch.cuda.get_device_name(), **work, **found}))
 

@@ -28,3 +28,8 @@ def counted(count: int, noun: str) -> str:
 def file_name(text: str) -> str:
     """``text`` with what a file's name may not hold replaced."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
+
+
+def visible(name: str) -> str:
+    """A file's name on one line, and without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)

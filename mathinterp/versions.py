@@ -7,6 +7,7 @@ resumed by another version, which is then recorded and told. All of it is plain 
 import hashlib
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,3 +119,12 @@ def merged(known: Sequence[Versions], here: Versions) -> list[dict[str, str]]:
     if any(here.items() <= entry.items() for entry in entries):
         return entries
     return [*(entry for entry in entries if not entry.items() <= here.items()), dict(here)]
+
+
+def command() -> str | None:
+    """The command line of this process, where it is a command or a job of this package; else None."""
+    program = Path(sys.argv[0])
+    if program.name == "mathinterp":
+        return shlex.join(["mathinterp", *sys.argv[1:]])
+    job = program.suffix == ".py" and program.parent.name == "ray_jobs"
+    return shlex.join(["python", f"ray_jobs/{program.name}", *sys.argv[1:]]) if job else None

@@ -78,7 +78,7 @@ def test_experiments_that_read_weights_refuse(tmp_path: Path, monkeypatch: pytes
     place = Here(Model(model.spec))
     check_model(Heads(), model, place)
     for experiment in (Neurons(), Paths()):
-        with pytest.raises(UserError, match="`load_in` 8bit: .* reads or trains weights as numbers"):
+        with pytest.raises(UserError, match=r"`load_in` 8bit: .* reads or trains weights as numbers"):
             check_model(experiment, model, place)
 
 

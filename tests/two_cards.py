@@ -43,6 +43,8 @@ class OnCard(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.tolist:
             return args[0].inner.tolist()
+        if func is torch.Tensor.new_tensor:
+            return torch.tensor(args[1], dtype=args[0].dtype).to(args[0].device)
         if func in (
             torch.Tensor.__getitem__,
             torch.Tensor.__setitem__,

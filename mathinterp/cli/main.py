@@ -14,7 +14,6 @@ import click
 
 import mathinterp
 from mathinterp.cli.chain import chain
-from mathinterp.cli.check import check
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
 from mathinterp.cli.group import Group
@@ -28,6 +27,7 @@ from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
 from mathinterp.cli.report import report
+from mathinterp.cli.runs import check, runs
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
 from mathinterp.cli.serve import serve
@@ -58,7 +58,7 @@ class Commands(Group):
         "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
-        "Serve results, and run on a cluster": ("sql", "report", "check", "submit", "serve"),
+        "Serve results, and run on a cluster": ("sql", "report", "runs", "check", "submit", "serve"),
     }
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
@@ -135,7 +135,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, sql, check, selftest, submit, tune, edit, evaluate, chain, stability, serve,
+    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

@@ -36,7 +36,7 @@ class Growth:
 
     def missing(self) -> list[Shard]:
         """Those to run now, after what the store has was taken up."""
-        done = set(self._run.shards) - set(self._run.missing_shards())
+        done = self._run.done_shards()
         first = len(self._growing.first())
         self._growing.restore(self.known[first:], done - {self._growing.closing.key})
         self._grow(self._growing.follow(self._read))

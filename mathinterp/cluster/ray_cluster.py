@@ -145,12 +145,12 @@ def gpus_each(asked: float | None) -> float:
         return 1 if largest else 0
     if asked < 0:
         raise UserError(f"`gpus_per_replica` {asked:g}: give 0 for CPU, a fraction of a GPU, or a whole number")
-    if asked > largest:
-        raise UserError(f"`gpus_per_replica` {asked:g}: no node has that many GPUs, the most is {largest:g}")
     if asked > 1 and asked != int(asked):
         raise UserError(
             f"`gpus_per_replica` {asked:g}: layers lie on whole GPUs; give a whole number, or a fraction of one"
         )
+    if asked > largest:
+        raise UserError(f"`gpus_per_replica` {asked:g}: no node has that many GPUs, the most is {largest:g}")
     return asked
 
 

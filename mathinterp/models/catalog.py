@@ -172,7 +172,8 @@ def load(
         model = load_weights(
             folder,
             resolved.config,
-            cards=cards,
+            device=device,
+            further=cards[1:],
             dtype=dtype,
             gguf_file=gguf_file,
             adapter=resolved.adapter,

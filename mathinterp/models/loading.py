@@ -35,18 +35,20 @@ def load_weights(
     folder: Path,
     config: PreTrainedConfig,
     *,
-    cards: Sequence[torch.device],
+    device: torch.device,
+    further: Sequence[torch.device] = (),
     dtype: torch.dtype,
     gguf_file: str | None = None,
     adapter: Path | None = None,
     trust_remote_code: bool = False,
     load_in: str | None = None,
 ) -> "PreTrainedModel":
-    """Load a checkpoint onto its device in ``dtype``, or its layers onto several, with the adapter merged in.
+    """Load a checkpoint onto ``device`` in ``dtype``, layers onto ``further`` ones too, with the adapter merged in.
 
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
     for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
     """
+    cards = [device, *further]
     reading_dtype = merging_dtype(adapter, dtype) if adapter else dtype
     model = _read(folder, config, cards, reading_dtype, gguf_file, trust_remote_code, load_in)
     if len(cards) > 1:

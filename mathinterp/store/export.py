@@ -38,7 +38,7 @@ def write_parquet(rows: pa.RecordBatchReader, file: BinaryIO) -> int:
     """A Parquet file with the query's types; returns the number of rows. Columns of one name are numbered."""
     schema = pa.schema([
         field.with_name(name) for field, name in zip(rows.schema, unique_names(rows.schema.names), strict=True)
-    ])  # fmt: skip
+    ], metadata=rows.schema.metadata)  # fmt: skip
     try:
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
             return _each(rows, lambda batch: writer.write_batch(pa.record_batch(batch.columns, schema)))

@@ -111,8 +111,15 @@ class StoreFiles:
             for folder in (path.parent, path.parent.parent):  # the rename, and the folder itself if it is new
                 _fsync_folder(folder)
 
-    def read(self, name: str) -> bytes:
-        """The whole content; raises FileNotFoundError, or OSError for what is no regular file."""
+    def read(self, name: str, *, now: bool = False) -> bytes:
+        """The whole content; raises FileNotFoundError, or OSError for what is no regular file.
+
+        Args:
+            now: of an object store, not as it was when it was last listed.
+        """
+        if now and self._remote is not None:
+            with self._told("cannot be read", FileNotFoundError, PermissionError):
+                return self._remote.read_now(name)
         with self.open(name) as file:
             return file.read()
 
@@ -131,6 +138,20 @@ class StoreFiles:
             else:
                 self._remote.remove(name)
 
+    def modified(self, name: str) -> float | None:
+        """When a file that was listed was written, in seconds since 1970; None: gone, or the store does not say."""
+        if self._remote is not None:
+            return self._remote.modified(name)
+        with suppress(OSError):
+            return os.lstat(os.path.join(self.root, name)).st_mtime
+        return None
+
+    def remove_folder(self, name: str) -> None:
+        """Delete a folder if there is nothing in it; object stores have none."""
+        if self._remote is None:
+            with suppress(OSError):  # not empty, or a link, or gone
+                os.rmdir(os.path.join(self.root, name))
+
     def find(self, folder: str, suffix: str) -> dict[str, FileVersion]:
         """All files below ``folder`` whose names end in ``suffix``, and all that is odd; {} if it is absent.
 
@@ -145,12 +166,14 @@ class StoreFiles:
             found = {name: FileVersion(size, stamp) for name, (size, stamp) in listed.items()}
         return {name: found[name] for name in sorted(found) if name.endswith(suffix) or found[name].odd}
 
-    def folders(self) -> list[str]:
-        """Names of the folders in the store itself."""
+    def folders(self, *, anew: bool = False) -> list[str]:
+        """Names of the folders in the store itself; ``anew``: of an object store too, not as it was last listed."""
         if self._remote is None:
             with suppress(FileNotFoundError), os.scandir(self.root) as listing:
                 return sorted(entry.name for entry in listing if entry.is_dir(follow_symlinks=False))
             return []
+        if anew:
+            self.find("", "")
         return sorted({name.split("/")[0] for name in self._remote.listed() if "/" in name})
 
     def remove_stale(self, *folders: str) -> None:
@@ -159,6 +182,12 @@ class StoreFiles:
             for path in sorted(Path(self.root, folder).glob(".*.tmp")):
                 with suppress(OSError):  # locked by its writer, gone meanwhile, or not ours to delete
                     _remove_if_stale(path)
+
+    def leftovers(self, *folders: str) -> list[str]:
+        """Temporary files in ``folders`` that no living process writes; on other machines: old ones."""
+        names = [f"{folder}/{path.name}".lstrip("/") for folder in (folders if self._remote is None else ())
+                 for path in sorted(Path(self.root, folder).glob(".*.tmp")) if _is_stale(path)]  # fmt: skip
+        return names
 
     def _walk(self, folder: str, found: dict[str, FileVersion]) -> None:
         """Add every regular file below a folder, and whatever else is there with its reason."""
@@ -242,11 +271,22 @@ def _locked_new_file(path: Path) -> BinaryIO:
 def _remove_if_stale(path: Path) -> None:
     """Delete a temporary file whose writer is dead: its lock is free, or, if it is another machine's, it is old."""
     with _open_regular(str(path)) as file:
-        if path.name[:-36].endswith(f".{socket.gethostname()}."):  # before 32 digits and .tmp
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        elif time.time() - os.fstat(file.fileno()).st_mtime < STALE_SECONDS:
-            return
-        path.unlink(missing_ok=True)
+        if _writer_is_dead(path, file):
+            path.unlink(missing_ok=True)
+
+
+def _writer_is_dead(path: Path, file: BinaryIO) -> bool:
+    """Raises OSError where a process of this machine has it locked."""
+    if path.name[:-36].endswith(f".{socket.gethostname()}."):  # before 32 digits and .tmp
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return time.time() - os.fstat(file.fileno()).st_mtime >= STALE_SECONDS
+
+
+def _is_stale(path: Path) -> bool:
+    with suppress(OSError), _open_regular(str(path)) as file:
+        return _writer_is_dead(path, file)
+    return False
 
 
 def _open_regular(path: str) -> BinaryIO:

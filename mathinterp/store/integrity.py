@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed, StoreFiles
+from mathinterp.store.manifest import file_of
 from mathinterp.store.query import refusal
 from mathinterp.store.reading import closed_connection
 from mathinterp.store.survey import PROMPT_TABLES, Record, Survey, Surveyor
@@ -72,6 +73,8 @@ def _read(files: StoreFiles, name: str, known: Entry | None) -> tuple[Entry | No
             return {"rows": rows, "bytes": size, "sha256": digest}, None
     except StoreFailed:
         raise
+    except FileNotFoundError:  # since it was listed: files were merged, or the run is being deleted
+        return None, None
     except OSError as error:
         return None, f"cannot be read ({error.strerror or error})"
 
@@ -96,8 +99,7 @@ def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
     whole = entries(files, surveyor, record, again=True)
     unproved = 0
     for shard in whole.keys() - record.get("files", {}).keys():
-        table, index = shard.split("/")
-        with files.open(f"{table}/run_id={record['run_id']}/shard-{index}.parquet") as file:
+        with files.open(file_of(record["run_id"], shard)) as file:
             unproved += not has_checksums(file)
     missing = [shard for shard in record["shards"] if shard not in whole]
     proved = len(whole) - unproved
@@ -174,6 +176,8 @@ def _distrust_damaged(files: StoreFiles, surveyor: Surveyor, names: Iterable[str
                 why = f"damaged ({refused})"
         except StoreFailed:
             raise
+        except FileNotFoundError:
+            why = None  # merged with others, or deleted, since it was listed
         except OSError as error:
             why = f"cannot be read ({error.strerror or error})"
         if why is not None:

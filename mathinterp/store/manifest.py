@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.store.files import StoreFiles
-from mathinterp.versions import differences, merged
+from mathinterp.store.recut import adopt, is_cut, original_shards, originals_in
+from mathinterp.versions import command, differences, merged
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 RUN_ID_LENGTH = 12
 _SHARD = re.compile(r"[^/]+/\d{5,}")
+RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_LENGTH}}}")
 RESULT_FORMAT = 1  # raise it when stored rows of the same parameters would differ: other columns, other cut of shards
 
 
@@ -52,10 +54,20 @@ def record_name(run: str) -> str:
     return f"runs/{run}.json"
 
 
-def read_record(files: StoreFiles, run: str) -> dict[str, Any] | None:
-    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read."""
+def file_of(run: str, shard: str) -> str:
+    """Where the rows of a shard, by its key, live in its store."""
+    table, index = shard.split("/")
+    return f"{table}/run_id={run}/shard-{index}.parquet"
+
+
+def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, Any] | None:
+    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read.
+
+    Args:
+        now: as ``StoreFiles.read``.
+    """
     try:
-        content = files.read(record_name(run))
+        content = files.read(record_name(run), now=now)
     except FileNotFoundError:
         return None
     try:
@@ -64,6 +76,8 @@ def read_record(files: StoreFiles, run: str) -> dict[str, Any] | None:
         raise ValueError("nested too deep") from error
     if not isinstance(record, dict) or record.get("run_id") != run or not _fields_fit(record):
         raise ValueError("not the record of this run")
+    if "deleting" in record:
+        raise ValueError(f"the run is being deleted; `mathinterp runs delete {run}` ends what was begun")
     named_by = ("scan", "parameters", "model_fingerprint", "prompts_fingerprint", "result_format")
     if run_id(*(record[name] for name in named_by)) != run:
         raise ValueError("foreign: its id is not the hash of what it holds")
@@ -86,7 +100,8 @@ def _fields_fit(record: Mapping[str, Any]) -> bool:
         and isinstance(shards, list) and len(shards) > 0
         and all(isinstance(shard, str) and _SHARD.fullmatch(shard) for shard in shards)
         and len(set(shards)) == len(shards)
-        and _are_grown(record.get("grown", []), shards)
+        and is_cut(record)
+        and _are_grown(record.get("grown", []), original_shards(record))
         and isinstance(files, dict) and all(_is_file_entry(entry) for entry in files.values())
     )  # fmt: skip
 
@@ -147,12 +162,18 @@ class Run:
         finished = self._store.finished_shards(self.run_id, self.record)
         return [shard for shard in self.record["shards"] if shard not in finished]
 
+    def done_shards(self) -> set[str]:
+        """Keys of the experiment's own shards that have a good file, or are in one with others."""
+        return originals_in(self.record, self._store.finished_shards(self.run_id, self.record))
+
     def grow(self, shards: Sequence[Mapping[str, Any]]) -> None:
         """Add shards (table, index, work, cost) that followed from rows; in the record before any of them runs."""
         self.record["grown"] = [*self.record.get("grown", []), *map(dict, shards)]
         keys = [f"{shard['table']}/{shard['index']:05d}" for shard in shards]
         assert not set(keys) & set(self.record["shards"]), keys
         self.record["shards"] = [*self.record["shards"], *keys]
+        if "cut" in self.record:  # some of its files were merged, and others of these lost since
+            self.record["cut"] = [*self.record["cut"], *keys]
         save_record(self._store.files, self.record)
 
     def made_by(self, versions: Mapping[str, str]) -> None:
@@ -166,6 +187,7 @@ class Run:
     def note(self, facts: Mapping[str, Any]) -> None:
         """Remember facts about the run (engine, noise floor, device); plain JSON."""
         self.record["notes"] = {**self.record["notes"], **facts}
+        adopt(self.record, self._store.record(self.run_id))
         save_record(self._store.files, self.record)
 
     def finish(
@@ -186,6 +208,7 @@ class Run:
         Returns:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
+        adopt(self.record, self._store.record(self.run_id))
         before = self.record.get("files", {})
         self.record["files"] = {**before, **(written or {})}
         self.record["files"] = self._store.file_entries(self.record)
@@ -214,6 +237,7 @@ def new_record(identity: Mapping[str, Any], shards: list[str]) -> dict[str, Any]
     return {
         **identity,
         "result_format": RESULT_FORMAT,
+        "command": command(),
         "started_at": timestamp(),
         "finished_at": None,
         "shards": shards,
@@ -231,10 +255,11 @@ def resumed_record(
 ) -> dict[str, Any]:
     """An earlier record, opened again; raises UserError if the run was then cut into other shards."""
     grown = len(record.get("grown", []))
-    if record["shards"][: len(record["shards"]) - grown] != shards:
+    cut = original_shards(record)
+    if cut[: len(cut) - grown] != shards:
         raise UserError(
             f"run {record['run_id']} of this store was cut into other shards by version {record['code_version']}; "
-            f"use another `store`, or delete {record_name(record['run_id'])} and its result folders"
+            f"use another `store`, or `mathinterp runs delete {record['run_id']}`"
         )
     known = record["code_version"].split(", ")
     if code_version not in known:

@@ -211,6 +211,11 @@ def is_of_a_file(error: BaseException | None) -> bool:
     return isinstance(error, of_content) or type(error) is duckdb.Error
 
 
+def is_of_a_gone_file(error: BaseException | None) -> bool:
+    """Whether a file was merged with others, or deleted, after it was listed."""
+    return re.search("No files found|No such file|FileNotFoundError", str(error)) is not None
+
+
 def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str]:
     """Name -> why DuckDB cannot read a run's record, for those that it cannot."""
     found = {}

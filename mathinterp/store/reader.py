@@ -67,6 +67,24 @@ class StoreReader:
         """Every file found so far that cannot be trusted, and why, a line each."""
         return self._surveyor.problems
 
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """Name of each file found so far that cannot be trusted -> why."""
+        return self._surveyor.faults
+
+    @property
+    def merging(self) -> Iterable[str]:
+        """The markers of merges that were found so far; see compacting.py."""
+        return sorted(self._surveyor.merging)
+
+    def look(self, tables: Iterable[str] | None = None) -> Survey:
+        """The records, and the files of some tables, or of all, as they are now."""
+        return self._surveyor.survey(catalog().tables if tables is None else tables)
+
+    def size_of(self, name: str) -> tuple[int, int]:
+        """Bytes and rows of a file that a look found good."""
+        return self._surveyor.seen(name)
+
     def require_runs(self) -> None:
         """Raise UserError unless a run was recorded here."""
         if not self.files.find("runs", ".json"):
@@ -142,7 +160,8 @@ class StoreReader:
             if self._held is not None:
                 self._held, self._of_others = Held(own=self._held.own), Held()
             records = query.unreadable_records(self.files, found.good["runs"])
-            if not deeper_faults(self.files, self._surveyor, found, records):
+            faults = deeper_faults(self.files, self._surveyor, found, records)
+            if not faults and not query.is_of_a_gone_file(error.__cause__):
                 raise
             return ask()
 

@@ -6,6 +6,7 @@ that looking at its footer and querying it take one request.
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from io import BytesIO
@@ -22,6 +23,7 @@ KEPT_BYTES = 2**28  # of such files, in memory
 RETRIES: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"retries": {"max_attempts": 4, "mode": "standard"}}},
 }
+TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
 
 
@@ -52,6 +54,7 @@ class RemoteFiles:
     def __init__(self, url: str, filesystem: Any, prefix: str):
         self._url, self._filesystem, self._prefix = url, filesystem, prefix
         self._known: dict[str, tuple[int, str]] = {}  # name -> size and stamp, when it was last listed
+        self._times: dict[str, float] = {}  # name -> when it was written, where the listing says so
         self._kept: OrderedDict[tuple[str, tuple[int, str]], bytes] = OrderedDict()
 
     def find(self, folder: str) -> dict[str, tuple[int, str]]:
@@ -66,7 +69,14 @@ class RemoteFiles:
         for name in gone:
             del self._known[name]
         self._known |= found
+        for key, info in keys.items():
+            if (seconds := _written(info)) is not None:
+                self._times[key[len(self._prefix) + 1 :]] = seconds
         return found
+
+    def modified(self, name: str) -> float | None:
+        """When a file that was listed was written, in seconds since 1970; None: the store does not say."""
+        return self._times.get(name)
 
     def listed(self) -> list[str]:
         """Names of all files that were listed so far."""
@@ -96,6 +106,11 @@ class RemoteFiles:
         while sum(map(len, self._kept.values())) > KEPT_BYTES:
             self._kept.popitem(last=False)
         return BytesIO(content)
+
+    def read_now(self, name: str) -> bytes:
+        """The content as it is, whatever was listed; raises FileNotFoundError."""
+        content: bytes = self._filesystem.cat_file(self._key(name))
+        return content
 
     def for_reading(self) -> fsspec.AbstractFileSystem:
         """A filesystem of the files that were listed, at their URLs."""
@@ -139,6 +154,19 @@ class _Listed(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     def modified(self, path: str) -> datetime:
         """A time that is the same for all: whoever asks has the version of the listing."""
         return datetime.fromtimestamp(0, UTC)
+
+
+def _written(info: dict[str, Any]) -> float | None:
+    for name in TIMES:
+        value = info.get(name)
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None
 
 
 def _version(info: dict[str, Any]) -> tuple[int, str]:

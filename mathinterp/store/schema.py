@@ -74,7 +74,7 @@ RUN_COLUMNS: dict[str, str] = {
     "notes": "JSON",
 }  # fields of runs/<run_id>.json and their SQL types
 
-_SQL_TYPES = {
+SQL_TYPES = {
     pa.string(): "VARCHAR",
     pa.bool_(): "BOOLEAN",
     pa.int8(): "TINYINT",
@@ -89,7 +89,7 @@ _SQL_TYPES = {
 
 def sql_columns(stored: Table) -> dict[str, str]:
     """Column -> DuckDB type of a stored table, its partition column first."""
-    return {stored.partition: "VARCHAR"} | {field.name: _SQL_TYPES[field.type] for field in stored.schema}
+    return {stored.partition: "VARCHAR"} | {field.name: SQL_TYPES[field.type] for field in stored.schema}
 
 
 def conform(rows: pa.Table, table: str, schema: pa.Schema) -> pa.Table:

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,11 +26,24 @@ from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed
 from mathinterp.store.integrity import Checked, check, entries, files_of, intact_prompts, seal
-from mathinterp.store.manifest import RESULT_FORMAT, Run, new_record, read_record, resumed_record, run_id, save_record
+from mathinterp.store.manifest import (
+    RESULT_FORMAT,
+    Run,
+    file_of,
+    new_record,
+    read_record,
+    resumed_record,
+    run_id,
+    save_record,
+)
 from mathinterp.store.reader import StoreReader
+from mathinterp.store.recut import place_of, restored
 from mathinterp.store.survey import PROMPT_TABLES
-from mathinterp.store.writer import encode, whole_rows
+from mathinterp.store.writer import encode, of_one_shard, whole_rows
 from mathinterp.versions import differences
+
+if TYPE_CHECKING:
+    from mathinterp.store.runs import Runs
 
 logger = logging.getLogger(__name__)
 
@@ -99,24 +112,40 @@ class Store(StoreReader):
             "code_version": code_version,
             "versions": [dict(versions)] if versions else [],
         }
+        while (record := self._opened(identity, list(shards), versions or {})) is None:
+            logger.info(f"run {run}: its files were merged meanwhile; they are looked at again")
+        self.write_views()
+        return Run(self, record)
+
+    def _opened(
+        self, identity: Mapping[str, Any], shards: list[str], versions: Mapping[str, str]
+    ) -> dict[str, Any] | None:
+        """The record, new or as it was, saved; None: files were merged, or merged ones lost, while they were read."""
+        run: str = identity["run_id"]
         try:
-            earlier = read_record(self.files, run)
+            earlier = read_record(self.files, run, now=True)
         except StoreFailed:
             raise
         except (ValueError, OSError) as error:
             self._surveyor.report(f"runs/{run}.json", f"not a run's record ({error})", "written anew")
             earlier = None
         if earlier is None:
-            record = new_record(identity, list(shards))
+            record, merged = new_record(identity, shards), None
         else:
-            earlier["versions"] = self._made_before(earlier, versions or {})
-            record = resumed_record(earlier, code_version, versions or {}, list(shards))
+            merged = earlier.get("compacted")
+            earlier["versions"] = self._made_before(earlier, versions)
+            record = resumed_record(earlier, identity["code_version"], versions, shards)
         tables = {shard.split("/")[0] for shard in shards}
         self.files.remove_stale("", "runs", *(f"{table}/run_id={run}" for table in sorted(tables)))
         record["files"] = entries(self.files, self._surveyor, record, again=True)
+        if lost := set(record.get("compacted", {})) - set(record["files"]):
+            record = restored(record, lost)
+            record["files"] |= entries(self.files, self._surveyor, record, again=False)
+        stored = self.record(run)
+        if stored is not None and stored.get("compacted") != merged:
+            return None
         save_record(self.files, record)
-        self.write_views()
-        return Run(self, record)
+        return record
 
     def has_finished(self, run: str, prompts_fingerprint: str) -> bool:
         """Whether a record says that the run is finished, and its prompts are here, whole."""
@@ -156,10 +185,21 @@ class Store(StoreReader):
         """Shard -> rows, bytes and sha256 of its file, for the finished shards of a run; reads what is not known."""
         return entries(self.files, self._surveyor, record, again=False)
 
+    def entries(self, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """As ``file_entries``, of files that were read to their end and are those of the record."""
+        return entries(self.files, self._surveyor, record, again=True)
+
+    @property
+    def runs(self) -> "Runs":
+        """What can be done with whole runs: list, show, compare, delete, export, check and compact them."""
+        from mathinterp.store.runs import Runs
+
+        return Runs(self)
+
     def record(self, run: str) -> dict[str, Any] | None:
-        """The record of a run; None: there is none that can be read."""
+        """The record of a run as it is now; None: there is none that can be read."""
         try:
-            return read_record(self.files, run)
+            return read_record(self.files, run, now=True)
         except ValueError:
             return None
 
@@ -168,11 +208,13 @@ class Store(StoreReader):
 
         Raises UserError if its file is gone or damaged.
         """
-        table, index = shard.split("/")
-        name = f"{table}/run_id={run}/shard-{index}.parquet"
+        record = self.record(run) or {"shards": []}
+        held_in, start, count = place_of(record, shard)
+        name = file_of(run, held_in)
         try:
-            entry = (self.record(run) or {}).get("files", {}).get(shard)
-            return whole_rows(self.files.read(name), None if entry is None else entry["sha256"])
+            entry = record.get("files", {}).get(held_in)
+            rows = whole_rows(self.files.read(name), None if entry is None else entry["sha256"])
+            return rows if count is None else of_one_shard(rows, shard, start, count)
         except StoreFailed:
             raise
         except FileNotFoundError as error:
@@ -218,7 +260,7 @@ class Store(StoreReader):
         Returns:
             a receipt: shard, path, rows, bytes, sha256, host.
         """
-        name = f"{table}/run_id={run}/shard-{index:05d}.parquet"
+        name = file_of(run, f"{table}/{index:05d}")
         config = {**metadata, "run_id": run, "shard": f"{table}/{index:05d}", "result_format": RESULT_FORMAT}
         content = encode(rows, table, config)
         self.files.write(name, content)

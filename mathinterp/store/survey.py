@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFailed, StoreFiles
-from mathinterp.store.manifest import read_record
+from mathinterp.store.manifest import file_of, read_record
 from mathinterp.store.writer import Footer, read_footer
+from mathinterp.text import visible
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -29,6 +30,7 @@ KEPT_IN = "inspected.json"
 WORTH_KEEPING = 100  # footers that were read by one process
 FEW_FOLDERS = 3  # more than these of an object store are listed in one go
 ELSEWHERE = "elsewhere"  # in ``good``: shards in tables of experiments that are not installed here
+COMPACTING = "compacting.parquet"  # in a run's folder while its files are merged, see compacting.py
 _SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
 _PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 PROMPT_TABLES = ("prompts", "answer_tokens")
@@ -53,10 +55,33 @@ class Surveyor:
         # Name -> size and stamp of a file's version, fault and rows of its footer. None: not read from KEPT_IN yet.
         self._footers: dict[str, list[Any]] | None = None
         self._unkept = 0  # footers that KEPT_IN does not have
+        self._unlisted: set[str] = set()  # runs with files that their records do not list
+        self.merging: set[str] = set()  # markers of runs whose files are being merged
+        self.faults: dict[str, str] = {}  # name of each file in ``problems`` -> why
 
     def survey(self, tables: Iterable[str], run: str | None = None) -> Survey:
         """All records, and the files of some tables; with ``run`` of this run alone, and its prompts."""
         tables = list(tables)
+        for _ in range(5):  # until record and files fit
+            found = self._survey(tables, run)
+            suspects = self._unlisted | {run for run, record in found.records.items() if "compacted" in record}
+            if not any(self._moved(each, found, tables) for each in suspects & set(found.records)):
+                break
+        return found
+
+    def _moved(self, run: str, found: Survey, tables: list[str]) -> bool:
+        """Whether files of a finished run were merged while they were listed, so that some seem to be missing."""
+        record = found.records[run]
+        names = {file_of(run, shard): shard for shard in record["shards"] if shard.split("/")[0] in tables}
+        there = {names[name] for table in tables for name in found.good.get(table, []) if name in names}
+        if record["finished_at"] is None or len(there) == len(names):
+            return False
+        with suppress(ValueError):  # damaged meanwhile
+            found_now = set(names.values()) & set(self.of_run(run, record))
+            return found_now != there or read_record(self._files, run, now=True) != record
+        return True
+
+    def _survey(self, tables: list[str], run: str | None) -> Survey:
         listed = self._listed(["runs", *tables]) if run is None else self._listed_of_run(tables, run)
         records, good, bad = self._read_records(listed["runs"])
         expected = _expected(records)
@@ -87,6 +112,10 @@ class Surveyor:
         listed = self._files.find(f"{table}/prompts_fingerprint={fingerprint}", ".parquet")
         return [name for name, why in self._table(table, {}, listed).items() if why is None]
 
+    def seen(self, name: str) -> tuple[int, int]:
+        """Bytes and rows of a file that may be read, as they were when it was last looked at."""
+        return self._known_footers()[name][0], self._known_footers()[name][3]
+
     def distrust(self, name: str, why: str) -> None:
         """Leave this version of a file, which was good so far, out from now on, in other processes too."""
         self._known_footers()[name][2:] = why, -1
@@ -99,7 +128,8 @@ class Surveyor:
 
     def report(self, name: str, why: str, consequence: str = "left out") -> None:
         """Name a problem, once."""
-        problem = f"{_printable(self._files.address(name))}: {_printable(why)}; {consequence}"
+        self.faults[name] = why
+        problem = f"{visible(self._files.address(name))}: {visible(why)}; {consequence}"
         if problem not in self.problems:
             self.problems.append(problem)
             logger.warning(problem)
@@ -201,9 +231,18 @@ class Surveyor:
                 if why is None and told is not None and told != rows:
                     why = f"it has {rows} rows, and the record of its run says {told}"
                 whys[name] = why
-            if why is not None:
+            if why is not None and not self._is_in_step(name, why, listed):
                 self.report(name, why)
         return whys
+
+    def _is_in_step(self, name: str, why: str, listed: Mapping[str, FileVersion]) -> bool:
+        """Whether a file is left out while files of its run are merged, which is no fault."""
+        folder, _, own = name.rpartition("/")
+        self.merging |= {name} if own == COMPACTING else set()
+        if why.startswith("none of the"):
+            self._unlisted.add(folder.rpartition("run_id=")[2])
+            return f"{folder}/{COMPACTING}" in listed
+        return own == COMPACTING
 
     def _read_footers(self, table: str, names: list[str], listed: Mapping[str, FileVersion]) -> None:
         known = self._known_footers()
@@ -308,8 +347,3 @@ def _columns(table: str) -> str:
     """Changes with the columns of a table."""
     known = catalog().tables.get(table)
     return "" if known is None else hashlib.sha256(str(known.schema).encode()).hexdigest()[:12]
-
-
-def _printable(text: str) -> str:
-    """On one line, and without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

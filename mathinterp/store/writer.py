@@ -110,6 +110,26 @@ def whole_rows(content: bytes, known: str | None) -> pa.Table:
     return rows
 
 
+def config_of(rows: pa.Table) -> dict[str, Any]:
+    """The configuration in the footer of a file that was read as a whole."""
+    found: dict[str, Any] = json.loads((rows.schema.metadata or {})[FOOTER_KEY])
+    return found
+
+
+def of_one_shard(rows: pa.Table, shard: str, start: int, count: int) -> pa.Table:
+    """Of a merged file the rows of one shard, with the configuration that its own file had.
+
+    Raises OSError if the file does not say that it holds this shard there.
+    """
+    own: list[dict[str, Any]] = config_of(rows).get("merged", [])
+    places = [sum(each["rows"] for each in own[:i]) for i in range(len(own))]
+    found = [each for each, place in zip(own, places, strict=True) if (each["shard"], place) == (shard, start)]
+    if len(found) != 1 or found[0]["rows"] != count:
+        raise OSError(f"its footer does not have shard {shard} where the record of its run says")
+    config = {name: value for name, value in (config_of(rows) | found[0]).items() if name not in ("merged", "sha256")}
+    return rows.slice(start, count).replace_schema_metadata({FOOTER_KEY: json.dumps(config, sort_keys=True).encode()})
+
+
 def checksum(file: BinaryIO) -> str:
     """SHA-256 of all bytes, in hexadecimal."""
     return hashlib.file_digest(cast(BytesIO, file), "sha256").hexdigest()

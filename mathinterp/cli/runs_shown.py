@@ -1,0 +1,127 @@
+"""How runs are shown on a terminal: rows of a list, a card, differences, what would be deleted, what mends a fault."""
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mathinterp.cli.output import console, print_table, store_option
+
+if TYPE_CHECKING:
+    from mathinterp.store.comparing import Comparison, TableDifference
+    from mathinterp.store.deleting import Deletion
+    from mathinterp.store.faults import Fault
+    from mathinterp.store.run_list import RunCard, RunRow
+
+LONG = 300  # characters: longer notes, of probes for example, are in the JSON alone
+
+
+def say(line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+def shown_row(row: "RunRow") -> dict[str, Any]:
+    from mathinterp.store.run_list import age
+
+    return {
+        "run": row.run_id,
+        "scan": row.scan,
+        "model": row.model,
+        "prompts": row.prompts,
+        "dtype": row.dtype,
+        "status": row.status,
+        "shards": f"{row.shards_done}/{row.shards}",
+        "files": row.files,
+        "rows": row.rows,
+        "size": written_bytes(row.bytes),
+        "started": row.started_at[:16].replace("T", " "),
+        "age": ago(age(row.started_at)),
+        "written": None if row.last_write is None else f"{ago(row.last_write)} ago",
+    }
+
+
+def facts(card: "RunCard") -> Iterable[tuple[str, Any]]:
+    yield from shown_row(card.run).items()
+    yield "model fingerprint", card.model_fingerprint
+    yield "prompts fingerprint", card.prompts_fingerprint
+    yield "parameters", card.parameters
+    yield "code", card.code_version
+    for each in card.versions:
+        yield "versions", ", ".join(f"{name} {value}" for name, value in each.items())
+    yield "hosts", ", ".join(card.hosts)
+    yield "seconds", card.wall_seconds
+    yield "command", card.command
+    for name, value in card.notes.items():
+        if len(str(value)) <= LONG:
+            yield name.replace("_", " "), value
+
+
+def print_difference(table: "TableDifference", run: str, other: str) -> None:
+    how = f"{table.in_both:,} rows in both by {', '.join(table.key)}"
+    alone = [f"{count:,} only in {which}" for which, count in zip((run, other), table.only_in, strict=True)]
+    repeated = "; keys repeat, rows of one key are paired in order" if table.repeated else ""
+    title = f"{table.table}: {'; '.join([how, *alone])}{repeated}"
+    if table.columns and table.in_both:
+        print_table(
+            [
+                {"column": each.column, "equal": each.equal, "different": each.cells - each.equal,
+                 "largest_difference": each.largest, "flips": each.flips, "not_finite": each.not_finite}
+                for each in table.columns
+            ],
+            title=title,
+        )  # fmt: skip
+    else:
+        say(title)
+
+
+def verdict(found: "Comparison") -> str:
+    skipped = (
+        f" Not compared: {', '.join(found.skipped)} (of experiments that are not installed)." if found.skipped else ""
+    )
+    differing = [table.table for table in found.tables if not table.same]
+    return (f"Rows differ in {', '.join(differing)}." if differing else "All rows are the same.") + skipped
+
+
+def print_planned(planned: Sequence["Deletion"]) -> None:
+    rows = [
+        {"run": each.run_id, "scan": each.scan, "status": each.status, "files": len(each.files),
+         "size": written_bytes(each.bytes), "prompts": f"go too ({len(each.prompts)} files)" if each.prompts
+         else f"stay: {each.kept_prompts}" if each.kept_prompts else "none"}
+        for each in planned
+    ]  # fmt: skip
+    print_table(rows, title="To be deleted")
+    for each in planned:
+        if each.needed_by:
+            say(f"{each.run_id} is named in the parameters of {', '.join(each.needed_by)}, whose rows stay.")
+        for name in each.left:
+            say(f"{name} is a link or no regular file; it is left alone.")
+
+
+def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
+    """What to type."""
+    option = store_option(store)
+    if fault.mend == "rerun":
+        return f"Mend: {fault.command or 'the command that made run ' + str(fault.run) + ', again'}"
+    if fault.mend in ("delete", "compact"):
+        return f"Mend: mathinterp runs {fault.mend} {fault.run}{option}"
+    where = address(fault.file)
+    return f"Mend: rm -- {shlex.quote(where)}" if "://" not in where else f"Mend: delete {where}"
+
+
+def written_bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def first_line(text: str | None) -> str | None:
+    return None if text is None else text.splitlines()[0]

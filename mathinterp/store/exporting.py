@@ -1,0 +1,98 @@
+"""Rows of one run as files that explain themselves: what they are is in a Parquet footer, or beside a CSV file."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import mathinterp
+from mathinterp.errors import UserError, did_you_mean
+from mathinterp.local_files import whole_file
+from mathinterp.store.catalog import catalog
+from mathinterp.store.export import check_export, export
+from mathinterp.store.manifest import timestamp
+from mathinterp.store.recut import original_shards
+from mathinterp.store.writer import FOOTER_KEY
+from mathinterp.text import quoted
+
+if TYPE_CHECKING:
+    from mathinterp.store.store import Store
+
+ENDINGS = (".parquet", ".csv")
+LEFT_OUT = ("shards", "cut", "compacted", "files", "grown", "errors", "attempts")  # of a record: about its files
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written."""
+
+    view: str
+    path: str
+    rows: int
+    about: str  # where it is said what the rows are: the file itself, or the one beside it
+
+
+def export_run(store: "Store", run: str, path: Path, view: str | None, force: bool) -> list[Exported]:
+    """See ``Runs.export``."""
+    check_export(path)
+    if path.suffix not in ENDINGS:
+        raise UserError(f"`output` '{path}' must end in {' or '.join(ENDINGS)}")
+    record = store.runs.record(run)
+    tables = list(dict.fromkeys(shard.split("/")[0] for shard in original_shards(record)))
+    views = [view] if view is not None else tables
+    named = {each: path if len(views) == 1 else path.with_name(f"{path.stem}.{each}{path.suffix}") for each in views}
+    queries = {each: _query(store, run, each) for each in views}
+    if not force:
+        for place in [each for file in named.values() for each in (file, _beside(file)) if each is not None]:
+            if place.exists() or place.is_symlink():
+                raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
+    return [_export(store, record, each, queries[each], file) for each, file in named.items()]
+
+
+def _beside(path: Path) -> Path | None:
+    """The file that says what a CSV file has in it."""
+    return path.with_name(path.name + ".json") if path.suffix == ".csv" else None
+
+
+def _query(store: "Store", run: str, view: str) -> str:
+    """All rows of a view that are of the run, or of its prompts; raises UserError for a view that has none such."""
+    if view not in catalog().views:
+        raise UserError(f"`view`: there is none named '{view}'.{did_you_mean(view, catalog().views)}")
+    columns = store.arrow(f"SELECT * FROM {view} LIMIT 0").column_names
+    if "run_id" in columns:
+        return f"SELECT * FROM {view} WHERE run_id = {quoted(run)}"
+    if "prompts_fingerprint" in columns:
+        own = f"SELECT prompts_fingerprint FROM runs WHERE run_id = {quoted(run)}"
+        return f"SELECT * FROM {view} WHERE prompts_fingerprint = ({own})"
+    raise UserError(f"`view`: '{view}' has rows neither of runs nor of prompts; ask it through `mathinterp sql`")
+
+
+def _export(store: "Store", record: dict[str, Any], view: str, sql: str, path: Path) -> Exported:
+    status = store.rows(f"SELECT status FROM runs WHERE run_id = {quoted(record['run_id'])}")[0]["status"]
+    about = {
+        "view": view,
+        "query": sql,
+        "about": catalog().about[view],
+        "store": store.url,
+        "status": status,
+        "exported_at": timestamp(),
+        "exported_by": mathinterp.__version__,
+        "run": {name: value for name, value in record.items() if name not in LEFT_OUT},
+    }
+    rows = store.stream(sql)
+    beside = _beside(path)
+    if beside is None:
+        written = export(_with_about(rows, about), path)
+        return Exported(view, str(path), written, str(path))
+    beside.unlink(missing_ok=True)  # of a file that is replaced: never beside other rows than its own
+    written = export(rows, path)
+    with whole_file(beside) as temporary:
+        temporary.write_text(json.dumps({**about, "rows": written}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return Exported(view, str(path), written, str(beside))
+
+
+def _with_about(rows: pa.RecordBatchReader, about: dict[str, Any]) -> pa.RecordBatchReader:
+    schema = rows.schema.with_metadata({FOOTER_KEY: json.dumps(about, ensure_ascii=False).encode()})
+    return pa.RecordBatchReader.from_batches(schema, (batch.replace_schema_metadata(schema.metadata) for batch in rows))
