@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "store_growth": ("--json",),
     "split_model": (),
     "faults": ("--json",),
+    "service": ("--json",),
 }  # name -> options that make it print JSON
 
 

@@ -1,7 +1,7 @@
 """mathinterp: find, explain and improve the parts of a language model that do arithmetic.
 
 ``import mathinterp as mi`` gives ``load``, ``wrap``, ``prompts``, ``run``, ``plan``, ``ablate``, ``stability``,
-``league``, ``open_store`` and ``experiments``. They are imported when they are first used.
+``league``, ``open_store``, ``connect`` and ``experiments``. They are imported when they are first used.
 
 >>> import mathinterp as mi
 >>> model = mi.load("bundled")
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mathinterp import experiments as experiments
+    from mathinterp.connected import connect as connect
     from mathinterp.errors import UserError as UserError
     from mathinterp.experiments.question import ablate as ablate
     from mathinterp.face import load as load
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "UserError", "ablate", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap",
+    "UserError", "ablate", "connect", "experiments", "league", "load", "open_store", "plan", "prompts", "run",
+    "stability", "wrap",
 ]  # fmt: skip
 
 _ROOMS = {
     "UserError": "errors",
     "ablate": "experiments.question",
+    "connect": "connected",
     "league": "workflows.league",
 }  # of what is not in face.py
 

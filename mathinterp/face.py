@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from mathinterp.cluster.places import Place
 from mathinterp.cluster.plan import Plan, measure_cpu, plan_scan
 from mathinterp.cluster.run import RunSummary, bound_work, run_scan
 from mathinterp.errors import UserError
@@ -233,6 +234,7 @@ def run(
     address: str | None = None,
     progress: bool = True,
     max_attempts: int = 3,
+    place: Place | None = None,
 ) -> Run:
     """Run an experiment, or resume it, and whatever follows from it.
 
@@ -250,6 +252,7 @@ def run(
         address: a running Ray cluster; "local": a local Ray for this call.
         progress: show a bar (or lines) on stderr.
         max_attempts: exceptions after which a shard is given up.
+        place: where to compute, in place of what those three say; ``connect(url).run`` gives a service.
     Returns:
         the run; ``run.complete`` and ``run.ended.failed`` say if shards were given up.
     Raises:
@@ -268,7 +271,7 @@ def run(
     model, asked = model_of(model), _asked(experiment, prompts)
     ended = run_scan(
         experiment, model, _needed(experiment, asked), store, replicas=replicas, gpus_per_replica=gpus_per_replica,
-        address=address, progress=progress, max_attempts=max_attempts,
+        address=address, progress=progress, max_attempts=max_attempts, place=place,
     )  # fmt: skip
     results = Results(Store(ended.store), ended.run_id)
     following = experiment.follow_up(results, experiment.show_options()) if ended.complete else None
@@ -276,7 +279,7 @@ def run(
         return Run(experiment, ended)
     next_run = run(
         following, model, asked, store=store, replicas=replicas, gpus_per_replica=gpus_per_replica, address=address,
-        progress=progress, max_attempts=max_attempts,
+        progress=progress, max_attempts=max_attempts, place=place,
     )  # fmt: skip
     return Run(experiment, ended, (next_run, *next_run.follow_ups))
 

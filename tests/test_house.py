@@ -18,7 +18,7 @@ FOREIGN = {  # flags of other programs, and of ours where a text is for people a
     "versions.py": {"--porcelain"},  # git
 }
 ROOMS = (
-    "prompts", "models", "engine", "experiments", "store", "cluster",
+    "prompts", "models", "engine", "experiments", "store", "cluster", "service",
     "tuning", "evaluation", "workflows", "report", "cli",
 )  # fmt: skip
 NOT_OURS = {"click", "sys.exit", "sys.stdout", "print"}

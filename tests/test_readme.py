@@ -25,6 +25,8 @@ NOT_RUN = {
     "mathinterp scan heads --adapter tuned": "needs what was trained",
     "ray job submit": "needs a cluster",
     "mathinterp submit": "needs a cluster",
+    "mathinterp serve": "starts processes that stay; tests/test_serve_command.py does",
+    "mathinterp scan heads --heads 0.6,0.1 --limit 20 --service": "needs such a service",
 }
 SHORTENED = {
     "mathinterp scan heads": ("--limit", "16"),

@@ -25,6 +25,7 @@ from mathinterp.cli.options import (
     out_folder,
     parameters_of,
     prompt_options,
+    service_option,
     spec_of,
     store_option,
     with_flags,
@@ -52,7 +53,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     defaults = {} if experiment.prompt_set is None else {"prompt_name": experiment.prompt_set}
     shared: list[Callable[[Any], Any]] = [model_options()]
     shared += [prompt_options()] if experiment.prompt_set is not None else []
-    shared += [store_option(), cluster_options()]
+    shared += [store_option(), cluster_options(), service_option()]
     shared += [_out_option()] if experiment.draws() else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
     own += [_retired_option(name, instead) for name, instead in experiment.retired.items()]

@@ -31,6 +31,7 @@ from mathinterp.cli.report import report
 from mathinterp.cli.runs import check, runs
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
+from mathinterp.cli.serve import serve
 from mathinterp.cli.sql import sql
 from mathinterp.cli.stability import stability
 from mathinterp.cli.submit import submit
@@ -59,7 +60,7 @@ class Commands(Group):
         "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
-        "Serve results, and run on a cluster": ("sql", "report", "runs", "check", "submit"),
+        "Serve results, and run on a cluster": ("sql", "report", "runs", "check", "submit", "serve"),
     }
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
@@ -140,7 +141,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability,
+    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

@@ -285,6 +285,14 @@ def cluster_options() -> Callable[[Command], Command]:
     )  # fmt: skip
 
 
+def service_option() -> Callable[[Command], Command]:
+    """--service."""
+    return click.option(
+        "--service", default=None, envvar="MATHINTERP_SERVICE", metavar="URL",
+        help="Compute at a running service ('mathinterp serve'), not --address. Default: MATHINTERP_SERVICE, if set.",
+    )  # fmt: skip
+
+
 def set_silence(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
     """For this command alone."""
     if seconds is not None:

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
 from mathinterp.cli.verbosity import Failure, say_on_stderr
+from mathinterp.errors import UserError
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
     from mathinterp.models.spec import ModelSpec
+    from mathinterp.prompts.given import Prompts
     from mathinterp.prompts.prompt import Prompt
 
 
 def run_chosen(
     chosen: "Experiment", *, spec: "ModelSpec", store: str, shown: Any = None, prompt_name: str | None = None,
-    limit: int | None = None, seed: int = 0, sentence: "Prompt | None" = None, **workers: Any,
+    limit: int | None = None, seed: int = 0, sentence: "Prompt | None" = None, service: str | None = None,
+    **workers: Any,
 ) -> "RunSummary":  # fmt: skip
     """Run, or resume, a scan with the options of prompt_options, store_option and cluster_options (``workers``).
 
@@ -27,6 +30,7 @@ def run_chosen(
         prompt_name: None for an experiment that needs no prompts.
         shown: the experiment's show_options, looked at before anything runs; None: nothing of it is shown.
         sentence: read it alone, instead of a set of prompts.
+        service: the URL of a service that computes it; ``workers`` then only say how many of its replicas at most.
     """
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     from mathinterp.cluster.again import finished_again
@@ -38,6 +42,8 @@ def run_chosen(
         prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
+    if service is not None:
+        return _at_service(service, chosen, spec, prompts, store, **workers)
     asked = {name: value for name, value in workers.items() if name != "replicas"}
     if found := finished_again(chosen, spec, prompts, store, **asked):
         return found
@@ -45,6 +51,23 @@ def run_chosen(
 
     with resumable():
         return run_scan(chosen, spec, prompts, store, **workers)
+
+
+def _at_service(
+    url: str, chosen: "Experiment", spec: "ModelSpec", prompts: "Prompts", store: str, *, replicas: int | None = None,
+    gpus_per_replica: float | None = None, **ignored: Any,
+) -> "RunSummary":  # fmt: skip
+    if gpus_per_replica is not None:
+        raise UserError("`gpus_per_replica` is said when the service is started; leave it out")
+    from mathinterp.cluster.run import run_scan
+    from mathinterp.models.handle import Model
+    from mathinterp.service.place import OnService
+    from mathinterp.service.requests import Requests
+
+    model = Model(spec)
+    place = OnService(Requests(url), model, replicas, scan=chosen)
+    with resumable():
+        return run_scan(chosen, model, prompts, store, place=place)
 
 
 @contextmanager

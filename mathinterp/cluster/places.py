@@ -8,8 +8,9 @@ import io
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from mathinterp.cluster.events import Observer, Workers
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
@@ -59,6 +60,31 @@ def threads_for(model_bytes: int, cores: int) -> int:
     from that of the shards left, or a run of other replicas, or one resumed, would have other rows.
     """
     return max(1, min(cores, model_bytes // THREAD_BYTES))
+
+
+class Place(Protocol):
+    """Where shards are computed: here, on Ray, or by a service."""
+
+    def device(self) -> str:
+        """ "cuda" or "cpu"."""
+
+    def cards(self) -> int:
+        """GPUs that the layers of one replica's model are dealt out to."""
+
+    def card_bytes(self) -> int | None:
+        """Memory of the smallest of them; None: not asked for."""
+
+    def described(self) -> ResolvedModel:
+        """The model as it is found there."""
+
+    def placement(self, shards: int, model_bytes: int) -> Placement:
+        """How many replicas for so many shards, of models of so many bytes."""
+
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
+        """Who is told of the run beside the progress."""
+
+    def workers(self, job: ReplicaJob, placement: Placement) -> AbstractContextManager[Workers]:
+        """They, until the block ends."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class ReplicaJob:
     prompts: tuple[TokenizedPrompt, ...]
     model_fingerprint: str  # the driver's; a replica that finds another one must not add rows
     prompts_fingerprint: str
-    store_url: str
+    store_url: str | None  # None: rows are asked for, and written by whoever asks
     run_id: str
     device: str  # "cuda" or "cpu"
     threads: int  # CPU threads of one replica
@@ -83,7 +83,7 @@ class Replica:
             logs.to_stderr()
         registry.add(type(job.scan))  # one from outside the package is new to this process
         self._job = job
-        self._store = Store(job.store_url)
+        self._store = None if job.store_url is None else Store(job.store_url)
         self._state: Any = None
         self._versions: dict[str, str] = {}
         self._vital = Vital()
@@ -109,7 +109,7 @@ class Replica:
             raise UserError(
                 f"{_where()} gave this replica a GPU but torch sees none there; install a CUDA build of torch"
             )
-        _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
+        require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
         with loading_turn(LOADS_AT_ONCE):
             resolved = self._find_model()
         ahead = {}  # layers on several cards are compiled for each, when they are there
@@ -134,7 +134,7 @@ class Replica:
 
     def _find_model(self) -> ResolvedModel:
         resolved = self._job.source.resolve(self._job.device)
-        _require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
         if self._job.device == "cuda":
             check_fits(resolved, self._job.cards, smallest_card(self._job.cards))
         return resolved
@@ -159,35 +159,15 @@ class Replica:
             TypeError: the scan returned other columns than it declares.
             StoreFailed: the store gave out, or was away for longer than AWAY_SECONDS.
         """
+        assert self._store is not None
         with logs.about(run_id=self._job.run_id, shard=shard.key):
-            receipt = self._run(shard)
+            receipt = written(self._store, self._job, shard, self.rows(shard), aside=self._turns is not None)
             logger.info(f"{receipt.rows} rows in {receipt.seconds:.1f} s")
         return receipt
 
-    def _run(self, shard: Shard) -> Receipt:
-        job = self._job
-        computed = self._in_turn(self._compute, shard)
-        started = time.perf_counter()
-        check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
-        written = patiently(lambda: self._write(shard, computed))
-        writing = time.perf_counter() - started if self._turns is None else 0.0
-        return Receipt(
-            key=shard.key,
-            rows=computed.table.num_rows,
-            seconds=computed.seconds + writing,
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            bytes=written["bytes"],
-            sha256=written["sha256"],
-            peak_memory=computed.peak_memory,
-            versions=computed.versions,
-            halved=computed.halved,
-        )
-
-    def _write(self, shard: Shard, computed: "Computed") -> dict[str, Any]:
-        self._store.files.require_local(f"runs/{self._job.run_id}.json")  # of a store that is away none is begun anew
-        about = {**self._job.metadata, "versions": computed.versions}
-        return self._store.write_shard(self._job.run_id, shard.table, shard.index, computed.table, about)
+    def rows(self, shard: Shard) -> "Computed":
+        """A shard's rows, not yet checked or written."""
+        return self._in_turn(self._compute, shard)
 
     def pulse(self) -> tuple[float, float]:
         """The part of the shard being computed that is done, and for how many seconds it has not moved. Of any thread.
@@ -221,16 +201,15 @@ class Replica:
 
     def _rows(self, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
         """The shard's rows, computed or taken over, and what made them."""
-        scan, stored = self._job.scan, shard.work.get("stored")
-        if stored is None:
-            self._vital.begin()  # not while the store is read: it ends waiting itself, after its own retries
-            try:
-                return scan.run(self._state, shard), self._versions
-            finally:
-                self._vital.end()
-        rows = self._store.read_shard(*stored)
-        made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
-        return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
+        scan = self._job.scan
+        if "stored" in shard.work:
+            assert self._store is not None
+            return taken_over(scan, self._store, shard)
+        self._vital.begin()  # not while the store is read: it ends waiting itself, after its own retries
+        try:
+            return scan.run(self._state, shard), self._versions
+        finally:
+            self._vital.end()
 
 
 @dataclass(frozen=True)
@@ -242,6 +221,44 @@ class Computed:
     peak_memory: int
     halved: int
     versions: dict[str, str]
+    node: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+
+def taken_over(scan: Experiment, store: Store, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
+    """The rows of a shard that names those of another run, and what made them."""
+    rows = store.read_shard(*shard.work["stored"])
+    made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
+    return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
+
+
+def written(store: Store, job: ReplicaJob, shard: Shard, computed: Computed, aside: bool = False) -> Receipt:
+    """Check a shard's rows and write its file; raises as ``Replica.run`` does.
+
+    Args:
+        aside: another shard is computed meanwhile, so that the time it takes does not count.
+    """
+    started = time.perf_counter()
+    check_rows(computed.table, job.scan.tables[shard.table].schema, shard.key)
+    config = {**job.metadata, "versions": computed.versions}
+
+    def write() -> dict[str, Any]:
+        store.files.require_local(f"runs/{job.run_id}.json")  # of a store that is away none is begun anew
+        return store.write_shard(job.run_id, shard.table, shard.index, computed.table, config)
+
+    file = patiently(write)
+    return Receipt(
+        key=shard.key,
+        rows=computed.table.num_rows,
+        seconds=computed.seconds + (0.0 if aside else time.perf_counter() - started),
+        node=computed.node,
+        pid=computed.pid,
+        bytes=file["bytes"],
+        sha256=file["sha256"],
+        peak_memory=computed.peak_memory,
+        versions=computed.versions,
+        halved=computed.halved,
+    )
 
 
 def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, str]:
@@ -305,7 +322,8 @@ def _no_link(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _require_same(what: str, here: str, driver: str) -> None:
+def require_same(what: str, here: str, driver: str) -> None:
+    """Raise UserError unless this process finds what the driver found."""
     if here != driver:
         raise UserError(
             f"{what} on {_where()} is not the driver's (fingerprint {here}, driver {driver});"

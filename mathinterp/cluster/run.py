@@ -20,7 +20,7 @@ from mathinterp.cluster.dispatch import Dispatcher, Outcome
 from mathinterp.cluster.events import Observers
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.growth import Growth
-from mathinterp.cluster.places import Here, OnRay, Placement, place_of
+from mathinterp.cluster.places import Place, Placement, place_of
 from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
 from mathinterp.cluster.replica import ReplicaJob, made_here
@@ -74,6 +74,7 @@ def run_scan(
     progress: bool = True,
     prompts_label: str | None = None,
     max_attempts: int = 3,
+    place: Place | None = None,
 ) -> RunSummary:
     """Run ``scan`` to its end, or resume it; every finished shard is a file in the store.
 
@@ -91,6 +92,7 @@ def run_scan(
         progress: show a bar (or lines) on stderr.
         prompts_label: the prompts' name in tables; None: their own.
         max_attempts: exceptions after which a shard is given up and reported.
+        place: where to compute, for example a service, in place of what those three say.
     Returns:
         what was done; ``failed`` names the shards that were given up.
     Raises:
@@ -103,7 +105,7 @@ def run_scan(
     store = Store(store_url)
     spec, model = model, Model(model) if isinstance(model, ModelSpec) else model
     with ExitStack() as stack:
-        place = place_of(model, stack, replicas, gpus_per_replica, address)
+        place = place or place_of(model, stack, replicas, gpus_per_replica, address)
         with again.remembered(scan, spec, prompts, gpus_per_replica, address) as found:
             check_model(scan, place.described(), place)
             work = bound_work(scan, place.described(), prompts, store, prompts_label)
@@ -129,7 +131,7 @@ def run_scan(
     return summarize(work, run, store, growth, there, outcome, placement, time.monotonic() - started)
 
 
-def check_model(scan: Experiment, model: ResolvedModel, place: Here | OnRay) -> None:
+def check_model(scan: Experiment, model: ResolvedModel, place: Place) -> None:
     """Raise UserError for what this experiment cannot do with a model so loaded, or cards that cannot hold it."""
     cards, card_bytes = place.cards(), place.card_bytes()
     if cards > 1 and not scan.runs_split:
@@ -218,7 +220,7 @@ def dispatch(
     run: Run,
     store: Store,
     shards: Sequence[Shard],
-    place: Here | OnRay,
+    place: Place,
     placement: Placement,
     max_attempts: int,
     progress: bool,

@@ -1,0 +1,223 @@
+"""``mathinterp serve``: start, look at and stop a service that keeps models loaded (see docs/service.md)."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mathinterp.cli import interrupt
+from mathinterp.cli.group import Group
+from mathinterp.cli.options import Real, Whole, cluster_options, json_option
+from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.errors import UserError
+from mathinterp.text import counted
+
+if TYPE_CHECKING:
+    from mathinterp.service.state import Running
+
+PORT = 8390
+START_SECONDS = 600.0  # a cluster may have to start a machine first
+
+
+@click.group(cls=Group)
+def serve() -> None:
+    """Keep models loaded for many questions and users: a service that scans and notebooks attach to.
+
+    \b
+    Examples:
+      mathinterp serve start
+      mathinterp scan heads --heads 0.6,0.1 --limit 20 --service http://127.0.0.1:8390
+      mathinterp serve status
+      mathinterp serve stop
+    """
+
+
+@serve.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; other ones need a token.")
+@click.option(
+    "--port", type=Whole(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0: one that is free."
+)
+@click.option(
+    "--token-file", default=None, metavar="FILE",
+    help="A file, mode 0600, with the token that requests must bring; else MATHINTERP_SERVICE_TOKEN, if that is set.",
+)  # fmt: skip
+@cluster_options()
+@click.option(
+    "--card-gb", type=Real(0, above=True), default=None, help="Most GB of weights on a card. Default: 60 % of the card."
+)
+@click.option(
+    "--memory-gb", type=Real(0, above=True), default=None,
+    help="Most GB of weights in host memory of one replica. Default: half of what is free, shared by all replicas.",
+)  # fmt: skip
+@click.option(
+    "--experiment", "experiments", multiple=True, metavar="MODULE:CLASS",
+    help="An experiment from outside the package that may be asked for; may be given more than once.",
+)  # fmt: skip
+@click.option("--foreground", is_flag=True, help="Serve in this process, until it is stopped; for containers.")
+def start(foreground: bool, token_file: str | None, **options: Any) -> None:
+    """Start a service on this machine, and return when it answers.
+
+    \b
+    Examples:
+      mathinterp serve start
+      mathinterp serve start --replicas 1 --memory-gb 8
+      mathinterp serve start --host 0.0.0.0 --token-file token --foreground
+    """
+    from mathinterp.experiments import registry
+    from mathinterp.service import state
+    from mathinterp.service.settings import Settings
+
+    settings = Settings(token=state.token_of(token_file), **options)
+    settings.check()
+    for name in settings.experiments:
+        registry.find(name)
+    if settings.port and (running := state.on_port(settings.port)) is not None:
+        raise UserError(
+            f"a service runs already at {running.url}, process {running.pid}; 'mathinterp serve stop' ends it"
+        )
+    if foreground:
+        _serve(settings)
+        return
+    running = _spawn(token_file, options)
+    console.print(f"A service runs at {running.url}, process {running.pid}; its log is {running.log}", highlight=False)
+    console.print("Attach to it: --service URL, or mi.connect(URL); 'mathinterp serve stop' ends it", highlight=False)
+
+
+def _serve(settings: Any) -> None:
+    """Serve until a signal comes; a fault of the program keeps its traceback."""
+    from mathinterp.service import state
+    from mathinterp.service.serve import serving
+
+    interrupt.say("the service was stopped")
+    with serving(settings) as service:
+        service.router.until_ready()
+        running = state.write(service.host, service.port, os.environ.get(LOG, ""))
+        click.echo(f"serving at {running.url}", err=True)
+        try:
+            service.router.ended.wait()
+        finally:
+            state.remove(running)
+        if service.router.fault is not None:
+            raise service.router.fault
+
+
+LOG = "MATHINTERP_SERVICE_LOG"  # names the log to the process that is started
+
+
+def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
+    """A process of its own that serves; raises what it says if it ends instead."""
+    from mathinterp.service import state
+
+    folder = state.folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    words = [
+        sys.executable,
+        "-m",
+        "mathinterp.cli.entry",
+        "serve",
+        "start",
+        "--foreground",
+        *_words(token_file, options),
+    ]
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, LOG: str(log)},
+        )  # fmt: skip
+    until = time.monotonic() + START_SECONDS
+    try:
+        while process.poll() is None:
+            for running in state.services():
+                if running.pid == process.pid:
+                    return running
+            if time.monotonic() > until:
+                raise UserError(f"the service was not ready within {START_SECONDS:.0f} s; its log is {log}")
+            time.sleep(0.1)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = said[-1].removeprefix("mathinterp: ") if said else "it said nothing"
+    if process.returncode == 2:
+        log.unlink()
+        raise UserError(last)
+    raise click.ClickException(f"the service ended with exit code {process.returncode}: {last} (its log is {log})")
+
+
+def _words(token_file: str | None, options: dict[str, Any]) -> list[str]:
+    """The options again, as words."""
+    from mathinterp.cluster import dispatch
+
+    words = ["--hangs-after", str(dispatch.SILENCE)]
+    words += [] if token_file is None else ["--token-file", token_file]
+    for name in options.pop("experiments"):
+        words += ["--experiment", name]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+@serve.command()
+@click.option("--service", default=None, metavar="URL", help="Which one. Default: the one of this machine.")
+@json_option()
+def status(service: str | None, as_json: bool) -> None:
+    """Models with their level and bytes, replicas, queue and users.
+
+    \b
+    Example:
+      mathinterp serve status --json
+    """
+    from mathinterp.service.requests import Requests
+
+    url = service or _only(None).url
+    found = Requests(url).json("GET", "/v1/status", seconds=10.0)
+    if as_json:
+        print_json({"url": url, **found})
+        return
+    replicas = found["replicas"]
+    console.print(
+        f"{url}: {counted(len(replicas), 'replica')} on {found['device']}, {counted(found['queue'], 'request')}"
+        f" waiting, up for {time.time() - found['started_at']:.0f} s, {counted(found['replaced'], 'replica')} replaced",
+        highlight=False,
+    )  # fmt: skip
+    print_table(replicas, title="Replicas")
+    print_table(found["models"], title="Models")
+    print_table(found["users"], title="Users")
+
+
+@serve.command()
+@click.option("--port", type=Whole(0, 65535), help="Of which service. Default: the only one of this machine.")
+def stop(port: int | None) -> None:
+    """Stop the service of this machine, with all of its processes; what was stored stays.
+
+    \b
+    Example:
+      mathinterp serve stop
+    """
+    from mathinterp.service import state
+
+    running = _only(port)
+    clean = state.stop(running)
+    if running.log and clean:
+        Path(running.log).unlink(missing_ok=True)
+    console.print(
+        f"The service at {running.url} {'was stopped' if clean else 'did not end and was killed'}", highlight=False
+    )
+
+
+def _only(port: int | None) -> "Running":
+    """The service of this machine; raises UserError if there is none, or which one is not said."""
+    from mathinterp.service import state
+
+    found = [running for running in state.services() if port in (None, running.port)]
+    if not found:
+        raise UserError("no service of yours runs on this machine; 'mathinterp serve start' starts one")
+    if len(found) > 1:
+        raise UserError(f"several services run here: {', '.join(each.url for each in found)}; say which one")
+    return found[0]

@@ -1,0 +1,280 @@
+"""The service's HTTP: who may ask, what a request must be, and answers as JSON and Arrow IPC.
+
+    GET    /v1/service                                what this is: version, device, number of replicas
+    GET    /v1/status                                 models, queues, users
+    POST   /v1/experiments                            is this experiment (JSON) known here?
+    POST   /v1/sessions                               a question (JSON: experiment, model, prompts) -> its id
+    POST   /v1/sessions/ID/replicas                   prepare one replica more for it -> its number, notes
+    POST   /v1/sessions/ID/replicas/NUMBER/shards     compute a shard (JSON) -> its rows (Arrow)
+    DELETE /v1/sessions/ID                            what waits is cancelled, what is prepared is let go
+    POST   /v1/ablate                                 one question, answered at once -> two tables
+
+A connection that is closed cancels what it asked for, if that still waits. An error is one JSON object: ``error``, one
+line, and ``kind``: user, token, lost (ask again) or failed (with a traceback). Knows requests; computes nothing.
+"""
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+import mathinterp
+from mathinterp.cluster.dispatch import first_line
+from mathinterp.errors import Unfinished, UserError
+from mathinterp.service.codec import decode_experiment
+from mathinterp.service.host import Answer, spec_of
+from mathinterp.service.router import Call, ReplicaLost, Router
+from mathinterp.store.manifest import RESULT_FORMAT
+from mathinterp.text import one_line, printable
+
+PROTOCOL = 1  # raised when client and service of two versions would misunderstand each other
+MOST_BYTES = 2**29  # of one request: prompts and the scores of circuits
+MOST_NAME = 64  # characters of a user's name
+IDLE_SECONDS = 3600.0  # after which a question that nobody asks about any more is forgotten
+FACTS = "X-Mathinterp-Facts"  # header: facts about the tables in the body, as JSON
+USER = "X-Mathinterp-User"  # header: a name, percent-encoded
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Session:
+    """A question that a user asks, and the processes that answer it."""
+
+    user: str
+    ask: dict[str, Any] = field(repr=False)
+    replicas: set[int] = field(default_factory=set)
+    used: float = field(default_factory=time.monotonic)
+
+
+class Refused(Exception):
+    """Answered with a status and one line."""
+
+    def __init__(self, status: int, kind: str, line: str):
+        super().__init__(line)
+        self.status, self.kind = status, kind
+
+
+class Front:
+    """The handlers of one service.
+
+    Args:
+        about: facts for ``/v1/service``.
+        token: that every request must bring; None: the service is on loopback alone.
+    """
+
+    def __init__(self, router: Router, about: Mapping[str, Any], token: str | None = None):
+        self._router, self._token = router, token
+        self._about = {"mathinterp": mathinterp.__version__, "protocol": PROTOCOL, "result_format": RESULT_FORMAT}
+        self._about |= {"started_at": time.time(), "replicas": router.slots, **about}
+        self._sessions: dict[str, Session] = {}
+
+    def app(self) -> web.Application:
+        """To serve."""
+        app = web.Application(middlewares=[self._guarded], client_max_size=MOST_BYTES)
+        app.add_routes(
+            [
+                web.get("/v1/service", self._service),
+                web.get("/v1/status", self._status),
+                web.post("/v1/experiments", self._known),
+                web.post("/v1/sessions", self._open),
+                web.post("/v1/sessions/{session}/replicas", self._prepare),
+                web.post("/v1/sessions/{session}/replicas/{number:[0-9]{1,6}}/shards", self._shard),
+                web.delete("/v1/sessions/{session}", self._close),
+                web.post("/v1/ablate", self._ablate),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse strangers; turn whatever is raised into one JSON object."""
+        try:
+            self._check(request)
+            return await handler(request)
+        except web.HTTPException as error:
+            status, kind, said = error.status, "user", f"{request.method} {request.path}: {error.reason}"
+        except Refused as error:
+            status, kind, said = error.status, error.kind, str(error)
+        except UserError as error:
+            status, kind, said = 400, "user", str(error)
+        except Unfinished as error:
+            status, kind, said = 503, "lost", str(error)
+        except Exception as error:
+            told = getattr(error, "told", "")
+            return web.json_response(
+                {"kind": "failed", "error": one_line(first_line(error)), "traceback": told}, status=500
+            )
+        return web.json_response({"kind": kind, "error": one_line(printable(said))}, status=status)
+
+    def _check(self, request: web.Request) -> None:
+        """The token; where there is none, that no page in a browser asks under another name or from another origin."""
+        if self._token is not None:
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(errors="replace"), f"Bearer {self._token}".encode()):
+                raise Refused(401, "token", "the service wants another token")
+        elif (request.host or "").rpartition(":")[0] not in LOCAL and request.host not in LOCAL:
+            raise Refused(403, "token", f"the service is asked for as {request.host[:80]}; it answers to 127.0.0.1")
+        if "Origin" in request.headers:
+            raise Refused(403, "token", "the service answers no pages of a browser")
+        if request.method == "POST" and request.content_type != "application/json":
+            raise Refused(415, "user", "the service reads application/json")
+
+    # ---- requests ----
+
+    async def _service(self, request: web.Request) -> web.Response:
+        return web.json_response(self._about)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._forget_idle()
+        found = self._router.status()
+        seen = {row["user"]: row for row in found["users"]}
+        for session in self._sessions.values():
+            row = seen.setdefault(session.user, {"user": session.user, "running": 0, "waiting": 0})
+            row["questions"] = row.get("questions", 0) + 1
+        users = [{"questions": 0, **seen[user]} for user in sorted(seen)]
+        return web.json_response({**self._about, **found, "users": users})
+
+    async def _known(self, request: web.Request) -> web.Response:
+        return web.json_response({"name": decode_experiment((await _json(request)).get("experiment")).name})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        ask = await _json(request)
+        await asyncio.to_thread(check_ask, ask)
+        self._forget_idle()
+        name = secrets.token_urlsafe(18)
+        self._sessions[name] = Session(_user(request), ask)
+        return web.json_response({"session": name})
+
+    async def _prepare(self, request: web.Request) -> web.Response:
+        name, session = self._session(request)
+        number = self._router.best(session.ask["model_fingerprint"], session.replicas)
+        if number is None:
+            raise Refused(503, "lost", "the service has no further replica for this question")
+        session.replicas.add(number)
+        try:
+            answer = await self._answer(session, "prepare", {"session": name, "ask": session.ask}, number, name)
+        except BaseException:
+            session.replicas.discard(number)
+            raise
+        return web.json_response({"replica": number, **answer.facts})
+
+    async def _shard(self, request: web.Request) -> web.Response:
+        name, session = self._session(request)
+        shard, number = await _json(request), int(request.match_info["number"])
+        if number not in session.replicas:
+            raise Refused(503, "lost", f"replica {number} does not know this question")
+        if "stored" in _fields(shard, "work"):
+            raise UserError("the service reads no store: rows of another run are taken over where the run is kept")
+        try:
+            answer = await self._answer(session, "rows", {"session": name, "shard": shard}, number, name)
+        except ReplicaLost:
+            session.replicas.discard(number)
+            raise
+        return _tables(answer)
+
+    async def _ablate(self, request: web.Request) -> web.Response:
+        ask, session = await _json(request), Session(_user(request), {})
+        spec = _fields(ask, "spec")
+        spec_of(spec)
+        work = {"spec": spec, **{name: ask.get(name) for name in ("model_fingerprint", "prompts", "arguments")}}
+        session.ask["model_fingerprint"] = str(ask.get("model_fingerprint"))
+        return _tables(await self._answer(session, "ablate", work))
+
+    async def _close(self, request: web.Request) -> web.Response:
+        name, _ = self._session(request)
+        self.forget(name)
+        return web.json_response({})
+
+    # ---- sessions ----
+
+    def _session(self, request: web.Request) -> tuple[str, Session]:
+        name = request.match_info["session"]
+        session = self._sessions.get(name)
+        if session is None:
+            raise Refused(404, "lost", "the service does not know this question any more")
+        session.used = time.monotonic()
+        return name, session
+
+    def _forget_idle(self) -> None:
+        oldest = time.monotonic() - IDLE_SECONDS
+        for name in [name for name, session in self._sessions.items() if session.used < oldest]:
+            self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Cancel a question's calls and let go of what is prepared for it."""
+        session = self._sessions.pop(name)
+        self._router.cancel_session(name)
+        for number in session.replicas:
+            call = Call(session.user, "end", session.ask["model_fingerprint"], {"session": name})
+            self._router.submit(call, number)
+
+    async def _answer(
+        self, session: Session, kind: str, work: dict[str, Any], number: int | None = None, name: str | None = None
+    ) -> Answer:
+        """What a process answers; cancelled with the connection."""
+        call = Call(session.user, kind, session.ask["model_fingerprint"], work, name)
+        self._router.submit(call, number)
+        try:
+            return await asyncio.wrap_future(call.future)
+        except asyncio.CancelledError:
+            self._router.cancel(call)
+            if call.future.cancelled() and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise ReplicaLost("the question was cancelled") from None
+            raise
+        finally:
+            session.used = time.monotonic()
+
+
+def check_ask(ask: dict[str, Any]) -> None:
+    """Raise UserError unless a question names what this service has, and reads it as whoever asks does."""
+    spec_of(_fields(ask, "spec"))
+    scan = decode_experiment(ask.get("experiment"))
+    if as_json(scan.parameters()) != as_json(ask.get("parameters")):
+        raise UserError(
+            f"the service reads the parameters of `{scan.name}` otherwise than its client; give both the same version"
+        )
+    for name in ("model_fingerprint", "prompts_fingerprint"):
+        if not isinstance(ask.get(name), str):
+            raise UserError(f"the request cannot be read: it has no {name}")
+
+
+def as_json(value: Any) -> str:
+    """Alike for values that are the same JSON."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _tables(answer: Answer) -> web.Response:
+    facts = json.dumps({**answer.facts, "sizes": [len(table) for table in answer.tables]})
+    return web.Response(
+        body=b"".join(answer.tables), content_type="application/vnd.apache.arrow.stream", headers={FACTS: facts}
+    )
+
+
+async def _json(request: web.Request) -> dict[str, Any]:
+    try:
+        found = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the request cannot be read: it is no JSON ({one_line(str(error))})") from error
+    if not isinstance(found, dict):
+        raise UserError("the request cannot be read: it is no JSON object")
+    return found
+
+
+def _fields(given: dict[str, Any], name: str) -> dict[str, Any]:
+    found = given.get(name)
+    if not isinstance(found, dict):
+        raise UserError(f"the request cannot be read: it has no {name}")
+    return found
+
+
+def _user(request: web.Request) -> str:
+    """The name that a client gives itself; no proof of anything: it only decides whose turn it is."""
+    return printable(unquote(request.headers.get(USER, "")))[:MOST_NAME] or "somebody"

@@ -1,0 +1,251 @@
+"""One process of the service: models on a shelf, and a prepared replica for each question that is being answered.
+
+Knows how a question becomes a ``Replica`` and what that answers; knows nothing about users, queues or HTTP. It is a
+plain class, of which RayWorkers makes an actor: ``run`` does one call at a time.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from mathinterp.cluster.agreement import device_name
+from mathinterp.cluster.places import threads_for
+from mathinterp.cluster.plan import DTYPE_BYTES
+from mathinterp.cluster.replica import Replica, ReplicaJob, require_same
+from mathinterp.cluster.vital import Vital
+from mathinterp.errors import UserError
+from mathinterp.experiments import registry
+from mathinterp.experiments.base import Shard
+from mathinterp.experiments.costs import parameters
+from mathinterp.experiments.question import ablate
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
+from mathinterp.models.handle import Model
+from mathinterp.service.codec import decode, decode_experiment, decode_prompts, table_bytes
+from mathinterp.service.shelf import Key, Limits, Shelf, key_of
+
+PREPARED = 8  # questions whose replica stays prepared; others are prepared again when they go on
+KINDS = ("load", "prepare", "rows", "end", "ablate")
+CARD_SHARE = 0.6  # of a card's memory, for weights; above it, prepared replicas are let go first
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What a process is told when it starts.
+
+    cores: of the largest machine, which decide the threads of a replica.
+    experiments: ``module:Class`` of those from outside the package.
+    """
+
+    device: str
+    limits: Limits
+    cores: int
+    experiments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call gives: tables as Arrow IPC, facts as plain JSON, and what is on the shelf now."""
+
+    facts: dict[str, Any]
+    tables: tuple[bytes, ...] = field(default=(), repr=False)
+    held: list[dict[str, Any]] = field(default_factory=list)
+
+
+class UnknownSession(RuntimeError):
+    """This process was not told, or no longer knows, what the question is."""
+
+
+@dataclass
+class _Session:
+    job: ReplicaJob
+    key: Key
+    replica: Replica | None = None
+
+
+@dataclass(frozen=True)
+class _OnShelf:
+    """The model of a replica, from the shelf; a ``ModelSource`` that goes nowhere else."""
+
+    shelf: Shelf
+    resolved: ResolvedModel
+
+    def resolve(self, device_type: str) -> ResolvedModel:
+        """As it was found."""
+        return self.resolved
+
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
+        """See Shelf.take."""
+        assert not further
+        return self.shelf.take(resolved)
+
+
+class _ShelfModel(Model):
+    """A model to ask one question of."""
+
+    def __init__(self, shelf: Shelf, spec: ModelSpec, device: str):
+        super().__init__(spec, device)
+        self._shelf = shelf
+        self.described = shelf.resolve(spec, device)
+
+    @contextmanager
+    def lent(self) -> Iterator[LoadedModel]:
+        """From the shelf."""
+        yield self._shelf.take(self.described)
+
+
+class Host:
+    """Answers calls; each is a ``Shard`` whose ``work`` says what is asked (KINDS)."""
+
+    def __init__(self, settings: HostSettings):
+        self._settings = settings
+        self._shelf = Shelf(settings.device, settings.limits, self._model_leaves)  # of a card: see ``load``
+        self._sessions: dict[str, _Session] = {}  # used longest ago first
+        self._computing: Replica | None = None
+        self._vital = Vital()  # of what no replica computes
+
+    def load(self) -> dict[str, Any]:
+        """What this process is; raises UserError where it cannot compute."""
+        if self._settings.device == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"Ray gave this process of {socket.gethostname()} a GPU but torch sees none there")
+        if self._settings.device == "cuda" and not self._settings.limits.card:
+            card = int(CARD_SHARE * torch.cuda.get_device_properties(0).total_memory)
+            self._shelf = Shelf("cuda", replace(self._settings.limits, card=card), self._model_leaves)
+        for name in self._settings.experiments:
+            registry.find(name)
+        return {"node": socket.gethostname(), "pid": os.getpid(), "device": device_name(self._settings.device)}
+
+    def run(self, call: Shard) -> Answer:
+        """Answer one call; raises what it raises."""
+        work = dict(call.work)
+        kind = work.pop("kind")
+        assert kind in KINDS
+        answer = getattr(self, f"_{kind}")(**work)
+        return Answer(answer.facts, answer.tables, self._shelf.report())
+
+    def pulse(self) -> tuple[float, float]:
+        """See Replica.pulse; of the question that is being answered."""
+        replica = self._computing
+        return (0.0, self._vital.still()) if replica is None else replica.pulse()
+
+    def _load(self, spec: dict[str, Any]) -> Answer:
+        resolved = self._shelf.resolve(spec_of(spec), self._settings.device)
+        self._shelf.take(resolved)
+        return Answer({"label": resolved.label})
+
+    def _prepare(self, session: str, ask: dict[str, Any]) -> Answer:
+        """Know a question, and be ready for its shards."""
+        resolved = self._shelf.resolve(spec_of(ask["spec"]), self._settings.device)
+        self._sessions[session] = _Session(self._job(ask, resolved), key_of(resolved))
+        _, notes = self._ready(session)
+        return Answer({"notes": notes, "node": socket.gethostname(), "pid": os.getpid()})
+
+    def _rows(self, session: str, shard: dict[str, Any]) -> Answer:
+        """Compute a shard of a question that was prepared."""
+        if session not in self._sessions:
+            raise UnknownSession(f"process {os.getpid()} on {socket.gethostname()} does not know this question")
+        replica, _ = self._ready(session)
+        self._computing = replica
+        try:
+            computed = replica.rows(Shard(**shard))
+        finally:
+            self._computing = None
+        names = ("seconds", "peak_memory", "halved", "versions", "node", "pid")
+        return Answer({name: getattr(computed, name) for name in names}, (table_bytes(computed.table),))
+
+    def _end(self, session: str) -> Answer:
+        self._forget(session)
+        self._sessions.pop(session, None)
+        return Answer({})
+
+    def _ablate(self, spec: dict[str, Any], model_fingerprint: str, prompts: Any, arguments: Any) -> Answer:
+        """One question, answered at once."""
+        model = _ShelfModel(self._shelf, spec_of(spec), self._settings.device)
+        require_same(f"model '{model.spec.name}'", model.fingerprint, model_fingerprint)
+        started = time.perf_counter()
+        torch.set_num_threads(self._threads(model.described))
+        self._vital.begin()
+        try:
+            with self._room():
+                answered = ablate(model, decode(prompts), **decode(arguments))
+        finally:
+            self._vital.end()
+        frames = (pa.Table.from_pandas(frame, preserve_index=False) for frame in (answered.rows, answered.effects))
+        return Answer(
+            {"what": answered.what, "seconds": time.perf_counter() - started}, tuple(map(table_bytes, frames))
+        )
+
+    def _job(self, ask: dict[str, Any], resolved: ResolvedModel) -> ReplicaJob:
+        scan = decode_experiment(ask["experiment"])
+        return ReplicaJob(
+            scan=scan,
+            source=_OnShelf(self._shelf, resolved),
+            prompts=decode_prompts(ask["prompts"]),
+            model_fingerprint=ask["model_fingerprint"],
+            prompts_fingerprint=ask["prompts_fingerprint"],
+            store_url=None,
+            run_id="",
+            device=self._settings.device,
+            threads=self._threads(resolved, scan.models_held),
+        )
+
+    def _threads(self, resolved: ResolvedModel, models: int = 1) -> int:
+        """As many as a run without the service has: they decide last bits."""
+        weights = DTYPE_BYTES[resolved.dtype] * parameters(resolved.shape) * models
+        return 1 if self._settings.device == "cuda" else threads_for(weights, self._settings.cores)
+
+    def _ready(self, name: str) -> tuple[Replica, dict[str, Any]]:
+        """The replica of a session, prepared; and its notes, if it was prepared now."""
+        session = self._sessions[name] = self._sessions.pop(name)
+        if session.replica is not None:
+            torch.set_num_threads(session.job.threads)
+            self._shelf.take(session.job.source.resolve(session.job.device))
+            return session.replica, {}
+        with self._room():
+            replica = Replica(session.job)
+            try:
+                notes = replica.load()
+            except BaseException:
+                replica.close()
+                raise
+        session.replica = replica
+        return replica, notes
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Within the block something is prepared: replicas used longest ago make room for it."""
+        prepared = [name for name, session in self._sessions.items() if session.replica is not None]
+        while prepared and (len(prepared) >= PREPARED or self._card_is_full()):
+            self._forget(prepared.pop(0))
+        yield
+
+    def _card_is_full(self) -> bool:
+        if self._settings.device != "cuda":
+            return False
+        return torch.cuda.memory_allocated() > CARD_SHARE * torch.cuda.get_device_properties(0).total_memory
+
+    def _model_leaves(self, key: Key) -> None:
+        for name, session in self._sessions.items():
+            if session.key == key:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Let go of what is prepared; the question stays known."""
+        session = self._sessions.get(name)
+        if session is not None and session.replica is not None:
+            session.replica.close()
+            session.replica = None
+
+
+def spec_of(given: dict[str, Any]) -> ModelSpec:
+    """A model that a client names; raises UserError for one whose folder's code would run here."""
+    spec = ModelSpec(str(given["name"]), given.get("adapter"), str(given.get("dtype", "auto")))
+    if given.get("trust_remote_code"):
+        raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
+    return spec

@@ -1,0 +1,215 @@
+"""A service as the place where a run's shards are computed; the run stays in this process.
+
+Knows the dispatcher's ``Workers`` interface and the service's requests. Rows come back as Arrow, and their files are
+written here: the store is the asker's, the service never sees it.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Ready
+from mathinterp.cluster.places import Placement
+from mathinterp.cluster.replica import Computed, ReplicaJob, taken_over, written
+from mathinterp.errors import UserError
+from mathinterp.experiments.base import Experiment, Shard
+from mathinterp.models.catalog import ResolvedModel
+from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.sources import NAMES
+from mathinterp.service.codec import bytes_table, encode, encode_prompts
+from mathinterp.service.requests import ReplicaGone, Requests
+from mathinterp.store import Store
+
+AT_ONCE = 2  # shards asked of one replica: it computes one while the other one travels
+EACH = 2  # shards for which one replica more is worth preparing
+Told = Callable[[Shard, pa.Table], None]
+
+
+def check_named(model: Model) -> None:
+    """Raise UserError for a model that is in this process's memory alone, or that runs code of its folder."""
+    if isinstance(model, WrappedModel):
+        raise UserError(
+            f"model '{model.label}' is an object in this process's memory, which does not go to a service; save it to a"
+            " folder that the service can read, or run it here"
+        )
+    if model.spec.load_in is not None:
+        raise UserError("a service holds models as their files are; leave out `load_in`, or run it here")
+    if model.spec.trust_remote_code:
+        raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
+
+
+def spec_for(model: Model, described: ResolvedModel) -> dict[str, str | None]:
+    """The model as the service is asked for it: files by their full path, the dtype made plain."""
+    spec = model.spec
+    adapter = None if spec.adapter is None else _full(spec.adapter)
+    return {"name": _full(spec.name), "adapter": adapter, "dtype": described.dtype}
+
+
+def _full(name: str) -> str:
+    if name in NAMES:  # whatever folder may be called so
+        return name
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
+
+
+class OnService:
+    """See ``cluster.places.Place``.
+
+    Args:
+        requests: to the service.
+        model: to ask for there.
+        replicas: most that the run takes; None: as many as there are.
+        told: called with each shard's rows as they come, from another thread.
+        scan: what is to be run, which the service must know.
+    """
+
+    def __init__(
+        self, requests: Requests, model: Model, replicas: int | None = None, told: Told | None = None,
+        scan: Experiment | None = None,
+    ):  # fmt: skip
+        self._requests, self._model, self._replicas, self._told = requests, model, replicas, told
+        self._scan = scan
+        self._described: ResolvedModel | None = None
+
+    def device(self) -> str:
+        """The service's."""
+        return str(self._requests.about["device"])
+
+    def cards(self) -> int:
+        """A replica of a service computes on one."""
+        return 1
+
+    def card_bytes(self) -> int | None:
+        """Known to the service alone."""
+        return None
+
+    def described(self) -> ResolvedModel:
+        """As its machines find it; raises UserError for what cannot be asked, before anything is written."""
+        if self._described is None:
+            check_named(self._model)
+            if self._scan is not None:
+                self._requests.json("POST", "/v1/experiments", {"experiment": encode(self._scan, self._scan.name)})
+            self._described = self._requests.resolve(self._model.spec, self.device())
+        return self._described
+
+    def placement(self, shards: int, model_bytes: int) -> Placement:
+        """Each replica prepares the question for itself, which few shards are not worth."""
+        most = int(self._requests.about["replicas"])
+        count = min(most if self._replicas is None else self._replicas, most, -(-shards // EACH))
+        return Placement(max(1, count), gpus=float(self.device() == "cuda"), cpus=1, threads=1)
+
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
+        """None beside the progress."""
+        return []
+
+    @contextmanager
+    def workers(self, job: ReplicaJob, placement: Placement) -> Iterator["ServiceWorkers"]:
+        """The question's replicas; what waits is cancelled when the block ends."""
+        spec = spec_for(self._model, self.described())
+        with closing(ServiceWorkers(self._requests, job, spec, placement.replicas, self._told)) as workers:
+            yield workers
+
+
+class ServiceWorkers:
+    """The dispatcher's ``Workers``: a slot is a replica that the service has prepared for this question."""
+
+    def __init__(
+        self, requests: Requests, job: ReplicaJob, spec: dict[str, str | None], slots: int, told: Told | None = None
+    ):
+        self._requests, self._job, self._told = requests, job, told
+        assert job.store_url is not None
+        self._store = Store(job.store_url)
+        self._ask = {
+            "experiment": encode(job.scan, job.scan.name),
+            "parameters": job.scan.parameters(),
+            "spec": spec,
+            "model_fingerprint": job.model_fingerprint,
+            "prompts": encode_prompts(job.prompts),
+            "prompts_fingerprint": job.prompts_fingerprint,
+        }
+        self._session: str | None = None
+        self._opening = threading.Lock()
+        self._replicas: dict[int, int] = {}  # slot -> its number at the service
+        self._lives = dict.fromkeys(range(slots), 0)  # slot -> how often it was started
+        self._events: SimpleQueue[tuple[int, int, Event]] = SimpleQueue()
+        self._pool = ThreadPoolExecutor(slots * (AT_ONCE + 1), "asking")
+
+    def start(self, slot: int) -> None:
+        """Ask for a replica."""
+        self._lives[slot] += 1
+        self._pool.submit(self._work, slot, None, self._prepare)
+
+    def submit(self, slot: int, shard: Shard) -> None:
+        """Ask for a shard."""
+        self._pool.submit(self._work, slot, shard, self._compute)
+
+    def abandon(self, slot: int) -> None:
+        """Never asked for: the service itself ends what hangs."""
+        raise AssertionError(slot)
+
+    def wait(self, timeout: float) -> list[Event]:
+        """What has been answered; of a replica that was lost, nothing that comes after."""
+        events: list[Event] = []
+        while True:
+            try:
+                slot, life, event = self._events.get(timeout=0 if events else timeout)
+            except Empty:
+                return events
+            if life == self._lives[slot]:
+                events.append(event)
+                if isinstance(event, Lost):
+                    self._lives[slot] += 1
+                    self._replicas.pop(slot, None)
+
+    def _work(self, slot: int, shard: Shard | None, work: Callable[[int, Any], Event]) -> None:
+        life = self._lives[slot]
+        try:
+            event = work(slot, shard)
+        except ReplicaGone as gone:
+            event = Lost(slot, str(gone))
+        except Exception as error:
+            event = Failed(slot, shard, error, getattr(error, "told", "") or traceback.format_exc())
+        self._events.put((slot, life, event))
+
+    def _prepare(self, slot: int, shard: None) -> Event:
+        with self._opening:
+            if self._session is None:
+                self._session = self._requests.json("POST", "/v1/sessions", self._ask)["session"]
+            session = self._session
+        try:
+            found = self._requests.json("POST", f"/v1/sessions/{session}/replicas", {})
+        except ReplicaGone as gone:
+            if gone.status == 404:  # the service was started anew
+                self._session = None
+            raise
+        self._replicas[slot] = found["replica"]
+        return Ready(slot, found["notes"])
+
+    def _compute(self, slot: int, shard: Shard) -> Event:
+        if "stored" in shard.work:
+            rows, versions = taken_over(self._job.scan, self._store, shard)
+            computed = Computed(rows, 0.0, 0, 0, versions)
+        else:
+            number = self._replicas.get(slot)
+            if number is None or self._session is None:
+                raise ReplicaGone("the replica was lost", 503)
+            ask = {"table": shard.table, "index": shard.index, "work": shard.work, "cost": shard.cost}
+            facts, (content,) = self._requests.tables(f"/v1/sessions/{self._session}/replicas/{number}/shards", ask)
+            computed = Computed(table=bytes_table(content), **facts)
+        receipt = written(self._store, self._job, shard, computed)
+        if self._told is not None:
+            self._told(shard, computed.table)
+        return Finished(slot, shard, receipt)
+
+    def close(self) -> None:
+        """Cancel what was asked."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._session is not None:
+            self._requests.forget(f"/v1/sessions/{self._session}")

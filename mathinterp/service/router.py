@@ -1,0 +1,342 @@
+"""Who computes what next: a queue for each process, in which users take turns, and processes that are replaced.
+
+Knows calls, users and the ``Workers`` interface; knows nothing about models, HTTP or Ray. A call is given to one
+process and answered, refused with an error, or lost with its process; whoever asked decides what to do then (for shards
+that is the dispatcher of the client's run). Calls without a state there, LASTING, go to the process that follows.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from mathinterp.cluster import dispatch
+from mathinterp.cluster.dispatch import COUNTED, first_line
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers
+from mathinterp.errors import Unfinished, UserError
+from mathinterp.experiments.base import Shard
+from mathinterp.service.host import Answer, UnknownSession
+
+logger = logging.getLogger(__name__)
+
+POLL = 0.02  # seconds between looks at new calls, while others are computed
+IDLE = 1.0  # seconds between looks at processes, while nothing is computed
+MOST_STARTS = 3  # failed starts in a row after which a process is given up
+MOST_LOSSES = 3  # deaths under a lasting call after which it is given up: it may be the killer
+LASTING = ("load", "prepare", "ablate")
+DISTANCE = {"card": 0.0, "memory": 0.5, "disk": 2.0}  # of a model, in calls that it is worth waiting for
+
+
+class ReplicaLost(Unfinished):
+    """The process that was to answer died, or hung and was ended."""
+
+
+@dataclass(eq=False)
+class Call:
+    """Something to compute, for ``user``."""
+
+    user: str
+    kind: str
+    model: str  # fingerprint or name, for status
+    work: dict[str, Any] = field(repr=False)
+    session: str | None = None
+    future: "Future[Answer]" = field(default_factory=Future, repr=False)
+    losses: int = 0
+
+
+@dataclass
+class _Slot:
+    queues: "OrderedDict[str, deque[Call]]" = field(default_factory=OrderedDict)  # whose turn is next: first
+    current: Call | None = None
+    ready: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    held: list[dict[str, Any]] = field(default_factory=list)
+    silent: float | None = None  # seconds since it was heard of; None: it has given no pulse
+    failed_starts: int = 0
+    broken: str = ""  # why it is given up
+
+    @property
+    def depth(self) -> int:
+        """Calls that wait."""
+        return sum(map(len, self.queues.values()))
+
+    @property
+    def load(self) -> int:
+        """Calls that wait or are answered."""
+        return self.depth + (self.current is not None)
+
+
+class Router:
+    """Hands calls to processes, from a thread of its own.
+
+    Args:
+        workers: starts and asks the processes.
+        slots: how many there are.
+        silence: seconds without a pulse after which one hangs; None: as for runs.
+    """
+
+    def __init__(self, workers: Workers, slots: int, silence: float | None = None):
+        self._workers, self._silence = workers, dispatch.SILENCE if silence is None else silence
+        self._slots = [_Slot() for _ in range(slots)]
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._number = 0
+        self._requests: dict[str, int] = {}  # by model
+        self.replaced = 0
+        self.ended = threading.Event()
+        self.fault: BaseException | None = None  # what ended it, where that was not ``stop``
+        self._thread = threading.Thread(target=self._work, name="router", daemon=True)
+
+    def start(self) -> None:
+        """Start the processes."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer nothing more; every call that waits is refused."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+        for slot in self._slots:
+            for call in self._calls(slot):
+                _refuse(call, ReplicaLost("the service is stopping"))
+
+    def until_ready(self) -> None:
+        """Wait for the first process; raises UserError if all are given up."""
+        with self._changed:
+            while not self._stopping and not any(slot.ready for slot in self._slots):
+                if all(slot.broken for slot in self._slots):
+                    raise UserError(self._slots[0].broken)
+                self._changed.wait(IDLE)
+
+    @property
+    def slots(self) -> int:
+        """Processes, whether they are ready or not."""
+        return len(self._slots)
+
+    def submit(self, call: Call, slot: int | None = None) -> int:
+        """Queue a call, on a given process or on the one that suits it best; returns which."""
+        with self._changed:
+            chosen = self._best(call.model) if slot is None else slot
+            if broken := self._slots[chosen].broken:
+                _refuse(call, ReplicaLost(broken))
+            self._slots[chosen].queues.setdefault(call.user, deque()).append(call)
+            if call.kind in ("prepare", "ablate"):
+                self._requests[call.model] = self._requests.get(call.model, 0) + 1
+            self._changed.notify_all()
+            return chosen
+
+    def best(self, model: str, taken: Collection[int] = ()) -> int | None:
+        """The process for a question about a model, but none of ``taken``; None: there is no other."""
+        with self._changed:
+            left = [number for number in range(len(self._slots)) if number not in taken]
+            left = [number for number in left if not self._slots[number].broken]
+            return self._best(model, left) if left else None
+
+    def _best(self, model: str, among: Collection[int] | None = None) -> int:
+        def price(number: int) -> tuple[bool, bool, float]:
+            slot = self._slots[number]
+            level = next((row["level"] for row in slot.held if row["fingerprint"] == model), "disk")
+            return bool(slot.broken), not slot.ready, slot.load + DISTANCE[level]
+
+        return min(range(len(self._slots)) if among is None else among, key=price)
+
+    def cancel(self, call: Call) -> None:
+        """Forget a call that waits; of one that is computed, forget the answer."""
+        with self._changed:
+            for slot in self._slots:
+                for queue in slot.queues.values():
+                    if call in queue:
+                        queue.remove(call)
+            call.future.cancel()
+
+    def cancel_session(self, session: str) -> None:
+        """Forget all calls of a question."""
+        with self._changed:
+            calls = [call for slot in self._slots for call in self._calls(slot) if call.session == session]
+        for call in calls:
+            self.cancel(call)
+
+    def status(self) -> dict[str, Any]:
+        """Models with their levels and requests, processes, users; plain JSON."""
+        with self._changed:
+            models = [
+                {"model": row["label"], "fingerprint": row["fingerprint"], "dtype": row["dtype"], "level": row["level"],
+                 "bytes": row["bytes"], "requests": self._requests.get(row["fingerprint"], 0), "replica": number}
+                for number, slot in enumerate(self._slots) for row in slot.held
+            ]  # fmt: skip
+            replicas = [
+                {"replica": number, "state": _state(slot), "queue": _waiting(slot), "node": slot.facts.get("node"),
+                 "pid": slot.facts.get("pid"), "device": slot.facts.get("device")}
+                for number, slot in enumerate(self._slots)
+            ]  # fmt: skip
+            users: dict[str, dict[str, int]] = {}
+            for slot in self._slots:
+                for call in filter(_is_asked, self._calls(slot)):
+                    row = users.setdefault(call.user, {"running": 0, "waiting": 0})
+                    row["running" if call is slot.current else "waiting"] += 1
+            queue = sum(map(_waiting, self._slots))
+        return {
+            "models": models, "replicas": replicas, "queue": queue, "replaced": self.replaced,
+            "users": [{"user": user, **row} for user, row in sorted(users.items())],
+        }  # fmt: skip
+
+    # ---- the thread ----
+
+    def _work(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self.fault = error
+        finally:
+            self.ended.set()
+
+    def _loop(self) -> None:
+        for number in range(len(self._slots)):
+            self._workers.start(number)
+        turn = time.monotonic()
+        while not self._stopping:
+            at_work = any(slot.current or not (slot.ready or slot.broken) for slot in self._slots)
+            for event in self._workers.wait(timeout=POLL if at_work else 0.0):
+                self._handle(event)
+            turn, before = time.monotonic(), turn
+            self._listen(min(turn - before, COUNTED))
+            with self._changed:
+                self._fill()
+                if not any(slot.current or slot.depth for slot in self._slots) and not self._stopping:
+                    self._changed.wait(IDLE if all(slot.ready or slot.broken for slot in self._slots) else POLL)
+
+    def _fill(self) -> None:
+        for number, slot in enumerate(self._slots):
+            call = self._next(slot) if slot.ready and slot.current is None else None
+            if call is not None:
+                slot.current = call
+                self._number += 1
+                self._workers.submit(number, Shard("call", self._number, {"kind": call.kind, **call.work}))
+
+    def _next(self, slot: _Slot) -> Call | None:
+        """The first call of the user whose turn it is, who then is the last."""
+        while slot.queues:
+            user, queue = slot.queues.popitem(last=False)
+            call = queue.popleft() if queue else None
+            if queue:
+                slot.queues[user] = queue
+            if call is not None and not call.future.cancelled():
+                return call
+        return None
+
+    def _handle(self, event: Event) -> None:
+        slot = self._slots[event.slot]
+        if isinstance(event, Pulse):
+            slot.silent = event.still
+        elif isinstance(event, Ready):
+            with self._changed:
+                slot.ready, slot.facts, slot.failed_starts = True, event.notes, 0
+                self._changed.notify_all()
+        elif isinstance(event, Lost):
+            self._lost(event.slot, event.reason)
+        elif isinstance(event, Finished):
+            answer: Any = event.receipt  # what ``Host.run`` returns, which is no receipt of a file
+            call = self._ended(slot)
+            slot.held = answer.held
+            with suppress(InvalidStateError):  # cancelled
+                call.future.set_result(answer)
+        elif event.shard is None:
+            self._start_failed(event.slot, f"a replica could not start: {first_line(event.error)}")
+        elif isinstance(event, Failed):
+            error = event.error
+            if isinstance(error, UnknownSession):
+                error = ReplicaLost(str(error))
+            error.__dict__.setdefault("told", event.traceback)
+            _refuse(self._ended(slot), error)
+
+    def _ended(self, slot: _Slot) -> Call:
+        with self._changed:
+            call, slot.current = slot.current, None
+        assert call is not None
+        if slot.silent is not None:
+            slot.silent = 0.0
+        return call
+
+    def _listen(self, seconds: float) -> None:
+        """End processes that hang."""
+        for number, slot in enumerate(self._slots):
+            if slot.silent is None:
+                continue
+            slot.silent += seconds
+            if slot.silent >= self._silence:
+                self._workers.abandon(number)
+                self._lost(number, f"it hangs: nothing in it has moved for {slot.silent:.0f} s")
+
+    def _lost(self, number: int, reason: str) -> None:
+        """Calls that need what it held are lost; the others wait for the process that takes its place."""
+        slot = self._slots[number]
+        logger.warning(f"replica {number} is replaced: {reason}")
+        self.replaced += 1
+        with self._changed:
+            current, was_ready = slot.current, slot.ready
+            slot.current, slot.ready, slot.held, slot.silent = None, False, [], None
+            waiting = [call for call in self._calls(slot) if call.kind not in LASTING]
+        for call in waiting:
+            self.cancel_waiting(slot, call)
+            _refuse(call, ReplicaLost(f"a replica died: {reason}"))
+        if current is not None:
+            current.losses += 1
+            if current.kind in LASTING and current.losses < MOST_LOSSES:
+                with self._changed:
+                    slot.queues.setdefault(current.user, deque()).appendleft(current)
+            else:
+                _refuse(current, ReplicaLost(f"a replica died: {reason}"))
+        if was_ready:
+            self._workers.start(number)
+        else:
+            self._start_failed(number, f"a replica died while it started: {reason}")
+
+    def cancel_waiting(self, slot: _Slot, call: Call) -> None:
+        """Take a call out of its queue."""
+        with self._changed:
+            slot.queues[call.user].remove(call)
+
+    def _start_failed(self, number: int, message: str) -> None:
+        slot = self._slots[number]
+        slot.failed_starts += 1
+        logger.warning(message)
+        if slot.failed_starts < MOST_STARTS:
+            self._workers.start(number)
+            return
+        with self._changed:
+            slot.broken = message
+            calls = self._calls(slot)
+            slot.queues.clear()
+        for call in calls:
+            _refuse(call, ReplicaLost(message))
+
+    def _calls(self, slot: _Slot) -> list[Call]:
+        """The one that is answered, and those that wait."""
+        waiting = [call for queue in slot.queues.values() for call in queue]
+        return waiting if slot.current is None else [slot.current, *waiting]
+
+
+def _refuse(call: Call, error: BaseException) -> None:
+    with suppress(InvalidStateError):
+        call.future.set_exception(error)
+
+
+def _is_asked(call: Call) -> bool:
+    """Whether somebody waits for it."""
+    return call.kind != "end"
+
+
+def _waiting(slot: _Slot) -> int:
+    return sum(_is_asked(call) for queue in slot.queues.values() for call in queue)
+
+
+def _state(slot: _Slot) -> str:
+    if slot.broken:
+        return "given up"
+    return "starting" if not slot.ready else "busy" if slot.current else "ready"

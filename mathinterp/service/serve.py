@@ -1,0 +1,134 @@
+"""A service in this process: its Ray, the processes that compute, the router and the HTTP front, for a while.
+
+Knows how the parts are put together. Processes are actors of this one, not detached ones: however it ends, kill -9
+included, they end with it. docs/service.md says why.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from aiohttp import web
+
+from mathinterp.cluster.events import Event, Lost
+from mathinterp.cluster.places import Placement
+from mathinterp.cluster.ray_workers import RayWorkers
+from mathinterp.errors import UserError
+from mathinterp.service.front import Front
+from mathinterp.service.host import Host, HostSettings
+from mathinterp.service.router import Router
+from mathinterp.service.settings import Settings
+from mathinterp.service.shelf import Limits
+
+logger = logging.getLogger(__name__)
+
+MEMORY_SHARE = 0.5  # of the free host memory that weights of all processes may take by default
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A service that runs: where, and the end of it."""
+
+    host: str
+    port: int
+    router: Router
+
+
+class HostWorkers(RayWorkers):
+    """Processes of the service; the death of one that has nothing to do is told as well."""
+
+    def _pulse(self, reference: Any) -> list[Event]:
+        slot = self._asked[reference]
+        events = super()._pulse(reference)
+        if events or any(asked[0] == slot for asked in self._waiting.values()):
+            return events
+        self._forget(slot)
+        return [Lost(slot, "it ended while it had nothing to do")]
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[Serving]:
+    """Serve inside the block.
+
+    Raises:
+        UserError: the port is taken, no token where one is needed, or no Ray to run on.
+    """
+    settings.check()
+    with ExitStack() as stack:
+        bound = stack.enter_context(closing(_bound(settings.host, settings.port)))
+        workers, slots, device = _processes(settings, stack)
+        router = Router(stack.enter_context(closing(workers)), slots)
+        router.start()
+        stack.callback(router.stop)
+        front = Front(router, {"device": device, "node": socket.gethostname()}, settings.token)
+        stack.enter_context(listening(front.app(), bound))
+        yield Serving(settings.host, bound.getsockname()[1], router)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that does not listen yet; bound before anything is started."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except (OSError, OverflowError) as error:
+        bound.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"the service cannot listen on {host}:{port} ({why}); choose another `port` or `host`"
+        ) from error
+    return bound
+
+
+def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, int, str]:
+    """The processes, how many, and where they compute."""
+    from mathinterp.cluster.ray_cluster import connection, gpus_each, largest_node, place
+
+    stack.enter_context(connection(settings.address))
+    gpus = gpus_each(settings.gpus_per_replica)
+    if gpus > 1:
+        raise UserError(f"`gpus_per_replica` {gpus:g}: a replica of a service computes on one GPU; give 1 or less")
+    placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
+    host = HostSettings(
+        placed.device, _limits(settings, placed), int(largest_node("CPU")), settings.experiments
+    )  # fmt: skip
+    workers = HostWorkers(Host, host, num_cpus=placed.cpus, num_gpus=placed.gpus)
+    return workers, placed.replicas, placed.device
+
+
+def _limits(settings: Settings, placed: Placement) -> Limits:
+    """As asked; how large a card is its process alone knows."""
+    free = psutil.virtual_memory().available
+    memory = int(MEMORY_SHARE * free / placed.replicas) if settings.memory_gb is None else settings.memory_gb * GB
+    card = 0 if settings.card_gb is None else settings.card_gb * GB
+    return Limits(card=int(card), memory=int(memory))
+
+
+@contextmanager
+def listening(app: web.Application, bound: socket.socket) -> Iterator[None]:
+    """Answer requests at a bound socket, from a thread with a loop of its own."""
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
+    thread = threading.Thread(target=loop.run_forever, name="front", daemon=True)
+    thread.start()
+
+    async def start() -> None:
+        await runner.setup()
+        await web.SockSite(runner, bound).start()
+
+    asyncio.run_coroutine_threadsafe(start(), loop).result()
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,183 @@
+"""Models of one process on three levels: on its card, in host memory, on disk.
+
+The one that was used longest ago goes down a level when another needs its room: from the card into host memory, from
+there back to its files. A process without a card computes in host memory and has two levels. Knows models and bytes;
+knows nothing about requests.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mathinterp.cluster.plan import DTYPE_BYTES
+from mathinterp.experiments.costs import parameters
+from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
+from mathinterp.models.fingerprint import model_fingerprint
+
+logger = logging.getLogger(__name__)
+
+CARD, MEMORY, DISK = "card", "memory", "disk"
+Key = tuple[str, str]  # a model's fingerprint and dtype
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most bytes of weights that one process keeps on its card (0: a share of it) and in host memory.
+
+    One model always has room.
+    """
+
+    card: int
+    memory: int
+
+
+@dataclass
+class Held:
+    """A model that this process has, or had."""
+
+    label: str
+    dtype: str
+    level: str
+    bytes: int
+    loaded: LoadedModel | None = field(repr=False)
+
+
+def key_of(resolved: ResolvedModel) -> Key:
+    """What a model is on the shelf."""
+    return resolved.fingerprint, resolved.dtype
+
+
+class Resolving:
+    """``catalog.resolve``, looked at again only where the model's files have changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[ModelSpec, str], ResolvedModel] = {}
+
+    def __call__(self, spec: ModelSpec, device: str) -> ResolvedModel:
+        """Raises UserError as ``catalog.resolve`` does."""
+        known = self._known.get((spec, device))
+        if known is None or known.source.path is None or not _unchanged(known):
+            known = self._known[spec, device] = resolve(spec, device)
+        return known
+
+
+def _unchanged(known: ResolvedModel) -> bool:
+    try:
+        return model_fingerprint(known.source, known.adapter, known.spec.trust_remote_code) == known.fingerprint
+    except (OSError, ValueError):
+        return False
+
+
+class Shelf:
+    """Models in their order of use.
+
+    Args:
+        device: where they compute.
+        limits: of each level.
+        leaves: told the key of a model before it leaves the level where it computes.
+        loads, moves: of a model onto a device.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        limits: Limits,
+        leaves: Callable[[Key], None] = lambda key: None,
+        loads: Callable[[ResolvedModel, str], LoadedModel] = load,
+        moves: Callable[[LoadedModel, str], LoadedModel] | None = None,
+    ):
+        self._device, self._limits, self._leaves = device, limits, leaves
+        self._load, self._move = loads, moves or moved
+        self._held: dict[Key, Held] = {}  # used longest ago first
+        self.resolve = Resolving()
+
+    @property
+    def computing(self) -> str:
+        """The level where models compute."""
+        return CARD if self._device == "cuda" else MEMORY
+
+    def take(self, resolved: ResolvedModel) -> LoadedModel:
+        """The model, ready to compute; now the one used last."""
+        key = key_of(resolved)
+        held = self._held.pop(key, None) or Held(
+            resolved.label, resolved.dtype, DISK, DTYPE_BYTES[resolved.dtype] * parameters(resolved.shape), None
+        )
+        if held.level != self.computing:
+            self._make_room(held.bytes)
+            if held.loaded is None:
+                held.loaded = self._load(resolved, self._device)
+                held.bytes = weight_bytes(held.loaded)
+            else:
+                held.loaded = self._move(held.loaded, self._device)
+            held.level = self.computing
+            logger.info(f"{held.label} ({held.dtype}, {held.bytes:,} bytes) is ready on {self._device}")
+        self._held[key] = held
+        assert held.loaded is not None
+        return held.loaded
+
+    def level(self, key: Key) -> str:
+        """Where a model is."""
+        return self._held[key].level if key in self._held else DISK
+
+    def report(self) -> list[dict[str, Any]]:
+        """What there is, used last first; plain JSON."""
+        return [
+            {"fingerprint": key[0], "label": held.label, "dtype": held.dtype, "level": held.level, "bytes": held.bytes}
+            for key, held in reversed(self._held.items())
+        ]
+
+    def _make_room(self, needed: int) -> None:
+        """On the level where models compute, for ``needed`` bytes."""
+        most = self._limits.card if self.computing == CARD else self._limits.memory
+        for key in self._over(self.computing, most - needed):
+            self._leaves(key)
+            if self.computing == CARD:
+                self._to_memory(key)
+            else:
+                self._drop(key)
+
+    def _over(self, level: str, most: int) -> list[Key]:
+        """The models of a level to let go, used longest ago first, until at most so many bytes are left."""
+        there = {key: held.bytes for key, held in self._held.items() if held.level == level}
+        left, gone = sum(there.values()), []
+        for key, size in there.items():
+            if left <= most:
+                break
+            gone.append(key)
+            left -= size
+        return gone
+
+    def _to_memory(self, key: Key) -> None:
+        held = self._held[key]
+        if held.bytes > self._limits.memory:
+            self._drop(key)
+            return
+        for other in self._over(MEMORY, self._limits.memory - held.bytes):
+            self._drop(other)
+        assert held.loaded is not None
+        held.loaded, held.level = self._move(held.loaded, "cpu"), MEMORY
+
+    def _drop(self, key: Key) -> None:
+        held = self._held[key]
+        held.loaded, held.level = None, DISK
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def moved(loaded: LoadedModel, device: str) -> LoadedModel:
+    """The same weights on another device."""
+    model: Any = loaded.model
+    model.to(device)
+    if device == "cpu":
+        torch.cuda.empty_cache()
+    return LoadedModel(model, loaded.tokenizer, Anatomy(model), loaded.fingerprint, loaded.dtype)
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Of all parameters and buffers."""
+    tensors = (*loaded.model.parameters(), *loaded.model.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,141 @@
+"""Which services of this machine run, and the token of one: small files of the user's own.
+
+Knows files and processes; knows nothing about Ray or HTTP.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from mathinterp.errors import UserError
+from mathinterp.models.cache import cache_folder, write_atomic
+
+TOKEN_VARIABLE = "MATHINTERP_SERVICE_TOKEN"
+FILE_VARIABLE = "MATHINTERP_SERVICE_TOKEN_FILE"
+SHORTEST_TOKEN = 16  # characters
+GRACE_SECONDS = 30.0  # for a service to end after it was asked to
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service of this machine, as its file says.
+
+    created: when its process began, as the system tells: another process may have its number by now.
+    """
+
+    url: str
+    host: str
+    port: int
+    pid: int
+    created: float
+    started_at: float
+    log: str = ""
+
+
+def folder() -> Path:
+    """Where the files are."""
+    return cache_folder() / "services"
+
+
+def _file(port: int) -> Path:
+    return folder() / f"{socket.gethostname()}-{port}.json"
+
+
+def write(host: str, port: int, log: str = "") -> Running:
+    """Say that this process is a service."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "", "localhost") else f"[{host}]" if ":" in host else host
+    created = psutil.Process().create_time()
+    running = Running(f"http://{shown}:{port}", host, port, os.getpid(), created, time.time(), log)
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_atomic(_file(port), json.dumps(asdict(running)))
+    return running
+
+
+def remove(running: Running) -> None:
+    """Take the file of a service away, if it is still that one's."""
+    if _read(_file(running.port)) == running:
+        _file(running.port).unlink(missing_ok=True)
+
+
+def services() -> list[Running]:
+    """Those that run here; files of others that ended without taking theirs away are removed."""
+    found = []
+    for file in sorted(folder().glob(f"{socket.gethostname()}-*.json")):
+        running = _read(file)
+        if running is not None and alive(running):
+            found.append(running)
+        else:
+            file.unlink(missing_ok=True)
+    return found
+
+
+def on_port(port: int) -> Running | None:
+    """The service of that port, if it runs."""
+    return next((running for running in services() if running.port == port), None)
+
+
+def _read(file: Path) -> Running | None:
+    try:
+        return Running(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def alive(running: Running) -> bool:
+    """Whether the process is there, and is the one that wrote the file."""
+    try:
+        process = psutil.Process(running.pid)
+        same = abs(process.create_time() - running.created) < 1.0
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def stop(running: Running, seconds: float = GRACE_SECONDS) -> bool:
+    """End a service and all of its processes; returns whether it went by itself."""
+    try:
+        process = psutil.Process(running.pid)
+        below = process.children(recursive=True)
+        process.terminate()
+    except psutil.Error:
+        below, process = [], None
+    left = [] if process is None else psutil.wait_procs([process], timeout=seconds)[1]
+    for each in left:
+        each.kill()
+    for each in psutil.wait_procs(below, timeout=10.0)[1]:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+    remove(running)
+    return not left
+
+
+def token_of(file: str | None) -> str | None:
+    """The token of a file that only its owner may read, else of the environment, which may name a file, too.
+
+    None: there is none.
+
+    Raises UserError for a file that cannot be read or that others may read, and for a short token.
+    """
+    token, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
+    file = os.environ.get(FILE_VARIABLE) if file is None and token is None else file
+    if file is not None:
+        where = f"`token_file` '{file}'"
+        try:
+            mode = os.stat(Path(file).expanduser()).st_mode
+            token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{where} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise UserError(f"{where} may be read by others; chmod 600 {file}")
+    if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise UserError(
+            f"{where}: a token has {SHORTEST_TOKEN} or more plain characters; openssl rand -hex 32 makes one"
+        )
+    return token

@@ -1,0 +1,182 @@
+"""``mathinterp serve``: a service of its own processes on Ray; started, asked, killed in parts, and stopped."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+import mathinterp as mi
+from mathinterp.cli.main import main
+from mathinterp.cluster.run import run_scan
+from mathinterp.errors import UserError
+from mathinterp.models.catalog import ModelSpec
+from mathinterp.service import state
+from mathinterp.service.settings import Settings
+from mathinterp.store import Store
+from tests.toy_scan import ToyScan
+
+ROOT = Path(__file__).parents[1]
+TINY = "random:llama-tiny"
+PROMPTS = mi.prompts([(f"{a} plus 5 is", str(a + 5)) for a in (3, 14, 62)])
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Services of a test are known to it alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in (state.TOKEN_VARIABLE, state.FILE_VARIABLE, "MATHINTERP_SERVICE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def serve(*words):
+    return CliRunner().invoke(main, ["serve", *words])
+
+
+# ---- without Ray ----
+
+
+def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef0123\n")
+        token.chmod(0o644)
+        for words, said in (
+            (["start", "--host", "0.0.0.0"], "--host 0.0.0.0 can be reached by others: give a token, by --token-file"),
+            (["start", "--host", "0.0.0.0", "--token-file", str(token)], f"may be read by others; chmod 600 {token}"),
+            (["start", "--token-file", str(tmp_path / "nosuch")], "cannot be read (No such file or directory)"),
+            (["start", "--experiment", "nosuch:X"], "there is no experiment 'nosuch:X'"),
+            (["start", "--port", port, "--foreground"], f"cannot listen on 127.0.0.1:{port} (Address already in use)"),
+            (["status"], "no service of yours runs on this machine; 'mathinterp serve start' starts one"),
+            (["stop"], "no service of yours runs on this machine"),
+            (["status", "--service", "http://127.0.0.1:9"], "no service answers at http://127.0.0.1:9"),
+        ):
+            done = serve(*words)
+            assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+            assert said in done.stderr
+    monkeypatch.setenv(state.TOKEN_VARIABLE, "short")
+    assert "a token has 16 or more plain characters" in serve("start").stderr
+
+
+def test_tokens_are_read_from_a_private_file_or_the_environment(tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    token.chmod(0o600)
+    assert state.token_of(str(token)) == "0123456789abcdef0123"
+    assert state.token_of(None) is None
+    monkeypatch.setenv(state.FILE_VARIABLE, str(token))
+    assert state.token_of(None) == "0123456789abcdef0123"
+    monkeypatch.setenv(state.TOKEN_VARIABLE, "fedcba9876543210")
+    assert state.token_of(None) == "fedcba9876543210"
+    Settings(host="::1").check()
+    Settings(host="0.0.0.0", token="0123456789abcdef").check()
+    with pytest.raises(UserError, match="can be reached by others"):
+        Settings(host="::").check()
+
+
+def test_a_file_that_a_killed_service_left_is_no_service():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    created = psutil.Process(child.pid).create_time()
+    running = state.write("127.0.0.1", 8390)
+    file = state._file(8390)
+    for pid, when, alive in ((os.getpid(), running.created, True), (os.getpid(), running.created - 60, False),
+                             (child.pid, created, True)):  # fmt: skip
+        file.write_text(json.dumps({**vars(running), "pid": pid, "created": when}))
+        assert [each.pid for each in state.services()] == ([pid] if alive else [])
+        assert file.exists() == alive
+    file.write_text(json.dumps({**vars(running), "pid": child.pid, "created": created}))
+    child.kill()
+    child.wait()
+    assert state.services() == []
+    file.write_text("no JSON")
+    assert state.on_port(8390) is None
+    assert not file.exists()
+
+
+# ---- on Ray ----
+
+
+@pytest.mark.ray
+@pytest.mark.own_ray
+@pytest.mark.timeout(400)
+def test_a_service_from_start_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(ROOT)
+    toys = ["--experiment", "tests.toy_scan:ToyScan", "--hangs-after", "12"]
+    started = serve("start", "--port", "0", "--replicas", "2", *toys)
+    assert started.exit_code == 0, started.output
+    (running,) = state.services()
+    try:
+        assert running.url in started.output
+        below = psutil.Process(running.pid).children(recursive=True)
+        assert below
+        again = serve("start", "--port", str(running.port))
+        assert again.exit_code == 2
+        assert f"a service runs already at {running.url}" in again.stderr
+        two_users_and_a_kill(running.url, tmp_path)
+        a_deadlock(running.url, tmp_path)
+    finally:
+        stopped = serve("stop")
+    assert stopped.exit_code == 0
+    assert "was stopped" in stopped.output
+    assert state.services() == []
+    assert not state.alive(running)
+    assert psutil.wait_procs(below, timeout=20)[1] == []
+
+
+def two_users_and_a_kill(url: str, tmp_path: Path) -> None:
+    """Two users scan at once, a replica is killed in a call of one: both have the rows of a local run."""
+    notebook = tmp_path / "notebook"
+    notebook.mkdir()
+    scans = {"ada": ToyScan(16, 0.2, str(notebook)), "bob": mi.experiments.Heads()}
+    for user, scan in (("ada", ToyScan(16)), ("bob", scans["bob"])):
+        run_scan(scan, ModelSpec(TINY), PROMPTS, str(tmp_path / f"here-{user}"), progress=False)
+    made = {}
+
+    def ask(user: str) -> None:
+        service = mi.connect(url, user=user)
+        made[user] = service.run(scans[user], TINY, PROMPTS, store=str(tmp_path / user), progress=False)
+
+    threads = [threading.Thread(target=ask, args=(user,)) for user in scans]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 120
+    while len(list((tmp_path / "ada").glob("mlp_scan/run_id=*/*.parquet"))) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    killed = next(row for row in mi.connect(url).status()["replicas"] if row["state"] == "busy")
+    os.kill(killed["pid"], signal.SIGKILL)
+    for thread in threads:
+        thread.join(200)
+    for user, table in (("ada", "mlp_scan"), ("bob", "head_scan")):
+        assert made[user].complete
+        here, there = (
+            Store(tmp_path / place).arrow(f"SELECT * FROM {table} ORDER BY ALL") for place in (f"here-{user}", user)
+        )
+        assert there.equals(here)
+    status = mi.connect(url).status()
+    assert status["replaced"] == 1
+    assert killed["pid"] not in [row["pid"] for row in status["replicas"] if row["state"] != "starting"]
+    assert status["users"] == []
+
+
+def a_deadlock(url: str, tmp_path: Path) -> None:
+    """A replica in which nothing moves is replaced, and its shard is computed by another one; a busy one is not."""
+    notebook = tmp_path / "faults"
+    notebook.mkdir()
+    scan, before = ToyScan(5, 0.1, str(notebook), once={1: "deadlock", 2: "busy"}), mi.connect(url).status()["replaced"]
+    run = mi.connect(url).run(scan, TINY, PROMPTS, store=str(tmp_path / "hung"), progress=False)
+    assert run.complete
+    run_scan(ToyScan(5), ModelSpec(TINY), PROMPTS, str(tmp_path / "unhung"), progress=False)
+    here, there = (Store(tmp_path / place).arrow("SELECT * FROM mlp_scan ORDER BY ALL") for place in ("unhung", "hung"))
+    assert there.equals(here)
+    assert mi.connect(url).status()["replaced"] == before + 1
