@@ -112,8 +112,14 @@ class StoreFiles:
             for folder in (path.parent, path.parent.parent):  # the rename, and the folder itself if it is new
                 _fsync_folder(folder)
 
-    def read(self, name: str) -> bytes:
-        """The whole content; raises FileNotFoundError, or OSError for what is no regular file."""
+    def read(self, name: str, fresh: bool = False) -> bytes:
+        """The whole content; raises FileNotFoundError, or OSError for what is no regular file.
+
+        Args:
+            fresh: as it is now, where an object store was listed before.
+        """
+        if fresh and self._remote is not None:
+            self._remote.forget(name)
         with self.open(name) as file:
             return file.read()
 

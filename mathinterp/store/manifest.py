@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.store.files import StoreFiles
 from mathinterp.versions import differences, merged
 
@@ -52,10 +52,10 @@ def record_name(run: str) -> str:
     return f"runs/{run}.json"
 
 
-def read_record(files: StoreFiles, run: str) -> dict[str, Any] | None:
-    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read."""
+def read_record(files: StoreFiles, run: str, fresh: bool = False) -> dict[str, Any] | None:
+    """The record of a run; None if there is none; ``fresh``: as it is now, not when listed. Raises ValueError if it is not one, OSError if it cannot be read."""
     try:
-        content = files.read(record_name(run))
+        content = files.read(record_name(run), fresh=fresh)
     except FileNotFoundError:
         return None
     try:
@@ -144,12 +144,29 @@ class Run:
         return [shard for shard in self.record["shards"] if shard not in finished]
 
     def grow(self, shards: Sequence[Mapping[str, Any]]) -> None:
-        """Add shards (table, index, work, cost) that followed from rows; in the record before any of them runs."""
+        """Add shards (table, index, work, cost) that followed from rows; in the record before any of them runs.
+
+        Raises Unfinished, with nothing added, if another driver has added others meanwhile.
+        """
+        self._require_grown_here()
         self.record["grown"] = [*self.record.get("grown", []), *map(dict, shards)]
         keys = [f"{shard['table']}/{shard['index']:05d}" for shard in shards]
         assert not set(keys) & set(self.record["shards"]), keys
         self.record["shards"] = [*self.record["shards"], *keys]
         save_record(self._store.files, self.record)
+        self._require_grown_here()  # or both saved at the same moment: the last one goes on
+
+    def _require_grown_here(self) -> None:
+        """Two drivers' further shards would have the same numbers and different rows."""
+        try:
+            there = read_record(self._store.files, self.run_id, fresh=True)
+        except ValueError:  # damaged; it is written anew
+            return
+        if there is not None and there.get("grown", []) != self.record.get("grown", []):
+            raise Unfinished(
+                f"run {self.run_id} of {self._store.url} is being computed by another process at the same time, and"
+                " which shards it needs follows from their rows: that process goes on, this one stops"
+            )
 
     def made_by(self, versions: Mapping[str, str]) -> None:
         """Remember what computed shards of this run, a replica's packages; tell if others computed some before."""
@@ -161,6 +178,7 @@ class Run:
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Remember facts about the run (engine, noise floor, device); plain JSON."""
+        self._require_grown_here()
         self.record["notes"] = {**self.record["notes"], **facts}
         save_record(self._store.files, self.record)
 
@@ -182,6 +200,7 @@ class Run:
         Returns:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
+        self._require_grown_here()
         before = self.record.get("files", {})
         self.record["files"] = {**before, **(written or {})}
         self.record["files"] = self._store.file_entries(self.record)

@@ -72,9 +72,13 @@ class RemoteFiles:
         """Names of all files that were listed so far."""
         return list(self._known)
 
+    def forget(self, name: str) -> None:
+        """Read the file anew next time."""
+        self._known.pop(name, None)
+
     def write(self, name: str, content: bytes) -> None:
         """Put a file as a whole."""
-        self._known.pop(name, None)
+        self.forget(name)
         self._filesystem.pipe_file(self._key(name), content)
 
     def remove(self, name: str) -> None:
