@@ -1,10 +1,10 @@
 """An S3 server of this machine (moto), in a process of its own, that refuses a share of all requests and counts them.
 
-    python -m tests.s3_server PORT BUCKET
+    python -m tests.s3_server PORT
 
-GET /-/counts tells the requests by method since the last call of it; PUT /-/refuse?share=0.1 makes it refuse that
-share of them from then on: 503 Slow Down, 503 Service Unavailable and 429 in turn, half of them after the request was carried
-out, as when only the answer is lost. Knows S3's protocol; knows nothing about stores.
+GET /-/counts tells the requests by method since the last call of it; PUT /-/refuse?share=0.1 makes it refuse that share
+of them from then on: 503 Slow Down, 503 Service Unavailable or 429, half of them after the request was carried out, as
+when only the answer is lost. Knows S3's protocol; knows nothing about stores.
 """
 
 import json
@@ -105,7 +105,7 @@ class S3:
 def s3_server() -> Iterator[S3]:
     """A server with one bucket (BUCKET); its clients find it by ``environment``. Skips where moto or s3fs is absent."""
     for package in ("moto.server", "flask_cors", "s3fs"):
-        pytest.importorskip(package, reason="pip install 'moto[server]' and the extra s3 (s3fs)")
+        pytest.importorskip(package, reason="pip install 'mathinterp[s3-test]' (moto, s3fs)")
     (port,) = free_ports(1)
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.s3_server", str(port)],
