@@ -53,7 +53,11 @@ def record_name(run: str) -> str:
 
 
 def read_record(files: StoreFiles, run: str, fresh: bool = False) -> dict[str, Any] | None:
-    """The record of a run; None if there is none; ``fresh``: as it is now, not when listed. Raises ValueError if it is not one, OSError if it cannot be read."""
+    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read.
+
+    Args:
+        fresh: as it is now, where an object store was listed before.
+    """
     try:
         content = files.read(record_name(run), fresh=fresh)
     except FileNotFoundError:
