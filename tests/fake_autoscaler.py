@@ -33,8 +33,10 @@ def config(address: str, workers: dict[str, Any], idle_seconds: float) -> dict[s
         "max_workers": sum(kind["max_workers"] for kind in workers.values()),
         "idle_timeout_minutes": idle_seconds / 60,
         "upscaling_speed": 10.0,
-        "provider": {
-            "type": "external", "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider", "use_node_id_as_ip": True, "disable_node_updaters": True, "gcs_address": address,
+        "provider": {  # by its module: Ray's wheel lacks the defaults of the type "fake_multinode"
+            "type": "external",
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "use_node_id_as_ip": True, "disable_node_updaters": True, "gcs_address": address,
             "disable_launch_config_check": True, "launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID,
         },
         "available_node_types": {HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}, **workers},
