@@ -23,7 +23,8 @@ NOT_RUN = {
     "mathinterp scan heads --model smollm2": "needs a model of 98 MB",
     "mathinterp tune precise": "trains on Ray; its data are read by --dry-run below",
     "mathinterp scan heads --adapter tuned": "needs what was trained",
-    "ray job submit": "needs a cluster",
+    "ray start": "makes a cluster that would outlive the test",
+    "mathinterp scan heads --address": "needs that cluster",
     "mathinterp submit": "needs a cluster",
 }
 SHORTENED = {
