@@ -155,11 +155,12 @@ class PickledWorkers(SimulatedWorkers):
 
 def many(replicas: int = 1000, seconds: float = 0.200) -> tuple[float, float]:
     """Busy part of simulated replicas' time over MANY shards, and MiB that the driver grew after the first tenth."""
-    workers, shards = PickledWorkers(seconds), sleeping_shards(MANY)
+    shards = sleeping_shards(MANY)
     shown = ScanProgress(shards, dict.fromkeys((shard.key for shard in shards), 1), replicas)
     gc.collect()
     gc.freeze()
     try:
+        workers = PickledWorkers(seconds)  # whose clock starts
         dispatcher = Dispatcher(workers, shards, replicas=replicas, observer=shown)
         with shown:
             dispatcher.run()
