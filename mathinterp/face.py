@@ -38,6 +38,7 @@ def load(
     dtype: str = "auto",
     device: str | None = None,
     trust_remote_code: bool = False,
+    load_in: str | None = None,
 ) -> Model:
     """A model by any name that the command line takes; its weights are loaded when they are first needed.
 
@@ -47,6 +48,7 @@ def load(
         dtype: "float32", "bfloat16", "float16", "float64", or "auto": float32 on a CPU, bfloat16 on a GPU.
         device: "cpu" or "cuda" in this process; None: a GPU where there is one.
         trust_remote_code: run the Python code of the model's folder.
+        load_in: "8bit" or "4bit": quantise the layers as they are loaded; needs bitsandbytes and a GPU.
     Raises:
         UserError: there is no such model, or it cannot be read.
 
@@ -54,7 +56,7 @@ def load(
     >>> mi.load("bundled", device="cpu", dtype="float32").label
     'bundled'
     """
-    model = Model(ModelSpec(name, adapter, dtype, trust_remote_code), device)
+    model = Model(ModelSpec(name, adapter, dtype, trust_remote_code, load_in), device)
     _ = model.described  # found now, or refused
     return model
 
@@ -243,7 +245,8 @@ def run(
         prompts: as for ``mathinterp.prompts``; None: the experiment's own set.
         store: a folder or URL; on several machines one that all of them share.
         replicas: number of model replicas; None: one per GPU, else one per CPU core while memory allows.
-        gpus_per_replica: 1, a fraction, or 0 for CPU; None: 1 if the cluster has GPUs.
+        gpus_per_replica: 0 for CPU, 1, a fraction, or 2 and more: the model's layers lie on so many GPUs of one node;
+            None: 1 if the cluster has GPUs.
         address: a running Ray cluster; "local": a local Ray for this call.
         progress: show a bar (or lines) on stderr.
         max_attempts: exceptions after which a shard is given up.

@@ -110,7 +110,7 @@ def anatomy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         request.param == "gemma2"
     ):  # its eager attention sums the softmax in float32, whose error grows with the masked row
         softmax = torch.nn.functional.softmax
-        in_own_dtype = lambda x, dim, dtype=None: softmax(x, dim=dim)  # noqa: E731
+        in_own_dtype = lambda x, dim, dtype=None, **_: softmax(x, dim=dim)  # noqa: E731
         monkeypatch.setattr(torch.nn.functional, "softmax", in_own_dtype)
     return Anatomy(tiny_model(request.param))
 

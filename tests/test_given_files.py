@@ -117,7 +117,7 @@ def test_what_is_no_file_or_too_large_is_refused_before_it_is_packed(here, monke
         huge.truncate(3 * 2**30)
     said = refused(here, "--prompts", "huge.jsonl")
     assert "'huge.jsonl' has 3.0 GiB" in said
-    assert "--no-send" in said
+    assert "with `no_send`" in said
     monkeypatch.setattr(submitting, "UPLOAD_LIMIT", 2**20)
     (here / "random.jsonl").write_bytes(os.urandom(2**20))
     assert "the largest files are random.jsonl (1.0 MiB)" in refused(here, "--prompts", "random.jsonl")

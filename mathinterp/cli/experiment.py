@@ -180,8 +180,7 @@ def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     while following is not None:
         run = run_chosen(following, spec=spec, shown=shown, **options)
         results = Results(_store(run.store), run.run_id, partial(_load, spec))
-        own = (run.run_id, following.tables) if following.reads_own_rows else ()
-        with results.store.held(*own):
+        with results.store.held(run.run_id if following.reads_own_rows else None):
             summary = type(following).summarize(results, shown) if run.rows or run.reused else None
             drawn = _draw(following, results, shown, out) if run.complete else []
         if summary is not None:

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 @click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
 @json_option()
 def league(
-    methods: str, steps: int, model: str, adapter: str | None, dtype: str, trust_remote_code: bool, prompt_name: str,
-    limit: int | None, seed: int, store: str, out: str | None, as_json: bool, **workers: Any,
+    methods: str, steps: int, model: str, adapter: str | None, dtype: str, load_in: str | None,
+    trust_remote_code: bool, prompt_name: str, limit: int | None, seed: int, store: str,
+    out: str | None, as_json: bool, **workers: Any,
 ) -> None:  # fmt: skip
     """How well does each attribution method estimate the exact effects of heads and MLPs?
 
@@ -64,7 +65,7 @@ def league(
     try:
         with resumable():
             found = run_league(
-                ModelSpec(model, adapter, dtype, trust_remote_code), prompts,
+                ModelSpec(model, adapter, dtype, trust_remote_code, load_in), prompts,
                 methods=[name.strip() for name in methods.split(",") if name.strip()], steps=steps, store=store,
                 workers=Workers(**workers), told=_tell,
             )  # fmt: skip

@@ -202,7 +202,7 @@ def _check_lasting(parameter: click.Parameter, value: str | os.PathLike[str], in
 
 
 def model_options() -> Callable[[Command], Command]:
-    """--model, --adapter, --dtype, --trust-remote-code."""
+    """--model, --adapter, --dtype, --load-in, --trust-remote-code."""
     return apply(
         [
             click.option(
@@ -217,6 +217,10 @@ def model_options() -> Callable[[Command], Command]:
                 "--dtype", default="auto", show_default=True,
                 help="float32, bfloat16, float16 or float64; auto is float32 on CPU, bfloat16 on GPU.",
             ),
+            click.option(
+                "--load-in", type=click.Choice(["8bit", "4bit"]), default=None,
+                help="Quantise the layers as they are loaded (bitsandbytes, on a GPU); --dtype is what is computed in.",
+            ),
             click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with the model."),
         ]
     )  # fmt: skip
@@ -226,7 +230,7 @@ def spec_of(options: dict[str, Any]) -> "ModelSpec":
     """The model that the options of ``model_options`` name, which ``options`` then lacks."""
     from mathinterp.models.spec import ModelSpec
 
-    return ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code")))
+    return ModelSpec(*(options.pop(name) for name in ("model", "adapter", "dtype", "trust_remote_code", "load_in")))
 
 
 def prompt_options() -> Callable[[Command], Command]:
@@ -269,7 +273,8 @@ def cluster_options() -> Callable[[Command], Command]:
                 "--replicas", type=Whole(1), default=None, help="Default: one per GPU, else one per CPU core."
             ),
             click.option(
-                "--gpus-per-replica", type=Real(0), default=None, help="1, a fraction, or 0 for CPU."
+                "--gpus-per-replica", type=Real(0), default=None,
+                help="0 for CPU, a fraction, 1, or more: the model's layers lie on so many GPUs of one node.",
             ),
             click.option(
                 "--hangs-after", type=Real(1), default=None, expose_value=False, callback=set_silence,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -47,17 +48,40 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         return
     if title:
         console.print(title, style="bold", highlight=False, soft_wrap=True)
+    names, cells = list(rows[0]), [[format_value(value) for value in row.values()] for row in rows]
+    right = [any(isinstance(row[name], int | float) for row in rows) for name in names]
+    if lines := _unfolded(names, cells, right, console.width):
+        console.print(lines, highlight=False, soft_wrap=True)
+        return
     table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in rows[0]:
-        numeric = any(isinstance(row[name], int | float) for row in rows)
-        short = all(len(format_value(row[name])) <= SHORT for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=short, overflow="fold")
-    for row in rows:
-        table.add_row(*(format_value(value) for value in row.values()))
+    for index, name in enumerate(names):
+        short = all(len(row[index]) <= SHORT for row in cells)
+        table.add_column(name, justify="right" if right[index] else "left", no_wrap=short, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
     # Folding text is fine; a number cut off to fit would be a wrong one, so then the terminal wraps the line instead.
     wide = Screen(WIDE)
     fits = wide.measure(table).minimum <= console.width
     (console if fits else wide).print(table)
+
+
+def _unfolded(names: list[str], cells: list[list[str]], right: list[bool], width: int) -> Text | None:
+    """The table as rich lays it out, which takes many times as long, where no cell must be folded; else None."""
+    texts = [[printable(cell) for cell in row] for row in [names, *cells]]
+    if any("\n" in cell or "\t" in cell for row in texts for cell in row):
+        return None
+    sizes = [[cell_len(cell) for cell in row] for row in texts]
+    widest = [max(column) for column in zip(*sizes, strict=True)]
+    if sum(widest) + 2 * (len(names) - 1) > width:
+        return None
+    padded = [
+        "  ".join(
+            " " * (most - size) + cell if to_right else cell + " " * (most - size)
+            for cell, size, most, to_right in zip(row, lengths, widest, right, strict=True)
+        )
+        for row, lengths in zip(texts, sizes, strict=True)
+    ]
+    return Text("\n").join([Text(padded[0], "bold"), Text("\n".join(padded[1:]))])
 
 
 def warn(line: str) -> None:

@@ -17,11 +17,7 @@ from mathinterp.errors import UserError, did_you_mean
     help="Folder to upload and run in: own experiments, files. Default: the checkout, if there is one.",
 )
 @click.option("--name", help="The job's id in the cluster. Default: JOB, the time and a few letters.")
-@click.option(
-    "--send/--no-send",
-    default=True,
-    help="Send the files that the job's options name; else they are paths of the cluster's nodes.",
-)
+@click.option("--no-send", is_flag=True, help="Send no files that the job's options name: they are paths of the nodes.")
 @click.pass_context
 def submit(
     context: click.Context,
@@ -30,7 +26,7 @@ def submit(
     address: str,
     working_dir: str | None,
     name: str | None,
-    send: bool,
+    no_send: bool,
 ) -> None:
     """Run JOB with ARGUMENTS on a cluster; exits as the job does.
 
@@ -54,7 +50,14 @@ def submit(
     announce = lambda line: click.echo(line, err=True)  # noqa: E731
     sys.exit(
         submit_job(
-            job, arguments, address, output=sys.stdout, announce=announce, working_dir=working_dir, name=name, send=send
+            job,
+            arguments,
+            address,
+            output=sys.stdout,
+            announce=announce,
+            working_dir=working_dir,
+            name=name,
+            no_send=no_send,
         )
     )
 

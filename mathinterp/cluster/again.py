@@ -63,7 +63,8 @@ def key_of(
     decides = [
         sys.version, {name: _version(name) for name in READ}, source_digest(),
         f"{type(scan).__module__}.{type(scan).__qualname__}", repr(scan),
-        [spec.name, spec.adapter, spec.dtype], model_fingerprint(source, adapter), _small_files(source, adapter),
+        [spec.name, spec.adapter, spec.dtype, getattr(spec, "load_in", None)], model_fingerprint(source, adapter),
+        _small_files(source, adapter),
         prompts.label, hashlib.blake2b(repr(prompts.items).encode(), digest_size=16).hexdigest(),
     ]  # fmt: skip
     return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()

@@ -42,6 +42,8 @@ def compile_ahead(
     """
     if not scan.compiles(resolved.shape, prompts, device):
         return {}
+    if resolved.spec.load_in is not None:
+        return {}
     if resolved.spec.trust_remote_code:
         return {"compile_ahead_skipped": "the model runs its own code"}
     started = time.time()

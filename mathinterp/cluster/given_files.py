@@ -13,9 +13,8 @@ from pathlib import Path
 from mathinterp.cluster.uploads import is_secret
 from mathinterp.errors import UserError
 
-READS = {
-    "--prompts", "--data", "--held-out", "--circuit", "--tasks", "--text", "--concepts", "--against", "--data-dir",
-    "--adapter", "--model",
+READS = {  # options whose values may be files
+    "prompts", "data", "held-out", "circuit", "tasks", "text", "concepts", "against", "data-dir", "adapter", "model",
 }  # fmt: skip
 MOST_BYTES = 2**30  # of one file, before it is packed: what is larger never fits and would take minutes to find out
 FOLDER = "sent-files"  # in the upload, for paths that lead out of the current folder
@@ -40,14 +39,14 @@ class GivenFiles:
 
     def arguments(self, args: Sequence[str]) -> list[str]:
         """The command line as the job needs it; raises UserError for a file that cannot be sent."""
-        told, flag = [], ""
+        told, option = [], ""
         for word in args:
-            option, equals, value = word.partition("=")
-            if equals and option in READS:
-                told.append(f"{option}={self._value(option, value)}")
+            given, equals, value = word.partition("=")
+            if equals and _option(given) in READS:
+                told.append(f"{given}={self._value(_option(given), value)}")
             else:
-                told.append(self._value(flag, word) if flag in READS else word)
-            flag = word
+                told.append(self._value(option, word) if option in READS else word)
+            option = _option(word)
         return told
 
     def module(self, job: str) -> None:
@@ -57,28 +56,28 @@ class GivenFiles:
             for name in (top, f"{top}.py") if ":" in word and top else ():
                 self._take("", name)
 
-    def _value(self, flag: str, value: str) -> str:
+    def _value(self, option: str, value: str) -> str:
         """An option's value: a path, FILE:WEIGHT, kind:PATH, or several of them."""
-        if flag == "--tasks":
-            return ",".join(self._piece(flag, piece) for piece in value.split(","))
-        return self._piece(flag, value)
+        if option == "tasks":
+            return ",".join(self._piece(option, piece) for piece in value.split(","))
+        return self._piece(option, value)
 
-    def _piece(self, flag: str, text: str) -> str:
+    def _piece(self, option: str, text: str) -> str:
         kind, _, after = text.partition(":")
         before, _, weight = text.rpartition(":")
         if os.path.lexists(text) or ":" not in text:
-            return self._take(flag, text)
+            return self._take(option, text)
         if after and os.path.lexists(after):
-            return f"{kind}:{self._take(flag, after)}"
-        return f"{self._take(flag, before)}:{weight}" if before else text
+            return f"{kind}:{self._take(option, after)}"
+        return f"{self._take(option, before)}:{weight}" if before else text
 
-    def _take(self, flag: str, text: str) -> str:
+    def _take(self, option: str, text: str) -> str:
         """The path's name in the upload; ``text`` itself if there is no such file here."""
         here = Path(text)
         if not text or not os.path.lexists(here):
             return text
         outside = here.is_absolute() or ".." in here.parts
-        if here.is_absolute() and (here.is_dir() or flag == "--model"):
+        if here.is_absolute() and (here.is_dir() or option == "model"):
             self.nodes_own.append(text)
             return text
         name = os.path.normpath(text)
@@ -108,8 +107,13 @@ class GivenFiles:
         if found.st_size > MOST_BYTES:
             raise UserError(
                 f"'{text}' has {found.st_size / 2**30:.1f} GiB, too much to send with a job; put it where all nodes see"
-                " it, and submit with --no-send and its path there"
+                " it, and give its path there, with `no_send`"
             )
+
+
+def _option(word: str) -> str:
+    """An option's name without its dashes; nothing for any other word."""
+    return word[2:] if word.startswith("--") else ""
 
 
 def _require_no_secret(text: str, here: Path) -> None:

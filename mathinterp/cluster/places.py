@@ -32,6 +32,11 @@ class Placement:
         return "cuda" if self.gpus else "cpu"
 
     @property
+    def cards(self) -> int:
+        """GPUs that the layers of one replica's model are dealt out to; 1 on CPU and on a part of a GPU."""
+        return max(1, int(self.gpus))
+
+    @property
     def at_once(self) -> int:
         """Shards that one replica works on side by side."""
         return AT_ONCE if self.gpus else 1
@@ -62,6 +67,14 @@ class Here:
     def device(self) -> str:
         """Where the model is."""
         return self.model.device
+
+    def cards(self) -> int:
+        """One device."""
+        return 1
+
+    def card_bytes(self) -> int | None:
+        """Not asked for: the model is here, or loaded here at once."""
+        return None
 
     def described(self) -> ResolvedModel:
         """As it is in this process."""
@@ -114,6 +127,16 @@ class OnRay:
     def device(self) -> str:
         """By the GPUs that nodes report; nothing here initialises CUDA."""
         return "cuda" if self._each() else "cpu"
+
+    def cards(self) -> int:
+        """GPUs of each replica; 1 on CPU."""
+        return max(1, int(self._each()))
+
+    def card_bytes(self) -> int | None:
+        """Memory of a GPU, where it is one of this machine."""
+        from mathinterp.cluster.ray_cluster import existing_cluster, local_card_bytes
+
+        return None if existing_cluster(self.address) or not self._each() else local_card_bytes()
 
     def described(self) -> ResolvedModel:
         """As nodes of that kind will find it."""

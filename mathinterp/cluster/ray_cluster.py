@@ -149,11 +149,13 @@ def gpus_each(asked: float | None) -> float:
     if asked is None:
         return 1 if largest else 0
     if asked < 0:
-        raise UserError(f"`gpus_per_replica` {asked:g}: give 0 for CPU, 1, or a fraction of a GPU")
+        raise UserError(f"`gpus_per_replica` {asked:g}: give 0 for CPU, a fraction of a GPU, or a whole number")
     if asked > largest:
         raise UserError(f"`gpus_per_replica` {asked:g}: no node has that many GPUs, the most is {largest:g}")
-    if asked > 1:
-        raise UserError(f"`gpus_per_replica` {asked:g}: a replica computes on one GPU; use more `replicas` instead")
+    if asked > 1 and asked != int(asked):
+        raise UserError(
+            f"`gpus_per_replica` {asked:g}: layers lie on whole GPUs; give a whole number, or a fraction of one"
+        )
     return asked
 
 
@@ -175,7 +177,7 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
     cpus = cluster_total("CPU")
     threads = 1 if gpus else threads_each(model_bytes)
     if gpus:
-        most = int(cluster_total("GPU") / gpus)
+        most = int(cluster_total("GPU") / gpus) if gpus <= 1 else replicas_of_several(int(gpus))
     else:
         most = int(min(cpus / threads, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
     count = max(1, min(most if replicas is None else replicas, shards))
@@ -185,6 +187,26 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
         cpus=1 if count <= cpus else 0,  # more replicas than cores share them rather than wait for each other
         threads=threads,
     )
+
+
+def replicas_of_several(gpus: int) -> int:
+    """How many replicas of so many GPUs the nodes hold, each on one node; or may hold, with the autoscaler's."""
+    now = sum(int(node["Resources"].get("GPU", 0)) // gpus for node in ray.nodes() if node["Alive"])
+    return max(now, sum(int(resources.get("GPU", 0)) // gpus * count for resources, count in node_groups()))
+
+
+def local_card_bytes() -> int | None:
+    """Memory of the smallest GPU of this machine that is visible, through NVML, without CUDA; None: not known."""
+    from ray._private.thirdparty import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        pynvml.nvmlInit()
+        numbers = range(pynvml.nvmlDeviceGetCount()) if visible is None else map(int, visible.split(","))
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
+        return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+    except (pynvml.NVMLError, ValueError):  # no NVIDIA driver, or cards named by UUID or as parts of one
+        return None
 
 
 def threads_each(model_bytes: int) -> int:

@@ -32,8 +32,10 @@ from mathinterp.engine.alone import alone_deviation
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
 from mathinterp.experiments.base import Experiment, Shard, Subject
+from mathinterp.models.card_memory import check_fits
 from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.models.handle import ModelSource
+from mathinterp.models.split import split_note
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import Store, prompts_fingerprint
 from mathinterp.store.writer import FOOTER_KEY
@@ -41,6 +43,7 @@ from mathinterp.versions import own_source, versions
 
 Result = TypeVar("Result")
 
+SPLIT = "split"  # in the notes: which card each layer was on
 AT_ONCE = 2  # shards of one replica on a GPU: one computes, one is written
 LOADS_AT_ONCE = 2  # replicas of one node that read weights at the same time: 8 x 13 GB at once would fill its memory
 
@@ -58,6 +61,7 @@ class ReplicaJob:
     run_id: str
     device: str  # "cuda" or "cpu"
     threads: int  # CPU threads of one replica
+    cards: int = 1  # GPUs that the layers of one replica are dealt out to
     metadata: dict[str, Any] = field(default_factory=dict)  # into the footer of each file
 
 
@@ -100,7 +104,9 @@ class Replica:
         _require_same("prompts", prompts_fingerprint(job.prompts), job.prompts_fingerprint)
         with loading_turn(LOADS_AT_ONCE):
             resolved = self._find_model()
-        ahead = compile_ahead(job.scan, resolved, job.prompts, job.device)
+        ahead = {}  # layers on several cards are compiled for each, when they are there
+        if job.cards == 1:
+            ahead = compile_ahead(job.scan, resolved, job.prompts, job.device)
         with loading_turn(LOADS_AT_ONCE):
             loaded = self._load_model(resolved)
         loaded_at = time.time()
@@ -115,21 +121,26 @@ class Replica:
         started = time.time()
         probe = probe_note(job.scan.cells(self._state, subject), job.device, socket.gethostname())
         checked = {PROBE: probe, "probe_seconds": time.time() - started}
-        return {**job.scan.notes(self._state), **alone, **ahead, **prepared, **checked}
+        split = {} if job.cards == 1 else {SPLIT: split_note(loaded.anatomy.shape.n_layers, job.cards)}
+        return {**job.scan.notes(self._state), **alone, **ahead, **split, **prepared, **checked}
 
     def _find_model(self) -> ResolvedModel:
         resolved = self._job.source.resolve(self._job.device)
         _require_same(f"model '{resolved.spec.name}'", resolved.fingerprint, self._job.model_fingerprint)
+        if self._job.device == "cuda":
+            check_fits(resolved, self._job.cards, smallest_card(self._job.cards))
         return resolved
 
     def _load_model(self, resolved: ResolvedModel) -> LoadedModel:
         try:
-            return self._job.source.load(resolved, self._job.device)
+            further = [f"cuda:{card}" for card in range(1, self._job.cards)]
+            return self._job.source.load(resolved, "cuda:0" if further else self._job.device, further)
         except torch.cuda.OutOfMemoryError as error:
-            total = torch.cuda.get_device_properties(0).total_memory
+            total = smallest_card(self._job.cards)
             raise UserError(
                 f"model '{resolved.spec.name}' does not fit on the GPU of {_where()} ({total / 1e9:.0f} GB, shared by"
-                " all replicas on it); use fewer replicas per GPU, a narrower `dtype` or a smaller model"
+                " all replicas on it); use fewer replicas per GPU, more `gpus_per_replica`, a narrower `dtype` or a"
+                " smaller model"
             ) from error
 
     def run(self, shard: Shard) -> Receipt:
@@ -180,13 +191,14 @@ class Replica:
     def _compute(self, shard: Shard) -> "Computed":
         started, halved = time.perf_counter(), batching.halved
         if self._job.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+            for card in range(self._job.cards):
+                torch.cuda.reset_peak_memory_stats(card)
         self._computing = (self._job.scan.evaluations(shard, self._job.prompts), batching.evaluated)
         try:
             table, versions = self._rows(shard)
         finally:
             self._computing = None
-        memory = _peak_memory(self._job.device)
+        memory = _peak_memory(self._job.device, self._job.cards)
         return Computed(table, time.perf_counter() - started, memory, batching.halved - halved, versions)
 
     def _rows(self, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
@@ -218,7 +230,8 @@ def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, 
     """Versions of what computes rows in this process, of those packages that this scan and model use."""
     peft = [] if model.adapter is None else ["peft"]
     gguf = ["gguf"] if model.source.kind == "gguf" else []
-    found = {**versions([*scan.packages, *peft, *gguf], device), **own_source(type(scan))}
+    quantised = ["bitsandbytes"] if model.spec.load_in else []
+    found = {**versions([*scan.packages, *peft, *gguf, *quantised], device), **own_source(type(scan))}
     on_gpu = device == "cuda" and torch.cuda.is_initialized()
     return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
 
@@ -274,7 +287,13 @@ def _where() -> str:
     return f"node {socket.gethostname()}"
 
 
-def _peak_memory(device: str) -> int:
+def smallest_card(cards: int) -> int:
+    """Bytes of the smallest of a replica's GPUs."""
+    return min(torch.cuda.get_device_properties(card).total_memory for card in range(cards))
+
+
+def _peak_memory(device: str, cards: int) -> int:
+    """Of a replica on several cards that of the fullest."""
     if device == "cuda":
-        return torch.cuda.max_memory_allocated()
+        return max(torch.cuda.max_memory_allocated(card) for card in range(cards))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

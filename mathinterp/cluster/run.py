@@ -28,8 +28,10 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.growing import Growing
+from mathinterp.models.card_memory import check_fits
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, ModelSource, NamedSource
+from mathinterp.models.split import check_cards
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
@@ -82,7 +84,8 @@ def run_scan(
         prompts: what to measure it on; none for an experiment that needs none.
         store_url: folder or object-store URL; on several machines one that all of them share.
         replicas: number of model replicas; None: one per GPU, or one per CPU core while memory allows.
-        gpus_per_replica: 1, a fraction, or 0 for CPU; None: 1 if the cluster has GPUs.
+        gpus_per_replica: 0 for CPU, 1, a fraction, or 2 and more: the model's layers lie on so many GPUs of one node;
+            None: 1 if the cluster has GPUs.
         address: a running Ray cluster; "local": a local Ray for this call.
         progress: show a bar (or lines) on stderr.
         prompts_label: the prompts' name in tables; None: their own.
@@ -101,6 +104,7 @@ def run_scan(
     with ExitStack() as stack:
         place = place_of(model, stack, replicas, gpus_per_replica, address)
         with again.remembered(scan, spec, prompts, gpus_per_replica, address) as found:
+            check_model(scan, place.described(), place)
             work = bound_work(scan, place.described(), prompts, store, prompts_label)
             found.update(opening(work, place.device()) if prompts_label is None else {})
         run = open_run(store, work, place.device())
@@ -121,6 +125,21 @@ def run_scan(
                 growth.close(metadata(work))
             run.finish()
     return summarize(work, run, store, growth, there, outcome, placement, time.monotonic() - started)
+
+
+def check_model(scan: Experiment, model: ResolvedModel, place: Here | OnRay) -> None:
+    """Raise UserError for what this experiment cannot do with a model so loaded, or cards that cannot hold it."""
+    cards, card_bytes = place.cards(), place.card_bytes()
+    if cards > 1 and not scan.runs_split:
+        raise UserError(f"`gpus_per_replica` {cards}: {scan.name} needs its model whole on one GPU; give 1 or less")
+    check_cards(model.label, model.shape.n_layers, cards)
+    if model.spec.load_in is not None and not scan.runs_quantised:
+        raise UserError(
+            f"`load_in` {model.spec.load_in}: {scan.name} reads or trains weights as numbers, and quantised ones are"
+            " none; leave it out (`gpus_per_replica` 2 deals layers out to two GPUs)"
+        )
+    if card_bytes is not None:
+        check_fits(model, cards, card_bytes)
 
 
 def to_compute(store: Store, work: Work, run: Run) -> tuple[Growth | None, list[Shard]]:
@@ -241,6 +260,7 @@ def replica_job(
         run_id=run.run_id,
         device=placement.device,
         threads=placement.threads,
+        cards=placement.cards,
         metadata=metadata(work),
     )
 

@@ -97,12 +97,12 @@ class Job:
     told: str  # how much is uploaded, with and without what
 
 
-def pack(job: str, args: Sequence[str], folder: Path, scratch: Path, send: bool = True) -> Job:
+def pack(job: str, args: Sequence[str], folder: Path, scratch: Path, no_send: bool = False) -> Job:
     """Pack the folder, the package, and the files that the command line names; raises UserError as ``submit`` does."""
     entrypoint, archive = _entrypoint(folder, job), scratch / "working_dir.zip"
     upload = measure_upload(folder, archive=archive)
     given = GivenFiles(folder, [name for name, _ in upload.files], _files_of)
-    if send:
+    if not no_send:
         args = given.arguments(args)
         given.module(job)
     with ZipFile(archive, "a", ZIP_DEFLATED, strict_timestamps=False) as zipped:
@@ -134,7 +134,7 @@ def submit(
     announce: Callable[[str], None],
     working_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
-    send: bool = True,
+    no_send: bool = False,
 ) -> int:
     """Run ``job args...`` on the head node of a cluster and follow its log to the end.
 
@@ -150,7 +150,7 @@ def submit(
         working_dir: the folder to upload, which is the job's current folder; None: the checkout that holds mathinterp,
             an empty folder where there is none.
         name: the job's id in the cluster; None: made of the job's words.
-        send: whether files that ``args`` name are sent; else they are paths of the cluster's nodes.
+        no_send: files that ``args`` name are not sent: they are paths of the cluster's nodes.
     Returns:
         the job's exit code; 1 if it was stopped or the cluster no longer answers.
     Raises:
@@ -163,7 +163,7 @@ def submit(
     number, address = _job_id(os.fspath(job), name), _checked(address)
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as scratch:
         folder = Path(working_dir or checkout() or empty).resolve()
-        packed = pack(os.fspath(job), args, folder, Path(scratch), send)
+        packed = pack(os.fspath(job), args, folder, Path(scratch), no_send)
         with _refusals(address):
             client = JobSubmissionClient(address)
             client.submit_job(

@@ -9,11 +9,10 @@ Shape legend: B prompt of one batch, L layer, H query head, T token, V vocabular
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from mathinterp.engine.hooks import caught_input
 from mathinterp.engine.lens.lens import wide_dtype
@@ -21,10 +20,14 @@ from mathinterp.engine.pairs import Batch
 from mathinterp.engine.scores import answer_logits
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.split import at_home
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
     """Within the block the model uses eager attention; afterwards what it used before, also after an exception.
 
     Raises UserError if the model's code cannot change its attention.
@@ -65,6 +68,7 @@ def _keep_end_row(kept: list[torch.Tensor], batch: Batch) -> Any:
         weights_BHTT = output[1] if isinstance(output, tuple) else None
         if weights_BHTT is None:
             raise UserError(f"{type(module).__name__} gives no attention weights under eager attention")
+        weights_BHTT = at_home(module, weights_BHTT)
         rows = torch.arange(len(batch.ends), device=weights_BHTT.device)
         kept.append(weights_BHTT[rows, :, batch.ends])
 

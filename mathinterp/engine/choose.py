@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mathinterp.engine import ENGINES
-from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION, sampled
+from mathinterp.engine.alone import sampled, tolerated
 from mathinterp.engine.intervention import CLEAN, Intervention, Tokens
 from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.plain import PlainEngine
@@ -124,7 +124,7 @@ def packing_deviation(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokeni
     sample = sampled([len(prompt.fed) for prompt in prompts], most=18)
     plain = PlainEngine(anatomy, [prompts[index] for index in sample], batch_size=1).baseline()
     worst = engine.baseline().at(np.isin(engine.answers.prompt_A, sample)).difference(plain)
-    limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
+    limit = tolerated(anatomy)
     if not worst <= limit:  # NaN is no agreement
         raise RuntimeError(
             f"the {engine.name} engine strays {worst:.3g} nats from plain forward passes (limit {limit:g} in"
@@ -140,7 +140,7 @@ def _why_it_strays(engine: Engine, anatomy: Anatomy, prompts: Sequence[Tokenized
     if not np.isfinite(alone.logprob_EA).all():
         narrow = anatomy.dtype == torch.float16
         return f"the model itself gives NaN or infinity in {dtype}" + ("; give `dtype` float32" if narrow else "")
-    limit = TOLERATED_DEVIATION.get(anatomy.dtype, TOLERATED_HALF_DEVIATION)
+    limit = tolerated(anatomy)
     if engine.name != "plain" and PlainEngine(anatomy, prompts).baseline().difference(alone) <= limit:
         return f"{anatomy.shape.model_type} does not take the tree mask as expected; use `engine` plain and report this"
     return f"{anatomy.shape.model_type} does not take padded batches either (no `engine` helps); report this"

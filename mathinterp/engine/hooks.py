@@ -1,6 +1,7 @@
 """Counted hooks: the ordinary way to intervene, and the slow twin of every fast path.
 
-A hook that never fires is an error, and nothing stays hooked after an exception (method.md section 7).
+A hook that never fires is an error, and nothing stays hooked after an exception (method.md section 7). Of a model that
+lies on several cards, hooks see and give activations at home, wherever the layer lies (models/split.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.split import at_home
 
 Edit = Callable[[torch.Tensor], torch.Tensor]  # what an activation becomes
 Look = Callable[[torch.Tensor], object]
@@ -19,16 +21,26 @@ Look = Callable[[torch.Tensor], object]
 
 def edited_input(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
     """Within the block, ``module`` reads ``edit(input)`` instead of its input."""
+    return _input_hook(module, _edited_at_home(module, edit))
 
+
+def edited_output(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
+    """Within the block, ``module`` gives ``edit(output)`` instead of its output (the first item of a tuple)."""
+    return _output_hook(module, _edited_at_home(module, edit))
+
+
+def _edited_at_home(module: nn.Module, edit: Edit) -> Edit:
+    return lambda value: edit(at_home(module, value)).to(value.device)
+
+
+def _input_hook(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
     def hook(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (edit(args[0]), *args[1:])
 
     return _counted(module, module.register_forward_pre_hook, hook)
 
 
-def edited_output(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
-    """Within the block, ``module`` gives ``edit(output)`` instead of its output (the first item of a tuple)."""
-
+def _output_hook(module: nn.Module, edit: Edit) -> AbstractContextManager[None]:
     def hook(_: nn.Module, args: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> object:
         return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(output)
 
@@ -58,10 +70,10 @@ def watched(module: nn.Module, of_input: bool, look: Look) -> AbstractContextMan
     """Within the block, ``look`` gets ``module``'s input (else its output), and nothing changes."""
 
     def edit(value: torch.Tensor) -> torch.Tensor:
-        look(value)
+        look(at_home(module, value))
         return value
 
-    return (edited_input if of_input else edited_output)(module, edit)
+    return (_input_hook if of_input else _output_hook)(module, edit)
 
 
 def caught_input(module: nn.Module) -> AbstractContextManager[list[torch.Tensor]]:

@@ -71,7 +71,7 @@ class Value:
             bias = getattr(anatomy.output_projection(layer), "bias", None)
         elif site == "mlp" and not anatomy.shape.n_experts:
             bias = getattr(anatomy.down_projection(layer), "bias", None)
-        value = zeros if bias is None else bias.detach()
+        value = zeros if bias is None else bias.detach().to(anatomy.device)
         return Value(value) if tokens is None else Value(value.expand(len(tokens.prompt_n), -1), tokens)
 
     @staticmethod

@@ -16,6 +16,7 @@ from mathinterp.engine.layers import Call, RecordedCalls, call_attention, call_l
 from mathinterp.engine.parts import attention_at_rows, gather_rows, known_twin
 from mathinterp.engine.tree.attention import with_tree_attention
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.split import at_module
 
 MOST_GRAPHS = 256
 
@@ -53,7 +54,7 @@ class Layers:
 
     def whole(self, layer: int, hidden: torch.Tensor, calls: RecordedCalls) -> torch.Tensor:
         """The layer's output R N D."""
-        call = calls.attention[layer]
+        call, hidden = calls.attention[layer], self._at_layer(layer, hidden)
         norm, module = self.anatomy.attention_norm(layer), self.attention(layer)
         attention = self._call_attention(norm, module, hidden, call.args, dict(call.kwargs))
         return self.rest(layer, hidden, calls.layer[layer], attention)
@@ -61,15 +62,18 @@ class Layers:
     def rest(
         self, layer: int, hidden: torch.Tensor, call: Call, attention: torch.Tensor, mlp: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The layer's output, given that of its attention and perhaps of its MLP."""
+        """The layer's output at home, given that of its attention and perhaps of its MLP."""
         family, twin = self.anatomy.family, self._after_attention[layer]
         known = {family.attention: attention}
         if mlp is not None:
             twin = known_twin(self.anatomy, layer, family.mlp)
             known[family.mlp] = mlp
-        output = self._call_layer(twin.load(**known), hidden, call.args, dict(call.kwargs))
+        output = self._call_layer(twin.load(**known), self._at_layer(layer, hidden), call.args, dict(call.kwargs))
         twin.check_used()
-        return output
+        return output.to(self.anatomy.device)
+
+    def _at_layer(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        return at_module(self.anatomy.layers[layer], hidden)
 
     def last(self, hidden: torch.Tensor, calls: RecordedCalls, rows_RM: torch.Tensor) -> torch.Tensor:
         """The last layer at answer slots only: keys and values of all nodes, the rest at M of them."""

@@ -117,7 +117,7 @@ def record(
 
     def see(layer: int, hidden: torch.Tensor) -> None:
         if layer == 0:
-            embedded.append(hidden)
+            embedded.append(hidden.to(anatomy.device))
         if observe is not None:
             observe(layer, hidden)
 

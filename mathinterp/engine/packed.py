@@ -8,7 +8,8 @@ Shape legend: P pack, N tree node, R row (edit x pack), M answer slot, A answer 
 input width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +19,9 @@ from mathinterp.engine import compiling
 from mathinterp.engine.batching import in_batches
 from mathinterp.engine.cells import Cells
 from mathinterp.engine.clean_pass import clean_pass
+from mathinterp.engine.head_changes import heads_changed
 from mathinterp.engine.hooks import caught_input, caught_site
+from mathinterp.engine.in_flight import in_flight
 from mathinterp.engine.intervention import (
     CLEAN,
     Change,
@@ -86,9 +89,11 @@ class PackedEngine:
         shape: BatchShape | None = None,
     ):
         self.anatomy, self.prompts = anatomy, prompts
+        compiled = compiled and not anatomy.quantised
         self.device, self.dtype = anatomy.device, anatomy.dtype
         self.answers: Answers = answers_of(prompts)
-        self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS)
+        # of a model on several cards, each works on a batch of its own: together they take the memory of one
+        self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS) // len(anatomy.cards)
         fed = [prompt.fed for prompt in prompts]
         self.tree_attention = compiled and serves(anatomy, fed) if tree_attention is None else tree_attention
         layout = lay_out(
@@ -116,7 +121,7 @@ class PackedEngine:
     @property
     def _shape_matters(self) -> bool:
         """Whether the shape of a batch changes more than the very last bits of a result."""
-        return self.dtype not in (torch.float32, torch.float64)
+        return self.anatomy.quantised or self.dtype not in (torch.float32, torch.float64)
 
     def _copies(self, needed: int) -> int:
         """Rows to fill a batch with: all of them where the batch shape matters, else those needed."""
@@ -201,12 +206,20 @@ class PackedEngine:
         """Scores under each change by itself, all at one place and with one value: E x A; of some groups, or of all."""
         board = ScoreBoard(len(changes), len(self.answers), self.anatomy)
         placement = self.placement()
-        for number in range(len(self.groups)) if groups is None else groups:
-            self._run_group(board, changes, placement, self.groups[number], self.calls[number])
+        placement.lay_out([tuple(changes)])
+        with in_flight(self.anatomy.cards) as turn:
+            for number in range(len(self.groups)) if groups is None else groups:
+                self._run_group(board, changes, placement, self.groups[number], self.calls[number], turn)
         return board.scores(self.answers.gold_A)
 
     def _run_group(
-        self, board: ScoreBoard, changes: Sequence[Change], placement: Placement, group: Group, calls: RecordedCalls
+        self,
+        board: ScoreBoard,
+        changes: Sequence[Change],
+        placement: Placement,
+        group: Group,
+        calls: RecordedCalls,
+        turn: Callable[[], AbstractContextManager[None]],
     ) -> None:
         rows = len(group.packs) * self.forest.pack_size
         at_once = whole = max(1, min(self.edits_per_batch, self.max_tokens // rows))
@@ -217,8 +230,9 @@ class PackedEngine:
             if stop < len(changes):
                 whole = len(asked)  # fewer where memory ran out
             filled = [*asked, *[asked[-1]] * (whole - len(asked))] if self._whole_batches else asked
-            hidden = self._replay(filled, placement, group, calls)
-            self._score_group(board, start, len(asked), group, hidden[: len(asked) * len(group.packs)])
+            with turn():
+                hidden = self._replay(filled, placement, group, calls)
+                self._score_group(board, start, len(asked), group, hidden[: len(asked) * len(group.packs)])
 
         if (fitting := in_batches(len(changes), at_once, run, self.share(group))) < at_once:
             self.max_tokens = fitting * rows
@@ -256,29 +270,9 @@ class PackedEngine:
         calls: RecordedCalls,
         rows_PM: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention output (E * P) N D of the layer, at ``rows_PM`` alone where given.
-
-        o_proj is linear, so a change of heads moves its output by the share of their slices alone.
-        """
-        anatomy, layer, value = self.anatomy, changes[0].layer, changes[0].value
-        clean_PNZ = self._clean_site("head", layer, group, calls)
-        at_rows = clean_PNZ if rows_PM is None else gather_rows(clean_PNZ, rows_PM)
-        output_PND = anatomy.output_projection(layer)(at_rows)
-        weight = anatomy.output_weight(layer)
-        edited: torch.Tensor = output_PND.new_empty(len(changes), *output_PND.shape)
-        for row, change in zip(edited, changes, strict=True):
-            before = output_PND
-            for head in change.units or ():
-                columns = anatomy.head_slice(head)
-                clean = clean_PNZ[..., columns]
-                moved = placement.apply(value, clean, group.span, columns) - clean
-                if rows_PM is not None:
-                    moved = gather_rows(moved, rows_PM)
-                torch.addmm(before.flatten(0, 1), moved.flatten(0, 1), weight[columns], out=row.flatten(0, 1))
-                before = row
-            if not change.units:
-                row.copy_(output_PND)
-        return edited.flatten(0, 1)
+        """Attention output (E * P) N D of the layer, at ``rows_PM`` alone where given."""
+        clean_PNZ = self._clean_site("head", changes[0].layer, group, calls)
+        return heads_changed(self.anatomy, changes, placement, group.span, clean_PNZ, rows_PM)
 
     def _edited_mlp(
         self,

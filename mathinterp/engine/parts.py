@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.split import at_module
 
 
 class Known(nn.Module):
@@ -95,7 +96,7 @@ class Twin:
         """The module, ready for one call with these values in its replaced children."""
         assert values.keys() == self._loaded.keys()
         for name, value in values.items():
-            self._loaded[name].loaded = value
+            self._loaded[name].loaded = at_module(self.module, value)
         return self.module
 
     def load_all(self, value: torch.Tensor) -> nn.Module:

@@ -5,6 +5,7 @@ Shape legend: E intervention, R row, T place, n token, H query head, Z width of 
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ class Placement:
     def __init__(self, anatomy: Anatomy, rows: int, places: int, flat: Callable[[Tokens], np.ndarray]):
         self.anatomy, self.rows, self.places, self.flat = anatomy, rows, places, flat
         self._laid_out: dict[int, tuple[object, torch.Tensor]] = {}  # by id; keeps the object, so that ids stay its own
+
+    def lay_out(self, interventions: Sequence[Intervention]) -> None:
+        """Lay out now all that these need, before batches run side by side."""
+        for change in chain.from_iterable(interventions):
+            if change.value.tokens is not None:
+                self._placed(change.value.tokens, change.value.tokens, None)
+                self._placed(change.value, change.value.tokens, change.value.rows)
+            if change.tokens is not None:
+                self._placed(change.tokens, change.tokens, None)
 
     def apply(self, value: Value, clean: torch.Tensor, rows: Any = ALL, columns: slice = ALL) -> torch.Tensor:
         """``clean`` (R' T' Z', columns ``columns`` of the site) with the value at each of its tokens."""

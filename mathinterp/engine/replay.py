@@ -10,13 +10,15 @@ D model width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from mathinterp.engine.batching import in_batches
+from mathinterp.engine.in_flight import in_flight
 from mathinterp.engine.intervention import CLEAN, Intervention, Tokens, differing_layers, label
 from mathinterp.engine.parts import gather_rows
 from mathinterp.engine.placement import Placement, hooked
@@ -64,8 +66,11 @@ class Replay(ABC, Generic[Rows]):
         starts = [self._start(changes) for changes in interventions]
         order = sorted(range(len(starts)), key=starts.__getitem__)  # those of one start run together
         board = ScoreBoard(len(interventions), len(self.answers), self.anatomy)
-        for group in self.groups:
-            self._run_group(board, [interventions[row] for row in order], placement, group)
+        ordered = [interventions[row] for row in order]
+        placement.lay_out(ordered)
+        with in_flight(self.anatomy.cards) as turn:
+            for group in self.groups:
+                self._run_group(board, ordered, placement, group, turn)
         scores = board.scores(self.answers.gold_A).of(np.argsort(order))
         try:
             check_finite(scores, [label(changes) for changes in interventions], self.answers, self.prompts)
@@ -95,14 +100,20 @@ class Replay(ABC, Generic[Rows]):
             inputs[layer, self._index(group)] = hidden.to(inputs.device)
 
     def _run_group(
-        self, board: ScoreBoard, interventions: Sequence[Intervention], placement: Placement, group: Rows
+        self,
+        board: ScoreBoard,
+        interventions: Sequence[Intervention],
+        placement: Placement,
+        group: Rows,
+        turn: Callable[[], AbstractContextManager[None]],
     ) -> None:
         def run(start: int, stop: int) -> None:
             batch = interventions[start:stop]
-            for hidden in self._outputs(min(map(self._start, batch)), batch, placement, group):
-                last = hidden
-            answers, gold, picked_EAD = self._picked(last, len(batch), group)
-            board.fill(start, answers, score(self.anatomy, picked_EAD, gold))
+            with turn():
+                for hidden in self._outputs(min(map(self._start, batch)), batch, placement, group):
+                    last = hidden
+                answers, gold, picked_EAD = self._picked(last, len(batch), group)
+                board.fill(start, answers, score(self.anatomy, picked_EAD, gold))
 
         size = self._size(group)
         at_once = max(1, self.most // size)

@@ -113,8 +113,10 @@ class Experiment(ABC):
     own_command: ClassVar[bool] = False  # True: `mathinterp NAME` does the same as `mathinterp scan NAME`
     retired: ClassVar[Mapping[str, str]] = {}  # former options -> what is there instead
     one_replica: ClassVar[bool] = False  # True: a shard needs those before it, so that one replica does all, in order
+    runs_split: ClassVar[bool] = True  # False: it needs the model whole on one device (models/split.py)
+    runs_quantised: ClassVar[bool] = False  # True: it computes through layers alone, and reads no weight of theirs
     head_ranking: ClassVar[HeadRanking | None] = None  # how a finished run ranks heads; None: it ranks none
-    reads_own_rows: ClassVar[bool] = False  # True: summary and figure read no other run's rows of its tables
+    reads_own_rows: ClassVar[bool] = False  # True: summary and figure read nothing of other runs by ``run_id = $run``
     node_ranking: ClassVar[Ranking | None] = None  # of its nodes, for `mathinterp stability`; None: it ranks none
 
     @property

@@ -9,14 +9,16 @@ import json
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-from peft import LoraConfig, PeftConfig, PeftType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mathinterp.errors import UserError
 from mathinterp.gates import shortened
 from mathinterp.models.fingerprint import INERT_ADAPTER
 from mathinterp.prompts.json_lines import json_file
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 
 # Ways of initialising that leave the base as it is: A and B come from the adapter's file.
 _BASE_KEPT = {"gaussian", "eva", "orthogonal", "mica"}
@@ -45,8 +47,10 @@ _UNMERGEABLE = {
 }
 
 
-def read_options(folder: Path) -> LoraConfig:
+def read_options(folder: Path) -> "LoraConfig":
     """The adapter's options, ready for PEFT to load it; raises UserError for any that cannot be honoured by merging."""
+    from peft import LoraConfig, PeftConfig, PeftType  # which takes seconds
+
     _check_fields(folder)
     try:
         options = PeftConfig.from_pretrained(str(folder))
@@ -65,7 +69,7 @@ def read_options(folder: Path) -> LoraConfig:
     return options
 
 
-def changes_base(options: LoraConfig) -> bool:
+def changes_base(options: "LoraConfig") -> bool:
     """Whether loading the adapter changes the base's weights by more than adding B A to them."""
     return options.init_lora_weights in _BASE_CHANGED_AGAIN or bool(options.kasa_config)
 
@@ -79,6 +83,8 @@ def _check_fields(folder: Path) -> None:
     """PEFT takes values of any type, and drops options that it does not know, with a warning: the model would be
     another than the file's.
     """
+    from peft import LoraConfig
+
     fields = json_file(folder / "adapter_config.json")
     if fields.get("peft_type") != "LORA":
         return  # refused by its type
@@ -117,7 +123,7 @@ def _is_of(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _refuse_unmergeable(folder: Path, options: LoraConfig) -> None:
+def _refuse_unmergeable(folder: Path, options: "LoraConfig") -> None:
     """Whole replaced modules and touched embeddings would change the vocabulary or both ends of tied weights."""
     whole = list(options.modules_to_save or [])
     if options.trainable_token_indices:

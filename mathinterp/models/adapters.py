@@ -9,18 +9,22 @@ every load the merged model must answer as PEFT's own, unmerged, does.
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapter_options import changes_base, first_line, read_options
 from mathinterp.models.random_shapes import without_weights
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers import PreTrainedModel
+
 
 MERGED_TOLERANCE = 1e-3  # nats of a log-probability, times its size where that is above 1
 _CHECKED_TOKENS = 8
@@ -32,6 +36,8 @@ def check_adapter(folder: Path, config: PreTrainedConfig) -> None:
 
     Only names and shapes are compared, on the meta device. What the adapter says its base is called does not matter.
     """
+    from peft import get_peft_model, get_peft_model_state_dict
+
     options = read_options(folder)
     base = without_weights(config)
     with torch.device("meta"), _peft_at_work(folder, "cannot be put on this model"):
@@ -45,12 +51,15 @@ def check_adapter(folder: Path, config: PreTrainedConfig) -> None:
             tuned.merge_and_unload()
 
 
-def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+def merge_adapter(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
     """Add the adapter's update to the weights of ``model``, in the model's dtype, and return it without PEFT modules.
 
     The caller passes a model in ``merging_dtype`` and casts afterwards: adding in bfloat16 would lose small updates.
     Raises UserError if the merged model's log-probabilities of a few tokens are not those of PEFT's unmerged one.
     """
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
     dtype = model.dtype
     assert dtype in (torch.float32, torch.float64), f"an adapter is merged in float32 or float64, not {dtype}"
     with _peft_at_work(folder, "cannot be put on this model"):
@@ -75,12 +84,14 @@ def merging_dtype(folder: Path, dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 and not changes_base(read_options(folder)) else torch.float32
 
 
-def _changed_modules(base: nn.Module) -> dict[str, BaseTunerLayer]:
+def _changed_modules(base: nn.Module) -> dict[str, "BaseTunerLayer"]:
     """Name in the base -> PEFT's layer, for every module that the adapter really matches."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     return {name: module for name, module in base.named_modules() if isinstance(module, BaseTunerLayer)}
 
 
-def _refuse_shared_ends(folder: Path, base: PreTrainedModel, config: PreTrainedConfig) -> None:
+def _refuse_shared_ends(folder: Path, base: "PreTrainedModel", config: PreTrainedConfig) -> None:
     """Merging into a weight that two modules share would change both, where PEFT changes one."""
     if not config.tie_word_embeddings:
         return
@@ -93,7 +104,7 @@ def _refuse_shared_ends(folder: Path, base: PreTrainedModel, config: PreTrainedC
         )
 
 
-def _refuse_bias_without_place(folder: Path, options: LoraConfig, base: PreTrainedModel) -> None:
+def _refuse_bias_without_place(folder: Path, options: "LoraConfig", base: "PreTrainedModel") -> None:
     """``lora_bias`` adds to a module's bias, so that a module without one has nowhere to merge it."""
     if not options.lora_bias:
         return

@@ -6,15 +6,19 @@ Shape legend: B batch, T position, L layer, H query head, G key/value group, D m
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_for
-from mathinterp.models.opt_layers import with_mlps
 from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
+from mathinterp.models.split import connect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -132,11 +136,12 @@ class Projection:
 
     module: nn.Module
     features: slice | torch.Tensor  # which of the module's output features, in head (group, neuron) order
+    home: torch.device  # where weight and bias are given, wherever the module lies
 
     @property
     def weight(self) -> torch.Tensor:
         """features x D: row i reads the normed residual stream into output feature i."""
-        return input_major_weight(self.module).T[self.features]
+        return input_major_weight(self.module).T[self.features].to(self.home)
 
     @property
     def places(self) -> torch.Tensor:
@@ -148,26 +153,34 @@ class Projection:
         """One number per feature, or None."""
         bias = self.module.bias
         assert bias is None or isinstance(bias, torch.Tensor)
-        return None if bias is None else bias[self.features]
+        return None if bias is None else bias[self.features].to(self.home)
 
 
 class Anatomy:
-    """Handles to the parts of one loaded causal language model."""
+    """Handles to the parts of one loaded causal language model.
 
-    def __init__(self, model: PreTrainedModel):
+    ``cards`` are all devices that its layers lie on (split.py), ``device`` the first of them: there everything outside
+    of layers is computed, and there weights are given.
+    """
+
+    def __init__(self, model: "PreTrainedModel"):
         self.model = model
         self.shape = model_shape(model.config)
         without_memory(model)
+        from mathinterp.models.opt_layers import with_mlps  # transformers' models take seconds to import
+
         with_mlps(model)
         self.family: Family = family_for(model.config)
         self.decoder: nn.Module = model.get_submodule(self.family.decoder)
         self.layers: nn.ModuleList = getattr(self.decoder, self.family.layers)
         self.final_norm: nn.Module = getattr(self.decoder, self.family.final_norm)
         self.unembedding: nn.Module = model.get_output_embeddings()  # weight V D
-        self.device: torch.device = model.device
+        self.cards: tuple[torch.device, ...] = connect(model)
+        self.device: torch.device = self.cards[0]
         self.dtype: torch.dtype = model.dtype
         if self.shape.n_experts and self.dtype == torch.float64:
             model.set_experts_implementation("eager")  # grouped products know no float64
+        self.quantised = not self.output_projection(0).get_parameter("weight").is_floating_point()
         self._check_widths()
 
     def attention(self, layer: int) -> nn.Module:
@@ -224,11 +237,11 @@ class Anatomy:
 
     def output_weight(self, layer: int) -> torch.Tensor:
         """o_proj's matrix as (H * d_head) x D: row block h maps head h's slice into the residual stream."""
-        return input_major_weight(self.output_projection(layer))
+        return input_major_weight(self.output_projection(layer)).to(self.device)
 
     def value_vectors(self, layer: int) -> torch.Tensor:
         """down_proj's matrix as K x D: row k is neuron k's value vector (paper A's "subvalue")."""
-        return input_major_weight(self.down_projection(layer))
+        return input_major_weight(self.down_projection(layer)).to(self.device)
 
     def query(self, layer: int) -> Projection:
         """W_Q: H * d_head features, head by head (before any rotary embedding or query norm)."""
@@ -246,19 +259,21 @@ class Anatomy:
         """W_gate: K features, whose activation multiplies ``up``'s; None for an MLP without a gate."""
         self.shape.check_neurons()
         if self.family.fused_gate_up is not None:
-            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons))
+            return Projection(
+                getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons), self.device
+            )
         if self.family.gate is None:
             return None
-        return Projection(getattr(self.mlp(layer), self.family.gate), slice(None))
+        return Projection(getattr(self.mlp(layer), self.family.gate), slice(None), self.device)
 
     def up(self, layer: int) -> Projection:
         """W_up of a gated MLP, the first matrix of a plain one: K features."""
         self.shape.check_neurons()
         if self.family.fused_gate_up is not None:
             n = self.shape.n_neurons
-            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(n, 2 * n))
+            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(n, 2 * n), self.device)
         assert self.family.up is not None, "a family names up or fused_gate_up"
-        return Projection(getattr(self.mlp(layer), self.family.up), slice(None))
+        return Projection(getattr(self.mlp(layer), self.family.up), slice(None), self.device)
 
     def _check_widths(self) -> None:
         """Raise UserError when heads or neurons cannot be where the family's entry says; the self-test proves more."""
@@ -266,7 +281,7 @@ class Anatomy:
         if not self.shape.n_experts:
             wanted.append(("down_projection", self.down_projection(0), self.shape.n_neurons))
         for what, module, width in wanted:
-            found = tuple(input_major_weight(module).shape)
+            found = _widths(module)
             if found != (width, self.shape.d_model):
                 raise UserError(
                     f"family '{self.shape.model_type}': {what} maps {found[0]} features to {found[1]}, but the config "
@@ -278,18 +293,18 @@ class Anatomy:
         family, shape = self.family, self.shape
         name = (family.query, family.key, family.value)[which]
         if name is not None:
-            return Projection(getattr(self.attention(layer), name), slice(None))
+            return Projection(getattr(self.attention(layer), name), slice(None), self.device)
         assert family.fused_qkv is not None, "a family names query, key and value, or fused_qkv"
         module = getattr(self.attention(layer), family.fused_qkv)
         d, heads, groups = shape.d_head, shape.n_heads, shape.n_groups
         if family.fused_qkv_layout == "blocks":
             start = (0, heads * d, (heads + groups) * d)[which]
-            return Projection(module, slice(start, start + (heads, groups, groups)[which] * d))
+            return Projection(module, slice(start, start + (heads, groups, groups)[which] * d), self.device)
         assert family.fused_qkv_layout == "per_group"
         queries = heads // groups
         part = (slice(queries), slice(queries, queries + 1), slice(queries + 1, None))[which]
         features = torch.arange((heads + 2 * groups) * d).view(groups, queries + 2, d)[:, part].reshape(-1)
-        return Projection(module, features)
+        return Projection(module, features, self.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm, unembedding and, where the family has them, the division of logits and the final soft-cap.
@@ -311,8 +326,23 @@ class Anatomy:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
+def _widths(projection: nn.Module) -> tuple[int, int]:
+    """Features that a projection reads and writes."""
+    if isinstance(projection, nn.Linear):  # also a quantised one, whose weight is stored in another shape
+        return projection.in_features, projection.out_features
+    return tuple(input_major_weight(projection).shape)  # type: ignore[return-value]
+
+
 def input_major_weight(projection: nn.Module) -> torch.Tensor:
-    """The weight as in x out; GPT-2's Conv1D stores it so, nn.Linear stores the transpose."""
+    """The weight as in x out; GPT-2's Conv1D stores it so, nn.Linear stores the transpose.
+
+    Raises UserError for a quantised one, whose numbers are no weights.
+    """
     weight = projection.weight
     assert isinstance(weight, torch.Tensor)
+    if not weight.is_floating_point():
+        raise UserError(
+            "this reads weights as numbers, and the layers are quantised: leave out `load_in` (or load more cards with"
+            " `gpus_per_replica`)"
+        )
     return weight if type(projection).__name__ == "Conv1D" else weight.T

@@ -22,3 +22,13 @@ def write_atomic(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+
+def is_marked(kind: str, key: str) -> bool:
+    """Whether ``mark`` was called with this key, in this process or an earlier one."""
+    return (cache_folder() / kind / key).is_file()
+
+
+def mark(kind: str, key: str) -> None:
+    """Keep that something was found true of what ``key`` is a hash of."""
+    write_atomic(cache_folder() / kind / key, "")

@@ -4,22 +4,29 @@ Knows names, dtypes and the order of the steps; how files are found, hashed and 
 (sources.py, fingerprint.py, loading.py). Knows nothing about prompts or interventions.
 """
 
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.cache import is_marked, mark
 from mathinterp.models.checked_config import check_buildable, check_sizes
 from mathinterp.models.config_files import check_config, check_rotation
 from mathinterp.models.families import family_of
 from mathinterp.models.fingerprint import file_digest, model_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
 from mathinterp.models.loading import check_stored, load_weights, prepare, quiet_transformers
+from mathinterp.models.quantised import check_quantised, quantised_fingerprint
 from mathinterp.models.random_shapes import (
     SHAPES,
     build_random,
@@ -44,6 +51,11 @@ from mathinterp.models.sources import (
 from mathinterp.models.spec import ModelSpec as ModelSpec
 from mathinterp.models.tokenizer_files import folder_tokenizer
 from mathinterp.prompts.json_lines import json_file
+from mathinterp.versions import source_digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -63,7 +75,7 @@ class ResolvedModel:
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
     shape: ModelShape
-    fingerprint: str  # 16 hex digits: weights, config, tokenizer, adapter; not the dtype
+    fingerprint: str  # 16 hex digits: weights, config, tokenizer, adapter, how it is quantised; not the dtype
     dtype: str  # a name of DTYPES, never "auto"
     label: str
 
@@ -72,7 +84,7 @@ class ResolvedModel:
 class LoadedModel:
     """A model in memory, ready for forward passes: evaluation mode, no gradients, all weights finite."""
 
-    model: PreTrainedModel
+    model: "PreTrainedModel"
     tokenizer: PreTrainedTokenizerBase
     anatomy: Anatomy
     fingerprint: str
@@ -99,12 +111,14 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
         bfloat16_supported: whether that GPU has bfloat16.
     Raises:
         UserError: nothing of that name, pickled weights only, unknown family, no fast tokenizer, an adapter made for
-            another base, an unknown dtype.
+            another base, an unknown dtype, quantised loading that cannot be.
     """
     dtype = resolve_dtype(spec.dtype, device_type, bfloat16_supported)
     adapter = find_adapter(spec.adapter) if spec.adapter is not None else None
     source = find_source(spec.name, spec.trust_remote_code)
     tokenizer: PreTrainedTokenizerBase
+    if spec.load_in is not None:
+        check_quantised(spec, source, device_type)
     if source.kind == "random":
         if adapter is not None:
             raise UserError(f"model '{spec.name}' has random weights and takes no adapter")
@@ -126,26 +140,31 @@ def resolve(spec: ModelSpec, device_type: str = "cpu", bfloat16_supported: bool 
         config=config,
         tokenizer=tokenizer,
         shape=model_shape(config),
-        fingerprint=fingerprint,
+        fingerprint=quantised_fingerprint(fingerprint, spec.load_in),
         dtype=dtype,
         label=spec.label,
     )
 
 
-def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str | None = None) -> LoadedModel:
+def load(
+    wanted: ResolvedModel | ModelSpec,
+    device: torch.device | str | None = None,
+    further: Sequence[torch.device | str] = (),
+) -> LoadedModel:
     """Load a model onto ``device``; None: this machine's GPU if it has one, else its CPU.
 
-    Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are
-    missing, left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
+    Its layers are dealt out to that device and ``further`` ones, each read straight to its own (split.py). Given a
+    spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are missing,
+    left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
     resolved = resolve(wanted, device.type, has_bfloat16) if isinstance(wanted, ModelSpec) else wanted
     if resolved.dtype == "bfloat16" and not has_bfloat16:
         raise UserError(f"{device} has no bfloat16: give `dtype` float16 or float32")
-    dtype = DTYPES[resolved.dtype]
+    dtype, cards = DTYPES[resolved.dtype], [device, *map(torch.device, further)]
     if resolved.source.kind == "random":
-        model = random_model(*parse_random(resolved.spec.name), device=device, dtype=dtype)
+        model = random_model(*parse_random(resolved.spec.name), cards=cards, dtype=dtype)
     else:
         folder, gguf_file = resolved.source.location, None
         if resolved.source.kind == "gguf":
@@ -153,11 +172,12 @@ def load(wanted: ResolvedModel | ModelSpec, device: torch.device | str | None = 
         model = load_weights(
             folder,
             resolved.config,
-            device=device,
+            cards=cards,
             dtype=dtype,
             gguf_file=gguf_file,
             adapter=resolved.adapter,
             trust_remote_code=resolved.spec.trust_remote_code,
+            load_in=resolved.spec.load_in,
         )
     model = prepare(model, resolved.label)
     if device.type == "cpu":
@@ -236,6 +256,23 @@ def _smollm2_entry() -> ModelEntry:
     return ModelEntry("smollm2", where, available, how, describe_shape("smollm2-135m"))
 
 
+def _check_loadable(folder: Path, fields: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
+    """Raise UserError unless the model can be built, as its files say; asked once per content and version.
+
+    Building one, even without weights, takes seconds and 180 MB of imports.
+    """
+    files = [folder / "config.json", *sorted(folder.glob("*.index.json")), *weight_files(folder)]
+    packages = {package: importlib.metadata.version(package) for package in ("transformers", "torch")}
+    decides = [packages, source_digest(), [[file.name, file_digest(file)] for file in files]]
+    key = hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
+    if not is_marked("loadable", key):
+        check_config(folder, fields, config)
+        check_buildable(config, name)
+        check_rotation(folder, fields, config)
+        check_stored(folder, config)
+        mark("loadable", key)
+
+
 def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     if source.kind == "gguf":
         with quiet_transformers():
@@ -258,10 +295,7 @@ def _config_and_tokenizer(source: Source, spec: ModelSpec) -> tuple[PreTrainedCo
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source.location, trust_remote_code=spec.trust_remote_code)
             if not spec.trust_remote_code:
-                check_config(source.location, fields, config)
-                check_buildable(config, spec.name)
-                check_rotation(source.location, fields, config)
-                check_stored(source.location, config)
+                _check_loadable(source.location, fields, config, spec.name)
             tokenizer = folder_tokenizer(source.location, config.model_type, spec.trust_remote_code)
     except UserError:  # which is a ValueError
         raise

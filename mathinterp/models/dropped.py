@@ -6,19 +6,23 @@ such tensors to leave out. Knows safetensors; knows nothing about configs.
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedModel
 
 from mathinterp.errors import UserError
 from mathinterp.models.sources import weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 _FREQUENCIES = r"rotary_emb\.inv_freq"
 _RELATIVE = 0.01  # of frequencies that were rounded to 16 bits
 
 
-def refuse_dropped(folder: Path, model: PreTrainedModel) -> None:
+def refuse_dropped(folder: Path, model: "PreTrainedModel") -> None:
     """Raise UserError for a tensor in ``folder`` that is left out though it says something that is not computed."""
     patterns = [_FREQUENCIES, *(model._keys_to_ignore_on_load_unexpected or ())]
     placed = set(model.state_dict())
@@ -40,7 +44,7 @@ def is_mask(name: str) -> bool:
     return re.search(r"(^|\.)(attn|attention)\.bias$", name) is not None
 
 
-def _is_computed(name: str, tensor: torch.Tensor, model: PreTrainedModel) -> bool:
+def _is_computed(name: str, tensor: torch.Tensor, model: "PreTrainedModel") -> bool:
     """Whether a tensor is the causal mask, what fills it, or the model's own rotary frequencies."""
     if name.endswith("masked_bias"):
         return tensor.numel() == 1

@@ -78,7 +78,7 @@ def gguf_weights(file: Path, digest: str, config: PreTrainedConfig) -> tuple[Pat
     original = file.parent, file.name
     if without_weights(config).num_parameters() > _KEPT_PARAMETERS:
         return original
-    model = load_weights(file.parent, config, device=torch.device("cpu"), dtype=torch.float32, gguf_file=file.name)
+    model = load_weights(file.parent, config, cards=[torch.device("cpu")], dtype=torch.float32, gguf_file=file.name)
     # named_parameters() names tied weights once, as transformers' own files do.
     tensors = {name: parameter.data.contiguous() for name, parameter in model.named_parameters()}
 

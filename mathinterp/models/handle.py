@@ -8,15 +8,15 @@ import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.alignment import align
@@ -27,6 +27,11 @@ from mathinterp.models.fingerprint import plain_config
 from mathinterp.models.lending import check_wrappable, restored
 from mathinterp.models.loading import check_finite_weights, prepare
 from mathinterp.models.sources import Source
+from mathinterp.models.split import place_of_tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 _THREADS = 8  # that hash tensors side by side
 
@@ -37,8 +42,8 @@ class ModelSource(Protocol):
     def resolve(self, device_type: str) -> ResolvedModel:
         """Found and looked at, not loaded."""
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
-        """In memory of this process, ready for forward passes."""
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
+        """In memory of this process, ready for forward passes; its layers dealt out to ``further`` devices too."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,9 @@ class NamedSource:
         """See catalog.resolve."""
         return resolve(self.spec, device_type)
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
         """See catalog.load."""
-        return load(resolved, device)
+        return load(resolved, device, further)
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,14 @@ class CarriedSource:
     """A model that travels with its weights: parameters and buffers by name."""
 
     described: ResolvedModel
-    model_class: type[PreTrainedModel]
+    model_class: "type[PreTrainedModel]"
     tensors: dict[str, CarriedTensor] = field(repr=False)
 
     def resolve(self, device_type: str) -> ResolvedModel:
         """What the object was when it was wrapped."""
         return self.described
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
         """Build the class from its config and put the carried tensors in.
 
         Raises:
@@ -96,8 +101,9 @@ class CarriedSource:
         config._attn_implementation = family_of(config.model_type).attention_backend
         with torch.device("meta"):
             model = self.model_class(config)
+        place = place_of_tensor(config, [device, *further])
         for name, carried in self.tensors.items():
-            _put(model, name, carried.tensor(device))
+            _put(model, name, carried.tensor(place(name)))
         model.tie_weights()
         built = content_fingerprint(model, resolved.tokenizer) if not _unfilled(model) else None
         if built != resolved.fingerprint:
@@ -122,8 +128,9 @@ class HeldSource:
         """See Model.described."""
         return self.model.described
 
-    def load(self, resolved: ResolvedModel, device: str) -> LoadedModel:
-        """See Model.lent."""
+    def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
+        """See Model.lent; it stays on its device."""
+        assert not further
         return self.until.enter_context(self.model.lent())
 
 
@@ -210,7 +217,7 @@ class WrappedModel(Model):
             not merged, or somebody's forward hooks.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str):
+    def __init__(self, model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, name: str):
         check_wrappable(model, tokenizer, name)
         family_of(model.config.model_type, model.config.to_dict())
         check_finite_weights(model, name)
@@ -266,7 +273,7 @@ class WrappedModel(Model):
         return sum(each.numel() * each.element_size() for _, each in _named_tensors(self._model))
 
 
-def content_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+def content_fingerprint(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hex digits of modules, weights, buffers, config and tokenizer of an object in memory; not of its device."""
     named = sorted(_named_tensors(model), key=lambda item: item[0])
     with ThreadPoolExecutor(_THREADS) as pool:

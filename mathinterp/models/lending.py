@@ -6,16 +6,21 @@ Knows torch modules and transformers' configs; knows nothing about what is done 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def check_wrappable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+
+def check_wrappable(model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raise UserError for an object whose weights, config and tokenizer do not say what it computes."""
+    from transformers import PreTrainedModel
+
     if not isinstance(model, PreTrainedModel) or getattr(model, "_hf_peft_config_loaded", False):
         raise UserError(
             f"model '{name}' is no plain transformers model; merge adapters first (peft's merge_and_unload)"
@@ -43,7 +48,7 @@ def _of_transformers(hook: Any) -> bool:
 
 
 @contextmanager
-def restored(model: PreTrainedModel) -> Iterator[None]:
+def restored(model: "PreTrainedModel") -> Iterator[None]:
     """Whatever the block does to modules and configs of ``model`` is undone at its end, also after an exception.
 
     That is: classes, hooks, attributes, children, modes, buffers, where tensors lie, gradient flags, attention

@@ -7,20 +7,26 @@ import contextlib
 import functools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers.utils.logging as transformers_logging
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import merge_adapter, merging_dtype
 from mathinterp.models.dropped import is_mask, refuse_dropped
 from mathinterp.models.families import family_of
+from mathinterp.models.quantised import quantization_config
 from mathinterp.models.sources import weight_files
+from mathinterp.models.split import connect, device_map
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # whose import takes seconds and 130 MB, which a driver does without
+
 
 _FLOATING = {"F64", "F32", "F16", "BF16"}  # as safetensors names dtypes
 
@@ -29,19 +35,23 @@ def load_weights(
     folder: Path,
     config: PreTrainedConfig,
     *,
-    device: torch.device,
+    cards: Sequence[torch.device],
     dtype: torch.dtype,
     gguf_file: str | None = None,
     adapter: Path | None = None,
     trust_remote_code: bool = False,
-) -> PreTrainedModel:
-    """Load a checkpoint onto ``device`` in ``dtype``, with the adapter merged in.
+    load_in: str | None = None,
+) -> "PreTrainedModel":
+    """Load a checkpoint onto its device in ``dtype``, or its layers onto several, with the adapter merged in.
 
     With an adapter the weights are read and merged in float32 (float64 if that is ``dtype``) and then cast, so that
     for a moment a 16-bit model takes twice its memory. Raises UserError for missing, left-over or misshapen weights.
     """
     reading_dtype = merging_dtype(adapter, dtype) if adapter else dtype
-    model = _read(folder, config, device, reading_dtype, gguf_file, trust_remote_code)
+    model = _read(folder, config, cards, reading_dtype, gguf_file, trust_remote_code, load_in)
+    if len(cards) > 1:
+        without_dispatch(model)
+        connect(model)
     _refuse_untied(folder, model)
     if gguf_file is None:
         refuse_dropped(folder, model)
@@ -75,24 +85,28 @@ def check_stored(folder: Path, config: PreTrainedConfig) -> None:
             f"model '{folder}' lacks weights that the model needs: config.json says {config.num_hidden_layers:,} "
             f"layers, and there are {count} tensors"
         )
-    _read(folder, config, torch.device("meta"), torch.float32)
+    _read(folder, config, [torch.device("meta")], torch.float32)
 
 
 def _read(
-    folder: Path, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, gguf_file: str | None = None,
-    trust_remote_code: bool = False,
-) -> PreTrainedModel:  # fmt: skip
+    folder: Path, config: PreTrainedConfig, cards: Sequence[torch.device], dtype: torch.dtype,
+    gguf_file: str | None = None, trust_remote_code: bool = False, load_in: str | None = None,
+) -> "PreTrainedModel":  # fmt: skip
+    from transformers import PreTrainedModel
+
     where: dict[str, Any] = {"use_safetensors": True}
     if gguf_file is not None:
         where = {"gguf_file": gguf_file, "quantization_config": GgufConfig(dequantize=True)}
         _name_tensors_once()
+    if load_in is not None:
+        where["quantization_config"] = quantization_config(load_in, dtype)
     try:
         with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
-                device_map={"": device},
+                device_map={"": cards[0]} if len(cards) == 1 else device_map(config, cards),
                 attn_implementation=family_of(config.model_type).attention_backend,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
@@ -110,7 +124,16 @@ def _read(
     return model
 
 
-def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
+def without_dispatch(model: "PreTrainedModel") -> None:
+    """Take away what accelerate puts around the forward of every module: copies of a module would call the original."""
+    from accelerate.hooks import remove_hook_from_module
+
+    remove_hook_from_module(model, recurse=True)
+    for module in model.modules():
+        vars(module).pop("forward", None)
+
+
+def prepare(model: "PreTrainedModel", label: str) -> "PreTrainedModel":
     """Evaluation mode, no gradients, no key/value cache; raises UserError if a weight is not a finite number."""
     model.eval().requires_grad_(False)
     model.config.use_cache = False
@@ -118,12 +141,12 @@ def prepare(model: PreTrainedModel, label: str) -> PreTrainedModel:
     return model
 
 
-def check_finite_weights(model: PreTrainedModel, label: str) -> None:
+def check_finite_weights(model: "PreTrainedModel", label: str) -> None:
     """Raise UserError naming the first tensor that has NaN or infinity."""
     names, finite = [], []
     for name, parameter in model.named_parameters():
         names.append(name)
-        finite.append(torch.isfinite(parameter).all())
+        finite.append(torch.isfinite(parameter).all().to(model.device))
     bad = [name for name, good in zip(names, torch.stack(finite).tolist(), strict=True) if not good]
     if bad:
         raise UserError(
@@ -132,7 +155,7 @@ def check_finite_weights(model: PreTrainedModel, label: str) -> None:
         )
 
 
-def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def cast_parameters(model: "PreTrainedModel", dtype: torch.dtype) -> None:
     """Cast parameters only: buffers such as rotary frequencies stay in float32, as when loaded in ``dtype``."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -176,7 +199,7 @@ def _refuse_incomplete(folder: Path, report: dict[str, Any]) -> None:
             raise UserError(f"model '{folder}' {what}: {len(names)} in all, first {names[0]}")
 
 
-def _refuse_untied(folder: Path, model: PreTrainedModel) -> None:
+def _refuse_untied(folder: Path, model: "PreTrainedModel") -> None:
     """transformers leaves apart what the config ties where a file holds two different matrices."""
     one, other = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and one.weight is not other.weight:

@@ -4,13 +4,15 @@ transformers' layer flattens all tokens of a batch and calls fc1, the activation
 the same; parameters keep their names and places, so that weights, adapters and exports are those of any OPT.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.functional import dropout
-from transformers import PreTrainedModel
 from transformers.models.opt.modeling_opt import OPTDecoderLayer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class OptMlp(nn.Module):
@@ -53,7 +55,7 @@ class OptLayer(OPTDecoderLayer):
         return hidden_BTD + dropout(self.mlp(self.final_layer_norm(hidden_BTD)), self.dropout, self.training)
 
 
-def with_mlps(model: PreTrainedModel) -> None:
+def with_mlps(model: "PreTrainedModel") -> None:
     """Give every OPT layer of ``model`` its MLP; does nothing for other models and for one that has them."""
     for layer in model.modules():
         if type(layer) is OPTDecoderLayer:

@@ -4,22 +4,27 @@ Knows published sizes, a tokenizer that cuts arithmetic prompts the way Llama-2'
 with few layers of its kind; knows nothing about files.
 """
 
+import contextlib
 import copy
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import MOST_SEED, shortened, whole
 from mathinterp.models.families import family_of
 from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.templates import PAPER_A, PAPER_B
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def _llama_like(
@@ -49,6 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
                                 rope_parameters=_rope(1e5)),
     "llama-2-7b": _llama_like("llama", 4096, 11008, 32, 32, 32, 32000),
     "llama-2-13b": _llama_like("llama", 5120, 13824, 40, 40, 40, 32000),
+    "llama-2-70b": _llama_like("llama", 8192, 28672, 80, 64, 8, 32000),
     "llama-3-8b": _llama_like("llama", 4096, 14336, 32, 32, 8, 128256, rope_parameters=_rope(5e5)),
     "mistral-7b": _llama_like("mistral", 4096, 14336, 32, 32, 8, 32000, sliding_window=4096),
     "qwen2.5-7b": _llama_like("qwen2", 3584, 18944, 28, 28, 4, 152064, rope_parameters=_rope(1e6)),
@@ -59,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
                     "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 50432},
 }
 # fmt: on
+BUILT_BY_LAYERS = {"llama-2-70b"}  # each from a seed of its own, because no card holds them all
 
 
 def parse_random(name: str) -> tuple[str, int]:
@@ -93,12 +100,46 @@ def random_fingerprint(shape: str, seed: int) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def random_model(shape: str, seed: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model directly on ``device`` in ``dtype``; the generators' states are left as they were."""
-    return build_random(random_config(shape), seed, device, dtype)
+def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: torch.dtype) -> "PreTrainedModel":
+    """Build the model directly on its device in ``dtype``, or its layers on several (split.py).
+
+    Its weights do not depend on the number of cards. The generators' states are left as they were.
+    """
+    from mathinterp.models.split import dealt, layers_of, spread
+
+    config = random_config(shape)
+    if shape not in BUILT_BY_LAYERS:
+        model = build_random(config, seed, cards[0], dtype)
+        spread(list(layers_of(model)), cards)
+        return model
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = 1
+    model, layers = build_random(small, seed, cards[0], dtype), []
+    kind = type(layers_of(model)[0])
+    for number, card in enumerate(dealt(config.num_hidden_layers, len(cards))):
+        with _drawn(seed + 1 + number, cards[card], dtype):
+            layers.append(kind(model.config, number))
+            layers[-1].apply(model._init_weights)
+    layers_of(model)[0] = layers[0]
+    layers_of(model).extend(layers[1:])
+    model.config.num_hidden_layers = len(layers)
+    return model
 
 
-def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+@contextlib.contextmanager
+def _drawn(seed: int, device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Within the block parameters are made on ``device`` in ``dtype``, from ``seed``."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtype: torch.dtype) -> "PreTrainedModel":
     """A model of ``config`` with its family's attention backend, freshly initialised on ``device``."""
     backend = family_of(config.model_type).attention_backend
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
@@ -107,7 +148,7 @@ def build_random(config: PreTrainedConfig, seed: int, device: torch.device, dtyp
     return model
 
 
-def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+def without_weights(config: PreTrainedConfig) -> "PreTrainedModel":
     """A model of ``config`` with its family's attention backend on the meta device: names and shapes alone."""
     return build_random(config, 0, torch.device("meta"), torch.float32)
 

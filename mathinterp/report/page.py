@@ -4,7 +4,8 @@ Knows stored tables and the registry; what a run means and how it looks, its exp
 page as PNG and SVG.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,16 @@ def write_report(store: Store, out: Path, run_ids: Sequence[str] = ()) -> Report
         UserError: an unknown run, a run without a figure, no run that has one, or ``out`` that cannot be written.
     """
     store.check(list(run_ids) or None)  # what is damaged is named, and counts as missing
+    figures, summaries = [], []
     with store.held():
-        figures = _figures(store, _runs(store), run_ids)
-        summaries = [_summary(store, run) for run, _ in figures]
+        for run in _asked(store, run_ids):
+            with _own_rows(store, run):
+                figure = _required_figure(store, run) if run_ids else _figure(store, run)
+                if figure is not None:
+                    figures.append((run, figure))
+                    summaries.append(_summary(store, run))
+    if not figures:
+        raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")
     try:
         out.mkdir(parents=True, exist_ok=True)
         return _write(store, out, figures, summaries)
@@ -76,7 +84,8 @@ def _write(store: Store, out: Path, figures: list[tuple[Row, Figure]], summaries
 
 def draw(store: Store, run_id: str) -> Figure:
     """The figure of a run, by its experiment; raises UserError for an unknown run or one that has none."""
-    return _figures(store, _runs(store), [run_id])[0][1]
+    [run] = _asked(store, [run_id])
+    return _required_figure(store, run)
 
 
 def render(store: str, runs: Sequence[Drawn]) -> str:
@@ -88,26 +97,34 @@ def render(store: str, runs: Sequence[Drawn]) -> str:
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(store=store, runs=runs)
 
 
-def _runs(store: Store) -> dict[str, Row]:
-    rows = store.rows(
-        "SELECT run_id, scan, model, prompts, dtype, status, shards_done, shards FROM runs ORDER BY started_at"
-    )
-    return {str(row["run_id"]): row for row in rows}
-
-
-def _figures(store: Store, runs: dict[str, Row], run_ids: Sequence[str]) -> list[tuple[Row, Figure]]:
-    """Each named run, or else each finished one that can be drawn, with its figure."""
+def _asked(store: Store, run_ids: Sequence[str]) -> list[Row]:
+    """The runs of these ids, or all finished ones, oldest first."""
+    runs = "SELECT run_id, scan, model, prompts, dtype, status, shards_done, shards FROM runs"
+    if not run_ids:
+        return store.rows(f"{runs} WHERE status = 'finished' ORDER BY started_at")
+    found = []
     for run_id in run_ids:
-        if run_id not in runs:
-            raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(runs) or 'none'}")
-    asked = [runs[run_id] for run_id in run_ids] or [run for run in runs.values() if run["status"] == "finished"]
-    found = [(run, figure) for run in asked if (figure := _figure(store, run)) is not None]
-    if without := [run for run in asked if run_ids and all(run is not drawn for drawn, _ in found)]:
-        run = without[0]
-        raise UserError(f"run {run['run_id']} is a scan of {run['scan']}, which has no figure")
-    if not found:
-        raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")
+        if store.record(run_id) is None:
+            known = [name.removeprefix("runs/").removesuffix(".json") for name in store.files.find("runs", ".json")]
+            raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(known) or 'none'}")
+        with store.held(run_id):
+            found += store.rows(f"{runs} WHERE run_id = $run", {"run": run_id})
     return found
+
+
+@contextmanager
+def _own_rows(store: Store, run: Row) -> Iterator[None]:
+    """Within the block an experiment that reads nothing of other runs does not wait for a look at them."""
+    experiment = registry.experiments().get(run["scan"])
+    with store.held(run["run_id"]) if experiment is not None and experiment.reads_own_rows else nullcontext():
+        yield
+
+
+def _required_figure(store: Store, run: Row) -> Figure:
+    figure = _figure(store, run)
+    if figure is None:
+        raise UserError(f"run {run['run_id']} is a scan of {run['scan']}, which has no figure")
+    return figure
 
 
 def _figure(store: Store, run: Row) -> Figure | None:

@@ -13,24 +13,24 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from uuid import uuid4
-
-import fsspec
 
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.gates import check_place
 from mathinterp.local_files import resolved
-from mathinterp.store.remote import RemoteFiles, open_filesystem
+
+if TYPE_CHECKING:
+    import fsspec
+
+    from mathinterp.store.remote import RemoteFiles
 
 STALE_SECONDS = 3600.0  # a temporary file of another machine, older than this, belongs to a process that died
 PROBE_BYTES = 2**16  # a full disk still takes empty files
 
 
-@dataclass(frozen=True)
-class FileVersion:
+class FileVersion(NamedTuple):
     """Changes whenever the content does; lets the result of an inspection be cached."""
 
     size: int
@@ -50,14 +50,13 @@ class StoreFiles:
         text = os.fspath(url)
         check_place(text, "store")
         self.local = "://" not in text or text.startswith("file://")
-        self._remote: RemoteFiles | None = None
+        self._remote = None if self.local else _remote_files(text)
         if self.local:
             self.root = str(resolved(Path(text.removeprefix("file://")).expanduser(), "store"))
             if os.path.exists(self.root) and not os.path.isdir(self.root):
                 raise UserError(f"store '{text}' is a file; give a folder")
         else:
             self.root = text.rstrip("/")
-            self._remote = RemoteFiles(self.root, *open_filesystem(self.root))
         if re.search(r"[*?\[\]]", self.root):
             raise UserError(
                 f"store '{text}' has one of the characters * ? [ ], which SQL reads as a pattern; rename it"
@@ -144,7 +143,8 @@ class StoreFiles:
         Temporary files never are among them. ``folder`` may be "", which takes one listing of everything.
         """
         if self._remote is None:
-            found = dict(self._walk(folder))
+            found: dict[str, FileVersion] = {}
+            self._walk(folder, found)
         else:
             with self._told("cannot be read"):
                 listed = self._remote.find(folder)
@@ -166,28 +166,33 @@ class StoreFiles:
                 with suppress(OSError):  # locked by its writer, gone meanwhile, or not ours to delete
                     _remove_if_stale(path)
 
-    def _walk(self, folder: str) -> Iterator[tuple[str, FileVersion]]:
-        """Every regular file below a folder, and whatever else is there with its reason."""
+    def _walk(self, folder: str, found: dict[str, FileVersion]) -> None:
+        """Add every regular file below a folder, and whatever else is there with its reason."""
         parts = folder.split("/") if folder else []
         for place in ("/".join(parts[: end + 1]) for end in range(len(parts))):
             if os.path.islink(os.path.join(self.root, place)):
-                yield place, FileVersion(0, "", "a link, and links are not followed")
+                found[place] = FileVersion(0, "", "a link, and links are not followed")
                 return
+        self._list(folder, found)
+
+    def _list(self, folder: str, found: dict[str, FileVersion]) -> None:
         try:
             with os.scandir(os.path.join(self.root, folder)) as listing:
                 entries = list(listing)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            yield folder, FileVersion(0, "", f"cannot be listed ({_reason(error)})")
+            found[folder] = FileVersion(0, "", f"cannot be listed ({_reason(error)})")
             return
         prefix = f"{folder}/" if folder else ""
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from self._walk(prefix + entry.name)
+                self._list(prefix + entry.name, found)
                 continue
-            with suppress(FileNotFoundError):  # renamed by another process since the listing
-                yield prefix + entry.name, _local_version(entry)
+            try:
+                found[prefix + entry.name] = _local_version(entry)
+            except FileNotFoundError:  # renamed by another process since the listing
+                continue
 
     @contextmanager
     def _told(self, what: str, *passing: type[OSError]) -> Iterator[None]:
@@ -205,6 +210,12 @@ class StoreFiles:
             if not self.local and (isinstance(error, PermissionError) or "Credentials" in type(error).__name__):
                 raise UserError(f"{message}; give this machine the right to it") from error
             raise StoreFailed(message) from error
+
+
+def _remote_files(url: str) -> "RemoteFiles":
+    from mathinterp.store.remote import RemoteFiles, open_filesystem  # importing fsspec takes a while
+
+    return RemoteFiles(url.rstrip("/"), *open_filesystem(url.rstrip("/")))
 
 
 @contextmanager
@@ -254,11 +265,12 @@ def _open_regular(path: str) -> BinaryIO:
 
 
 def _local_version(entry: "os.DirEntry[str]") -> FileVersion:
-    if entry.is_symlink():
-        return FileVersion(0, "", "a link, and links are not followed")
     found = entry.stat(follow_symlinks=False)
-    odd = "" if stat.S_ISREG(found.st_mode) else "no regular file, but a pipe, socket or device"
-    return FileVersion(found.st_size, f"{found.st_mtime_ns}.{found.st_ctime_ns}", odd)
+    if stat.S_ISREG(found.st_mode):
+        return FileVersion(found.st_size, f"{found.st_mtime_ns}.{found.st_ctime_ns}")
+    if stat.S_ISLNK(found.st_mode):
+        return FileVersion(0, "", "a link, and links are not followed")
+    return FileVersion(0, "", "no regular file, but a pipe, socket or device")
 
 
 def _fsync_folder(folder: Path) -> None:

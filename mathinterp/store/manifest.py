@@ -107,8 +107,12 @@ def _are_grown(grown: Any, shards: list[str]) -> bool:
 
 
 def _is_file_entry(entry: Any) -> bool:
-    kinds = {"rows": int, "bytes": int, "sha256": str}
-    return isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in kinds.items())
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("rows"), int)
+        and isinstance(entry.get("bytes"), int)
+        and isinstance(entry.get("sha256"), str)
+    )
 
 
 def _is_time(value: Any) -> bool:

@@ -38,18 +38,7 @@ class Held:
     connection: duckdb.DuckDBPyConnection | None = None
     views: set[str] = field(default_factory=set)
     known: dict[str, list[str]] = field(default_factory=dict)  # see query.add_views
-    own: tuple[str, frozenset[str]] | None = None  # of these tables, queries see the files of this run alone
-
-    def files(self) -> dict[str, list[str]]:
-        """What the connection's views of rows read, by table."""
-        if self.own is None:
-            return dict(self.found.good)
-        run, tables = self.own
-        return {
-            table: [name for name in names if name.split("/")[1] == f"run_id={run}"] if table in tables else names
-            for table, names in self.found.good.items()
-        }
-
+    own: str | None = None  # queries see the files of this run alone
     found: Survey = field(default_factory=lambda: Survey({}, {}, []))
 
 
@@ -65,6 +54,7 @@ class StoreReader:
         self.files = StoreFiles(url)
         self._surveyor = Surveyor(self.files)
         self._held: Held | None = None
+        self._of_others = Held()  # where one run is held: what queries of others share
         self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
 
     @property
@@ -84,7 +74,7 @@ class StoreReader:
 
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
-        found = self._survey(catalog().tables, self._held or Held())
+        found = self._survey(catalog().tables, self._held_for(""))
         return query.views_sql(self.files, found.good, found.bad)
 
     def connect(self, *views: str) -> duckdb.DuckDBPyConnection:
@@ -93,21 +83,22 @@ class StoreReader:
         Only the named ``views``, and those that they read, take a tenth of the time.
         """
         wanted = query.views_of(" ".join(views)) if views else list(catalog().order)
-        return self._new_connection(wanted, locked=False)
+        return self._new_connection(wanted, self._held_for(""), locked=False)
 
     @contextmanager
-    def held(self, run: str | None = None, tables: Iterable[str] = ()) -> Iterator[None]:
+    def held(self, run: str | None = None) -> Iterator[None]:
         """Within the block all queries see the files that were there when one first needed them, and are quicker.
 
         Args:
-            run, tables: queries with ``run_id = $run`` are of this run's rows of these tables, and of no others':
-                DuckDB need not ask of each other file whether it is meant, which takes longer the more there are.
+            run: queries with ``run_id = $run``, where that is this run, read nothing of other runs. In a store of many
+                runs that spares looking at all other files.
         """
-        self._held = Held(own=None if run is None else (run, frozenset(tables)))
+        before = self._held, self._of_others
+        self._held, self._of_others = Held(own=run), Held()
         try:
             yield
         finally:
-            self._held = None
+            self._held, self._of_others = before
 
     def arrow(self, sql: str, values: Mapping[str, Any] | None = None) -> pa.Table:
         """The result of a query; ``$name`` in it takes the value of that name, if there is one.
@@ -126,14 +117,17 @@ class StoreReader:
         """A connection for a query that only reads, whose reader is told of unfinished runs."""
         query.require_reading(sql)
         views = query.views_of(sql)
-        of_others = self._held is not None and self._held.own is not None and not _OF_ONE_RUN.search(sql)
-        if allow_files or of_others:
-            connection = self._new_connection(views, allow_files=allow_files)
-        else:
-            connection = self._connect(views)
-        found = self._survey(catalog().tables_of(views), self._held or Held())
+        held = self._held_for(sql, values)
+        connection = self._new_connection(views, held, allow_files=True) if allow_files else self._connect(views, held)
+        found = self._survey(catalog().tables_of(views), held)
         warn_of_partial_runs(self, found, sql, values)
         return connection
+
+    def _held_for(self, sql: str, values: Mapping[str, Any] | None = None) -> Held:
+        """What a query shares with others: those of the run that is held, those of more, or none."""
+        held = self._held or Held()
+        own = held.own is None or (_OF_ONE_RUN.search(sql) and (values or {}).get("run") == held.own)
+        return held if own else self._of_others
 
     def _trusting(self, sql: str, ask: Callable[[], Answer]) -> Answer:
         """The answer of a query; once more if it failed by the fault of a file, which is then left out."""
@@ -144,32 +138,32 @@ class StoreReader:
             self.runs_looked_at = told
             if not query.is_of_a_file(error.__cause__):
                 raise
-            found = self._survey(catalog().tables_of(query.views_of(sql)), self._held or Held())
-            self._held = None if self._held is None else Held()
+            found = self._survey(catalog().tables_of(query.views_of(sql)), Held())
+            if self._held is not None:
+                self._held, self._of_others = Held(own=self._held.own), Held()
             records = query.unreadable_records(self.files, found.good["runs"])
             if not deeper_faults(self.files, self._surveyor, found, records):
                 raise
             return ask()
 
     def _new_connection(
-        self, views: Sequence[str], *, allow_files: bool = False, locked: bool = True
+        self, views: Sequence[str], held: Held, *, allow_files: bool = False, locked: bool = True
     ) -> duckdb.DuckDBPyConnection:
-        found = self._survey(catalog().tables_of(views), self._held or Held())
+        found = self._survey(catalog().tables_of(views), held)
         self._surveyor.name_missing_prompts(found)
         text = query.own_views(found.good, views)
         return query.connect(self.files, text, found.good, allow_files=allow_files, locked=locked)
 
-    def _connect(self, views: Sequence[str]) -> duckdb.DuckDBPyConnection:
-        """A connection that has the views; within ``held`` always the same one."""
-        held = self._held or Held()
+    def _connect(self, views: Sequence[str], held: Held) -> duckdb.DuckDBPyConnection:
+        """The connection of ``held``, with the views."""
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
             found = self._survey(catalog().tables_of(more), held)
-            text = query.own_views(held.files(), more)  # of a table without files, an empty view
+            text = query.own_views(held.found.good, more)  # of a table without files, an empty view
             if held.connection is None:
-                held.connection = query.connect(self.files, text, held.files(), held.known, shards=found.good)
+                held.connection = query.connect(self.files, text, held.found.good, held.known)
             else:
-                query.add_views(held.connection, self.files, text, held.files(), held.known, shards=found.good)
+                query.add_views(held.connection, self.files, text, held.found.good, held.known)
             held.views |= set(more)
             self._surveyor.name_missing_prompts(found)
         return held.connection
@@ -182,7 +176,7 @@ class StoreReader:
             wanted -= good.keys()
         missing = [table for table in catalog().tables if table in wanted]
         if missing or "runs" not in held.found.good:
-            new, old = self._surveyor.survey(missing), held.found
+            new, old = self._surveyor.survey(missing, held.own), held.found
             bad = list(dict.fromkeys([*old.bad, *new.bad]))
             held.found = Survey({**new.records, **old.records}, {**new.good, **old.good}, bad)
         return held.found

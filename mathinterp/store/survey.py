@@ -50,19 +50,22 @@ class Surveyor:
         self.problems: list[str] = []
         self._files = files
         self._records: dict[str, tuple[FileVersion, Record | None, str | None]] = {}
-        self._footers: dict[str, tuple[FileVersion, Footer]] | None = None  # None: not read from KEPT_IN yet
+        # Name -> size and stamp of a file's version, fault and rows of its footer. None: not read from KEPT_IN yet.
+        self._footers: dict[str, list[Any]] | None = None
         self._unkept = 0  # footers that KEPT_IN does not have
 
-    def survey(self, tables: Iterable[str]) -> Survey:
-        """All records, and the files of some tables."""
+    def survey(self, tables: Iterable[str], run: str | None = None) -> Survey:
+        """All records, and the files of some tables; with ``run`` of this run alone, and its prompts."""
         tables = list(tables)
-        listed = self._listed(["runs", *tables])
+        listed = self._listed(["runs", *tables]) if run is None else self._listed_of_run(tables, run)
         records, good, bad = self._read_records(listed["runs"])
+        expected = _expected(records)
         for table in tables:
-            whys = self._table(table, records, listed[table])
+            whys = self._table(table, records, listed[table], expected)
             good[table] = [name for name, why in whys.items() if why is None]
             bad += [name for name, why in whys.items() if why is not None]
-        if {table for table, stored in catalog().tables.items() if stored.partition == "run_id"} <= set(tables):
+        every = {table for table, stored in catalog().tables.items() if stored.partition == "run_id"}
+        if run is None and every <= set(tables):
             good[ELSEWHERE] = self._elsewhere(records)
         if self._unkept >= WORTH_KEEPING:
             self.keep()
@@ -86,7 +89,7 @@ class Surveyor:
 
     def distrust(self, name: str, why: str) -> None:
         """Leave this version of a file, which was good so far, out from now on, in other processes too."""
-        self._known_footers()[name] = self._known_footers()[name][0], Footer(why)
+        self._known_footers()[name][2:] = why, -1
         self.report(name, why)
         self.keep()
 
@@ -104,10 +107,9 @@ class Surveyor:
     def keep(self) -> None:
         """Write what footers said beside the records; a store that cannot be written does without."""
         kept: dict[str, dict[str, Any]] = {}
-        for name, (version, footer) in self._known_footers().items():
+        for name, said in self._known_footers().items():
             table = name.split("/")[0]
-            entry = kept.setdefault(table, {"columns": _columns(table), "files": {}})
-            entry["files"][name] = [version.size, version.stamp, footer.fault, footer.rows]
+            kept.setdefault(table, {"columns": _columns(table), "files": {}})["files"][name] = said
         with suppress(OSError):
             self._files.write(KEPT_IN, json.dumps(kept).encode())
             self._unkept = 0
@@ -122,6 +124,16 @@ class Surveyor:
             folder = name.split("/")[0]
             if folder in found and name.endswith(suffixes[folder]):
                 found[folder][name] = version
+        return found
+
+    def _listed_of_run(self, tables: list[str], run: str) -> dict[str, dict[str, FileVersion]]:
+        name = f"runs/{run}.json"
+        found = {"runs": {each: version for each, version in self._files.find("runs", ".json").items() if each == name}}
+        records, _, _ = self._read_records(found["runs"])
+        prompts = records[run]["prompts_fingerprint"] if run in records else ""
+        for table in tables:
+            value = run if catalog().tables[table].partition == "run_id" else prompts
+            found[table] = self._files.find(f"{table}/{catalog().tables[table].partition}={value}", ".parquet")
         return found
 
     def _elsewhere(self, records: Mapping[str, Record]) -> list[str]:
@@ -164,61 +176,50 @@ class Surveyor:
             return None, " ".join(str(error).split())
 
     def _table(
-        self, table: str, records: Mapping[str, Record], listed: Mapping[str, FileVersion]
+        self,
+        table: str,
+        records: Mapping[str, Record],
+        listed: Mapping[str, FileVersion],
+        expected: dict[str, dict[str, int | None]] | None = None,
     ) -> dict[str, str | None]:
-        """Name -> why a file of a table must not be read, or None."""
-        shards = {run: set(record["shards"]) for run, record in records.items()}
-        partition = catalog().tables[table].partition
-        identities, whys = {}, dict.fromkeys(listed, None)
+        """Name -> why a file of a table must not be read, or None. expected: ``_expected``, where it is at hand."""
+        of_runs, known = catalog().tables[table].partition == "run_id", self._known_footers()
+        listed_rows = (_expected(records) if expected is None else expected).get(table, {})
+        whys: dict[str, str | None] = {}
+        fresh: list[str] = []  # versions whose footers are not known yet
         for name, version in listed.items():
-            shard, prompts = _SHARD_FILE.fullmatch(name), _PROMPT_FILE.fullmatch(name)
-            why = version.odd or None
-            if why is None and not (shard if partition == "run_id" else prompts):
-                why = "foreign: its name is not one that mathinterp gives"
-            elif why is None and shard and shard["run"] not in records:
-                why = f"its run has no readable runs/{shard['run']}.json"
-            elif why is None and shard:
-                identities[name] = {"run_id": shard["run"], "shard": f"{table}/{shard['index']}"}
-                if identities[name]["shard"] not in shards[shard["run"]]:
-                    why = f"none of the {len(shards[shard['run']])} shards of its run"
-            elif why is None and prompts:
-                identities[name] = {"prompts_fingerprint": prompts["fingerprint"], "table": table}
-            whys[name] = why
-        self._read_footers(table, {name: identities[name] for name, why in whys.items() if why is None}, listed)
-        for name in whys:
-            if whys[name] is None:
-                whys[name] = self._footer_fault(name, identities[name], records)
-            if why := whys[name]:
+            whys[name] = why = version.odd or (
+                None if name in listed_rows else _misplaced(name, records if of_runs else None)
+            )
+            if why is None and not _is_of(known.get(name), version):
+                fresh.append(name)
+        self._read_footers(table, fresh, listed)
+        for name, why in whys.items():
+            if why is None:
+                _, _, why, rows = known[name]
+                told = listed_rows.get(name)
+                if why is None and told is not None and told != rows:
+                    why = f"it has {rows} rows, and the record of its run says {told}"
+                whys[name] = why
+            if why is not None:
                 self.report(name, why)
         return whys
 
-    def _read_footers(
-        self, table: str, identities: Mapping[str, Mapping[str, str]], listed: Mapping[str, FileVersion]
-    ) -> None:
+    def _read_footers(self, table: str, names: list[str], listed: Mapping[str, FileVersion]) -> None:
         known = self._known_footers()
 
         def read(name: str, version: FileVersion) -> Footer:
             try:
                 with self._files.open(name) as file:
-                    return read_footer(file, table, identities[name])
+                    return read_footer(file, table, _identity(name))
             except StoreFailed:
                 raise
             except OSError as error:
                 return Footer(f"cannot be read ({error.strerror or error})")
 
-        fresh = [name for name in identities if known.get(name, (None,))[0] != listed[name]]
-        for name, footer in zip(fresh, self._each(read, fresh, listed), strict=True):
-            known[name] = listed[name], footer
-        self._unkept += len(fresh)
-
-    def _footer_fault(self, name: str, identity: Mapping[str, str], records: Mapping[str, Record]) -> str | None:
-        footer = self._known_footers()[name][1]
-        if footer.fault is not None or "shard" not in identity:
-            return footer.fault
-        expected = records[identity["run_id"]].get("files", {}).get(identity["shard"])
-        if expected is not None and expected["rows"] != footer.rows:
-            return f"it has {footer.rows} rows, and the record of its run says {expected['rows']}"
-        return None
+        for name, footer in zip(names, self._each(read, names, listed), strict=True):
+            known[name] = [listed[name].size, listed[name].stamp, footer.fault, footer.rows]
+        self._unkept += len(names)
 
     def name_missing_prompts(self, found: Survey) -> None:
         """Rows of prompts that are gone would fall out of every view that joins them, in silence."""
@@ -240,14 +241,13 @@ class Surveyor:
                 of = f"run {runs[0]}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
                 self.report(name, f"no readable prompts of {of}", "views that join them lack those rows")
 
-    def _known_footers(self) -> dict[str, tuple[FileVersion, Footer]]:
+    def _known_footers(self) -> dict[str, list[Any]]:
         if self._footers is None:
             self._footers = {}
             with suppress(FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError, KeyError, OSError):
                 for table, entry in json.loads(self._files.read(KEPT_IN)).items():
                     if table in catalog().tables and entry["columns"] == _columns(table):
-                        for name, (size, stamp, fault, rows) in entry["files"].items():
-                            self._footers[str(name)] = FileVersion(size, stamp), Footer(fault, rows)
+                        self._footers.update(entry["files"])
         return self._footers
 
     def _each(
@@ -258,6 +258,44 @@ class Surveyor:
             return [look(name, version) for name, version in zip(names, versions, strict=True)]
         with ThreadPoolExecutor(16) as pool:  # one round trip each: overlap them
             return list(pool.map(look, names, versions))
+
+
+def _expected(records: Mapping[str, Record]) -> dict[str, dict[str, int | None]]:
+    """By table, name -> rows of every file that records list; None where a record does not say how many."""
+    expected: dict[str, dict[str, int | None]] = {}
+    for run, record in records.items():
+        entries = record.get("files", {})
+        for shard in record["shards"]:
+            table, index = shard.split("/")
+            rows = entries[shard]["rows"] if shard in entries else None
+            expected.setdefault(table, {})[f"{table}/run_id={run}/shard-{index}.parquet"] = rows
+    return expected
+
+
+def _misplaced(name: str, records: Mapping[str, Record] | None) -> str | None:
+    """Why a file is none of a run's shards; with no records: why it is no file of prompts."""
+    place = (_PROMPT_FILE if records is None else _SHARD_FILE).fullmatch(name)
+    if place is None:
+        return "foreign: its name is not one that mathinterp gives"
+    if records is None:
+        return None
+    record = records.get(place["run"])
+    if record is None:
+        return f"its run has no readable runs/{place['run']}.json"
+    return f"none of the {len(record['shards'])} shards of its run"
+
+
+def _identity(name: str) -> dict[str, str]:
+    """What the footer of a file of that name says."""
+    if place := _SHARD_FILE.fullmatch(name):
+        return {"run_id": place["run"], "shard": f"{place['table']}/{place['index']}"}
+    [table, folder, _] = name.split("/")
+    return {"prompts_fingerprint": folder.removeprefix("prompts_fingerprint="), "table": table}
+
+
+def _is_of(said: Any, version: FileVersion) -> bool:
+    """Whether what is known, maybe from a file that anyone can write, is of this version."""
+    return isinstance(said, list) and len(said) == 4 and said[:2] == [version.size, version.stamp]
 
 
 def _reads_prompts(record: Record) -> bool:

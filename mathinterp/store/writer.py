@@ -8,9 +8,8 @@ of rows stands there since pages have checksums: a file without it has none.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,8 +20,7 @@ from mathinterp.store.schema import conform
 FOOTER_KEY = b"mathinterp"
 
 
-@dataclass(frozen=True)
-class Footer:
+class Footer(NamedTuple):
     """What the end of a file says: its rows, or why it must not be read."""
 
     fault: str | None

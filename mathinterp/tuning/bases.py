@@ -12,6 +12,8 @@ def resolve_base(spec: ModelSpec, *, on_gpu: bool) -> ResolvedModel:
     """The base model; ``on_gpu`` decides what the dtype ``auto`` means. Raises UserError for one that cannot train."""
     if spec.adapter is not None:
         raise UserError("`adapter`: merge it into its base first ('mathinterp tune merge') and train the result")
+    if spec.load_in is not None:
+        raise UserError(f"`load_in` {spec.load_in}: quantised weights cannot be trained; leave it out")
     if spec.dtype == "float16":
         raise UserError("`dtype` float16 loses small gradients; train in bfloat16 or float32")
     return resolve(spec, "cuda" if on_gpu else "cpu")

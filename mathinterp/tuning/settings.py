@@ -140,6 +140,10 @@ class LoraSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if (self.gpus_per_replica or 0) > 1:
+            raise UserError(
+                f"`gpus_per_replica` {self.gpus_per_replica:g}: what is trained lies whole on one GPU; give 1 or less"
+            )
 
 
 def read_rates(given: str | tuple[float, ...]) -> tuple[float, ...]:

@@ -22,6 +22,7 @@ from mathinterp.engine.hooks import edited_input, edited_output
 from mathinterp.engine.lens.lens import norm_parts
 from mathinterp.errors import UserError
 from mathinterp.models.anatomy import Anatomy, ModelShape, Multiplied
+from mathinterp.models.split import at_home
 
 
 def check_rules(shape: ModelShape) -> None:
@@ -101,7 +102,7 @@ def _ruled(module: nn.Module, rule: Rule) -> Iterator[None]:
     def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         nonlocal fired
         fired += 1
-        return rule(args[0], output)
+        return rule(at_home(module, args[0]), at_home(module, output)).to(output.device)
 
     handle = module.register_forward_hook(hook)
     try:

@@ -61,8 +61,8 @@ def norm_parts(anatomy: Anatomy, norm: nn.Module) -> NormParts:
     eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
     assert isinstance(eps, float), f"{type(norm).__name__} has no epsilon under a known name"
     return NormParts(
-        gain_D=norm.get_parameter("weight").detach().to(wide) + anatomy.family.norm_offset,
-        bias_D=None if bias is None else bias.detach().to(wide),
+        gain_D=norm.get_parameter("weight").detach().to(anatomy.device, wide) + anatomy.family.norm_offset,
+        bias_D=None if bias is None else bias.detach().to(anatomy.device, wide),
         centred=isinstance(norm, nn.LayerNorm),
         eps=eps,
     )

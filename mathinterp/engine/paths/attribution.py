@@ -180,7 +180,7 @@ def direct_shares(anatomy: Anatomy, ends: Ends, gold_P: torch.Tensor) -> tuple[S
             reads.append(read_PD if parts is None else _behind(parts, outputs_LPD[layer], read_PD))
         bias = getattr(anatomy.output_projection(layer), "bias", None)
         if bias is not None:
-            rest += attention[layer] @ bias.to(wide)
+            rest += attention[layer] @ bias.to(anatomy.device, wide)
     readers = Readers(torch.stack(attention), torch.stack(mlps))
     return readers.shares(anatomy, ends.heads_LPZ, ends.mlp_LPD), rest
 

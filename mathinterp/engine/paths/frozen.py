@@ -33,6 +33,7 @@ from mathinterp.engine.parts import known_twin
 from mathinterp.engine.paths.nodes import Node
 from mathinterp.engine.scores import LOGITS_AT_ONCE, score_logits, unembedded
 from mathinterp.models.anatomy import Anatomy
+from mathinterp.models.split import at_module
 from mathinterp.models.units import Head, Mlp
 
 CPU_ROWS, GPU_ROWS = 2048, 32768  # most rows in one batch
@@ -279,9 +280,10 @@ class PathEngine:
         else:
             twin, call = self._all_known[layer], call_layer
             known = {family.attention: attention_RD[:, None], family.mlp: mlp_RD[:, None]}
-        output = call(twin.load(**known), hidden_RD[:, None], (), dict.fromkeys(family.layer_needs))
+        hidden_R1D = at_module(twin.module, hidden_RD)[:, None]
+        output = call(twin.load(**known), hidden_R1D, (), dict.fromkeys(family.layer_needs))
         twin.check_used()
-        return output[:, 0]
+        return output[:, 0].to(hidden_RD.device)
 
     def _batches(self, nodes: int) -> Iterator[tuple[torch.Tensor, int]]:
         """Indices of rows node * P + pair in batches, and how many of each batch count.

@@ -152,8 +152,8 @@ class RowCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the cached tokens (the window's, in a windowed layer) and of END: R G T d_head each."""
         self.reads += 1
-        before = self.prefix[layer_idx]
-        return torch.cat([before[0][self.pair_R], keys], 2), torch.cat([before[1][self.pair_R], values], 2)
+        before, pair_R = self.prefix[layer_idx], self.pair_R.to(keys.device)
+        return torch.cat([before[0][pair_R], keys], 2), torch.cat([before[1][pair_R], values], 2)
 
 
 class EverywherePatching:

@@ -70,14 +70,19 @@ def with_tree_attention(anatomy: Anatomy, layer: int) -> nn.Module:
 def with_trees(calls: RecordedCalls, trees: Trees) -> RecordedCalls:
     """The calls with ``trees`` in place of every dense mask (P 1 N N)."""
     n_nodes = trees[0].shape[1]
+    on_card: dict[torch.device, Trees] = {trees[0].device: trees}
 
     def swapped(value: Any) -> Any:
-        dense = isinstance(value, torch.Tensor) and value.ndim == 4 and value.shape[1:] == (1, n_nodes, n_nodes)
-        return trees if dense else value
+        if not (isinstance(value, torch.Tensor) and value.ndim == 4 and value.shape[1:] == (1, n_nodes, n_nodes)):
+            return value
+        if value.device not in on_card:
+            on_card[value.device] = tuple(each.to(value.device) for each in trees)  # type: ignore[assignment]
+        return on_card[value.device]
 
     def swap(call: Call) -> Call:
         new = Call(tuple(map(swapped, call.args)), {name: swapped(value) for name, value in call.kwargs.items()})
-        assert any(v is trees for v in (*new.args, *new.kwargs.values())), "a layer got no mask"
+        put = [id(each) for each in on_card.values()]
+        assert any(id(value) in put for value in (*new.args, *new.kwargs.values())), "a layer got no mask"
         return new
 
     return RecordedCalls(calls.batch, calls.embedded_PND, [*map(swap, calls.layer)], [*map(swap, calls.attention)])

@@ -87,11 +87,12 @@ def fused_tree_attention(
     assert path_length % PATH_CHUNK == 0
     assert nodes * max(x.stride(2) for x in (query, key, value)) < 2**31, "places in a row are 32-bit numbers"
     output = query.new_empty(rows, nodes, heads, width)
-    _tree_kernel[(blocks, heads, rows)](
-        query, key, value, ends_RN.contiguous(), paths_RBC.contiguous(), output,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        output.stride(0), output.stride(2), output.stride(1),
-        nodes, blocks, path_length, heads // key.shape[1], width, scaling,
-        BLOCK=BLOCK, CHUNK=PATH_CHUNK, WIDTH=max(16, triton.next_power_of_2(width)), num_warps=WARPS,
-    )  # fmt: skip
+    with torch.cuda.device(query.device):  # Triton starts kernels on the current one
+        _tree_kernel[(blocks, heads, rows)](
+            query, key, value, ends_RN.contiguous(), paths_RBC.contiguous(), output,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+            output.stride(0), output.stride(2), output.stride(1),
+            nodes, blocks, path_length, heads // key.shape[1], width, scaling,
+            BLOCK=BLOCK, CHUNK=PATH_CHUNK, WIDTH=max(16, triton.next_power_of_2(width)), num_warps=WARPS,
+        )  # fmt: skip
     return output

@@ -59,6 +59,7 @@ class Benchmark(Experiment):
     ends: tuple[int, ...] | None = None  # of answers, where the checkpoint's generation_config.json has its own
 
     name: ClassVar[str] = "evaluate"
+    runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = TABLES
     packages: ClassVar[tuple[str, ...]] = ("lm-eval",)
     on_command_line: ClassVar[bool] = False
@@ -135,6 +136,7 @@ class PromptSetEvaluation(Experiment):
     ends: tuple[int, ...] | None = None  # as in Benchmark
 
     name: ClassVar[str] = "evaluate"
+    runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = TABLES
     on_command_line: ClassVar[bool] = False
 

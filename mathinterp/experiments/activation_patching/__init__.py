@@ -74,6 +74,7 @@ class ActivationPatching(Experiment):
     engine: str = option("auto", "packed skips layers before the patched one; plain is slow.", choices=ENGINES)
 
     name: ClassVar[str] = "activation_patching"
+    runs_quantised: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     prompt_set: ClassVar[str] = "pairs"
     show_options: ClassVar[type] = ShownPatches

@@ -58,6 +58,7 @@ class Attention(Experiment):
     )
 
     name: ClassVar[str] = "attention"
+    runs_quantised: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     prompt_set: ClassVar[str] = "pairs"
     show_options: ClassVar[type] = ShownHeads

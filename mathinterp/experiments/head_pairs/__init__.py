@@ -75,6 +75,7 @@ class HeadPairs(Ablation):
     )  # fmt: skip
 
     name: ClassVar[str] = "head_pairs"
+    runs_quantised: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     show_options: ClassVar[type] = ShownPairs
     command_examples: ClassVar[Sequence[str]] = (

@@ -48,6 +48,7 @@ class Heads(AdaptiveAblation):
     layers: tuple[int, ...] | None = option(None, "Layers, for example 0-3,17.", parse=read_layers, shown="all")
 
     name: ClassVar[str] = "heads"
+    runs_quantised: ClassVar[bool] = True
     node_table: ClassVar[str] = "head_scan"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES, **DECISIONS}
     command_examples: ClassVar[Sequence[str]] = (

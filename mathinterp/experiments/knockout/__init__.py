@@ -87,6 +87,7 @@ class Knockout(Ablation):
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, compare=False, repr=False)  # names their tokens
 
     name: ClassVar[str] = "knockout"
+    runs_quantised: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     own_command: ClassVar[bool] = True
     retired: ClassVar[Mapping[str, str]] = dict.fromkeys(("iterative", "rank_by", "layers"), ITERATIVE)

@@ -68,6 +68,7 @@ class MlpProbe(Experiment):
     keep_all: bool = option(False, "Keep prompts that the model answers wrongly, too.")
 
     name: ClassVar[str] = "probe"
+    runs_quantised: ClassVar[bool] = True
     tables: ClassVar[Mapping[str, Table]] = TABLES
     prompt_set: ClassVar[str] = "pairs"
     command_examples: ClassVar[Sequence[str]] = (

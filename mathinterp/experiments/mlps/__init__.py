@@ -39,6 +39,7 @@ class Mlps(AdaptiveAblation):
     layers: tuple[int, ...] | None = option(None, "Layers, for example 0-3,17.", parse=read_layers, shown="all")
 
     name: ClassVar[str] = "mlps"
+    runs_quantised: ClassVar[bool] = True
     node_table: ClassVar[str] = "mlp_scan"
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES, **DECISIONS}
     command_examples: ClassVar[Sequence[str]] = ("scan mlps --limit 200",)

@@ -73,9 +73,9 @@ def prepare(subject: Subject, target: str, against: Against | None, other: Other
 
 
 def _loaded(other: OtherModel, anatomy: Anatomy) -> Anatomy:
-    """The other model, in the original's dtype and on its device."""
+    """The other model, in the original's dtype and on its devices."""
     dtype = next(name for name, dtype in DTYPES.items() if dtype == anatomy.dtype)
-    loaded = load(replace(other.spec, dtype=dtype), anatomy.device)
+    loaded = load(replace(other.spec, dtype=dtype), anatomy.device, anatomy.cards[1:])
     if loaded.fingerprint != other.fingerprint:
         raise UserError(
             f"model '{other.label}' is not the driver's here (fingerprint {loaded.fingerprint}, driver"

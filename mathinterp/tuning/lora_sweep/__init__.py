@@ -58,6 +58,7 @@ class LoraSweep(Experiment):
     base: str = ""
 
     name: ClassVar[str] = "lora_sweep"
+    runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     on_command_line: ClassVar[bool] = False
 

@@ -45,6 +45,7 @@ class Prune(Experiment):
     deep: tuple[int, ...]
 
     name: ClassVar[str] = "prune"
+    runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = {**SHARED_TABLES, **TABLES}
     on_command_line: ClassVar[bool] = False
 

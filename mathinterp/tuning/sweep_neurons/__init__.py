@@ -45,6 +45,7 @@ class SweepNeurons(Experiment):
     target: str = option("predicted", "The token that neurons are compared on.", choices=TARGETS)
 
     name: ClassVar[str] = "sweep_neurons"
+    runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = TABLES
     on_command_line: ClassVar[bool] = False
 

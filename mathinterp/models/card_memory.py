@@ -1,0 +1,67 @@
+"""Whether a model's weights fit its cards, from the config and the sizes of the cards; loads nothing."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from mathinterp.errors import UserError
+from mathinterp.models.catalog import DTYPES, ResolvedModel
+from mathinterp.models.random_shapes import without_weights
+from mathinterp.models.split import dealt, layers_name
+
+ROOM = 0.92  # of a card's memory that weights may take: the rest is for the context, activations and kernels
+QUANTISED_BYTES = {"8bit": 1.0, "4bit": 0.57}  # of a weight in a matrix of a layer, scales included
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a model's weights take, in bytes; weights that are tied count once, and lie at home."""
+
+    layers: tuple[int, ...]
+    rest: int  # embeddings, norms, unembedding
+
+    def on_cards(self, cards: int) -> list[int]:
+        """Bytes on each card."""
+        found = [self.rest] + [0] * (cards - 1)
+        for size, card in zip(self.layers, dealt(len(self.layers), cards), strict=True):
+            found[card] += size
+        return found
+
+    def cards_needed(self, card_bytes: int) -> int | None:
+        """The fewest cards of that memory that hold the weights; None: no number of them does."""
+        fitting = (n for n in range(1, len(self.layers) + 1) if max(self.on_cards(n)) <= ROOM * card_bytes)
+        return next(fitting, None)
+
+
+def weights_of(config: PreTrainedConfig, bytes_each: int, load_in: str | None = None) -> Weights:
+    """From the config alone: the model is built without weights and its parameters are counted."""
+    prefix = f"{layers_name(config)}."
+    layers, rest = [0.0] * config.num_hidden_layers, 0
+    for name, parameter in without_weights(config).named_parameters():
+        if not name.startswith(prefix):
+            rest += parameter.numel() * bytes_each
+            continue
+        each = QUANTISED_BYTES[load_in] if load_in and parameter.ndim > 1 else bytes_each
+        layers[int(name.removeprefix(prefix).partition(".")[0])] += parameter.numel() * each
+    return Weights(tuple(map(int, layers)), rest)
+
+
+def check_fits(model: ResolvedModel, cards: int, card_bytes: int) -> None:
+    """Raise UserError, naming the number of cards that would do, for weights that ``cards`` cards cannot hold."""
+    bytes_each = DTYPES[model.dtype].itemsize
+    if model.adapter is not None:
+        bytes_each = max(bytes_each, 4)  # adapters are merged in float32
+    weights = weights_of(model.config, bytes_each, model.spec.load_in)
+    most = max(weights.on_cards(cards))
+    if most <= ROOM * card_bytes:
+        return
+    needed = weights.cards_needed(card_bytes)
+    helps = (
+        "no number of such cards holds it" if needed is None else
+        f"give `gpus_per_replica` {needed}, or a narrower `dtype`, or `load_in`"
+    )  # fmt: skip
+    share = "" if cards == 1 else f", {most / 1e9:.3g} GB of them on one of {cards} cards"
+    raise UserError(
+        f"model '{model.label}' has {sum((*weights.layers, weights.rest)) / 1e9:.3g} GB of weights{share}, and a card"
+        f" here has {card_bytes / 1e9:.3g} GB, of which {ROOM:.0%} may be weights: {helps}"
+    )

@@ -1,0 +1,185 @@
+"""One model over several cards: which card holds which layer, and how a call finds its way there and back.
+
+The first card, ``home``, holds embeddings, norms, unembedding and whatever engines keep; layers are dealt out in turn,
+the last one to home. Whichever layer a replay starts from, what is left lies evenly on all cards, in work as in bytes:
+ablating heads of every layer of 32 costs the busier of two cards 272 of 528 layer runs, where one cut between lower
+and upper layers leaves it at least 353, because no lower layer runs for a head of an upper one.
+
+A layer that lies elsewhere is called from home as any other: its arguments are brought to its card, and what it gives
+comes back. The same holds for each of its modules when called alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers import PreTrainedConfig
+
+from mathinterp.errors import UserError
+from mathinterp.models.families import family_for
+from mathinterp.models.random_shapes import without_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_COURIER = "_mathinterp_courier"  # attribute of every module of a layer that lies elsewhere
+
+
+def dealt(n_layers: int, cards: int) -> list[int]:
+    """The card of each layer, home being 0: from the last layer down, home first, then the others in turn."""
+    return [(n_layers - 1 - layer) % cards for layer in range(n_layers)]
+
+
+def check_cards(label: str, n_layers: int, cards: int) -> None:
+    """Raise UserError for more cards than layers."""
+    if cards > n_layers:
+        raise UserError(f"`gpus_per_replica` {cards}: model '{label}' has only {n_layers} layers to deal out")
+
+
+def split_note(n_layers: int, cards: int) -> dict[str, Any]:
+    """What a run keeps of it; home is card 0."""
+    return {"cards": cards, "card_of_layer": dealt(n_layers, cards)}
+
+
+def device_map(config: PreTrainedConfig, cards: Sequence[torch.device]) -> dict[str, torch.device]:
+    """Module name -> device, as transformers takes it: each layer by itself, and what holds no layer at home."""
+    prefix = layers_name(config)
+    found = {f"{prefix}.{layer}": cards[card] for layer, card in enumerate(dealt(config.num_hidden_layers, len(cards)))}
+    model, above = without_weights(config), ["", *_ancestors(prefix)]
+    for name in above:
+        for child, _ in model.get_submodule(name).named_children():
+            path = f"{name}.{child}" if name else child
+            if path not in above and path != prefix:
+                found[path] = cards[0]
+    return found
+
+
+def place_of_tensor(config: PreTrainedConfig, cards: Sequence[str]) -> Callable[[str], str]:
+    """Which card a tensor lies on, by its name."""
+    prefix, places = layers_name(config) + ".", dealt(config.num_hidden_layers, len(cards))
+
+    def place(name: str) -> str:
+        layer = name.removeprefix(prefix).partition(".")[0] if name.startswith(prefix) else ""
+        return cards[places[int(layer)]] if layer else cards[0]
+
+    return place
+
+
+def spread(layers: Sequence[nn.Module], cards: Sequence[torch.device]) -> None:
+    """Move the layers of a model that lies whole on ``cards[0]`` to their cards."""
+    for layer, card in zip(layers, dealt(len(layers), len(cards)), strict=True):
+        layer.to(cards[card])
+
+
+def layers_of(model: "PreTrainedModel") -> nn.ModuleList:
+    """The model's decoder layers."""
+    found = model.get_submodule(layers_name(model.config))
+    assert isinstance(found, nn.ModuleList)
+    return found
+
+
+def connect(model: "PreTrainedModel") -> tuple[torch.device, ...]:
+    """Make layers that do not lie at home work from there; returns all cards, home first."""
+    home, couriers = cast(torch.Tensor, model.get_input_embeddings().weight).device, dict[torch.device, Courier]()
+    for layer in layers_of(model):
+        card = next(layer.parameters()).device
+        if card == home:
+            continue
+        courier = getattr(layer, _COURIER, None) or couriers.setdefault(card, Courier(card, home))
+        couriers[card] = courier
+        for module in layer.modules():
+            courier.serve(module)
+    return home, *couriers
+
+
+class Courier:
+    """Brings the arguments of modules that lie on ``card`` there, and what they give back to where it was asked for."""
+
+    def __init__(self, card: torch.device, home: torch.device):
+        self.card, self.home = card, home
+        self._asked_from: list[torch.device] = []  # of calls within calls
+        self._brought = WeakTensorKeyDictionary()  # masks and rotary tables, which all layers are given
+
+    def serve(self, module: nn.Module) -> None:
+        """Stand before and behind every call of the module; one without weights computes wherever it is asked."""
+        if getattr(module, _COURIER, None) is not None:
+            return
+        setattr(module, _COURIER, self)
+        if next(module.parameters(), None) is not None:
+            module.register_forward_pre_hook(self._before, with_kwargs=True)
+            module.register_forward_hook(self._after)
+
+    def _before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if torch.compiler.is_compiling():  # whoever compiles brings the arguments beforehand
+            return None
+        given = list(_tensors((args, kwargs)))
+        self._asked_from.append(given[0].device if given else self.card)
+        if all(each.device == self.card for each in given):
+            return None
+
+        def bring(value: torch.Tensor) -> torch.Tensor:
+            return value.to(self.card) if value is given[0] else self._once(value)  # hidden states are new each time
+
+        return _each(args, bring), _each(kwargs, bring)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        asked_from = self._asked_from.pop()
+        return None if asked_from == self.card else _each(output, lambda given: given.to(asked_from))
+
+    def _once(self, given: torch.Tensor) -> torch.Tensor:
+        """On the card; what was brought is kept as long as the original is."""
+        if given.device == self.card:
+            return given
+        found = self._brought.get(given)
+        if found is None or (found.is_inference() and not torch.is_inference_mode_enabled()):
+            self._brought[given] = found = given.to(self.card)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+def at_home(module: nn.Module, value: torch.Tensor) -> torch.Tensor:
+    """What a hook on ``module`` sees, where everything outside of layers is computed."""
+    courier = getattr(module, _COURIER, None)
+    return value if courier is None else value.to(courier.home)
+
+
+def at_module(module: nn.Module, value: torch.Tensor) -> torch.Tensor:
+    """What is to be used inside of ``module``, on its card."""
+    courier = getattr(module, _COURIER, None)
+    return value if courier is None else value.to(courier.card)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The value with every tensor in it changed; tuples, lists and dicts are entered."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_each(item, change) for item in value)
+    if isinstance(value, dict):
+        return {name: _each(item, change) for name, item in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def layers_name(config: PreTrainedConfig) -> str:
+    family = family_for(config)
+    return f"{family.decoder}.{family.layers}"
+
+
+def _ancestors(name: str) -> list[str]:
+    """ "a.b.c" -> "a", "a.b"."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
