@@ -142,6 +142,20 @@ def test_a_query_makes_at_most_three_requests_per_file(s3: S3, half_done: tuple[
     assert 0 < sum(s3.counts().values()) <= 3 * files
 
 
+def test_requests_whose_refusal_has_no_text_are_repeated_too(s3: S3) -> None:
+    files = Store(f"s3://{BUCKET}/head").files
+    files.write("runs/x.json", b"1")
+    s3.refuse(0.3)
+    s3.counts()
+    for _ in range(30):  # answers to HEAD have none
+        remote = files._remote
+        assert remote is not None
+        remote._filesystem.invalidate_cache()
+        assert remote._filesystem.info(f"{BUCKET}/head/runs/x.json")["size"] == 1
+    s3.refuse(REFUSED)
+    assert s3.counts()["refused"] > 3
+
+
 def test_a_shard_is_seen_whole_or_not_at_all(s3: S3) -> None:
     store = Store(f"s3://{BUCKET}/commit")
     sizes, contents = set(), [bytes([digit]) * 2**20 for digit in range(8)]
