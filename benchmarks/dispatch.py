@@ -1,7 +1,9 @@
-"""How busy the dispatch loop keeps its replicas: run `python benchmarks/dispatch.py` (about 20 s, two CPU cores).
+"""How busy the dispatch loop keeps its replicas: run `python benchmarks/dispatch.py` (about 30 s, two CPU cores).
 
-Two figures, both "seconds spent in shards / (replicas x seconds from ready to the last shard)":
+Three figures, all "seconds spent in shards / (replicas x seconds from ready to the last shard)":
 - 64 simulated replicas and 10 ms shards: the loop alone, 6,400 shards a second;
+- 1,000 simulated replicas and 100,000 shards of 200 ms, with the progress that a user sees, and by how much the driver
+  grows over all but the first 10,000 of them: receipts come pickled, as from another process;
 - 8 real Ray actors on CPU and 200 ms shards that sleep: the loop and Ray's round trips.
 Knows the dispatcher and Ray's actors; knows nothing about models.
 """
@@ -11,18 +13,24 @@ import heapq
 import itertools
 import json
 import os
+import pickle
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import click
+import psutil
 
 from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Event, Finished, Ready, Receipt
+from mathinterp.cluster.progress import ScanProgress
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.experiments.base import Shard
+
+MANY = 100_000
+VERSIONS = dict.fromkeys(("python", "torch", "transformers", "numpy", "ray", "cuda", "device", "code"), "2026.11.29")
 
 
 def sleeping_shards(count: int) -> list[Shard]:
@@ -125,6 +133,43 @@ def simulated_busy(replicas: int = 64, seconds: float = 0.010, shards_each: int 
     return shards_each * seconds / workers.now()
 
 
+class PickledWorkers(SimulatedWorkers):
+    """Simulated replicas whose receipts are as long as real ones, and share no object with each other."""
+
+    def wait(self, timeout: float) -> list[Event]:
+        """As above; notes the memory of the driver after the first tenth of all shards, not counted as its time."""
+        events = super().wait(timeout)
+        started = time.thread_time()
+        for index, event in enumerate(events):
+            if isinstance(event, Finished):
+                receipt = replace(event.receipt, versions=VERSIONS, sha256=f"{self.finished:064x}")
+                events[index] = replace(event, receipt=pickle.loads(pickle.dumps(receipt)))
+                self.finished += 1
+                if self.finished == MANY // 10:
+                    self.memory = psutil.Process().memory_info().rss
+        self._skipped -= time.thread_time() - started
+        return events
+
+    finished, memory = 0, 0
+
+
+def many(replicas: int = 1000, seconds: float = 0.200) -> tuple[float, float]:
+    """Busy part of simulated replicas' time over MANY shards, and MiB that the driver grew after the first tenth."""
+    shards = sleeping_shards(MANY)
+    shown = ScanProgress(shards, dict.fromkeys((shard.key for shard in shards), 1), replicas)
+    gc.collect()
+    gc.freeze()
+    try:
+        workers = PickledWorkers(seconds)  # whose clock starts
+        dispatcher = Dispatcher(workers, shards, replicas=replicas, observer=shown)
+        with shown:
+            dispatcher.run()
+    finally:
+        gc.unfreeze()
+    grown = psutil.Process().memory_info().rss - workers.memory
+    return MANY // replicas * seconds / workers.now(), grown / 2**20
+
+
 def actors_busy(replicas: int = 8, seconds: float = 0.200, shards_each: int = 20) -> float:
     """Busy part of real actors' time, from the moment when all are ready; Ray must be running."""
     workers = TogetherWorkers(replicas, seconds)
@@ -138,14 +183,26 @@ def actors_busy(replicas: int = 8, seconds: float = 0.200, shards_each: int = 20
 @click.option("--replicas", default=8, show_default=True, help="Real actors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
 def main(replicas: int, as_json: bool) -> None:
-    """Print both figures."""
+    """Print all figures."""
     simulated = simulated_busy()
     print(f"64 simulated replicas, 10 ms shards: {simulated:.1%} busy")
+    thousand, grown = many()
+    print(f"1,000 simulated replicas, {MANY:,} shards of 200 ms: {thousand:.1%} busy, driver grown by {grown:.0f} MiB")
     with connection(None):
         actors = actors_busy(replicas)
     print(f"{replicas} actors on CPU, 200 ms shards: {actors:.1%} busy")
     if as_json:
-        print(json.dumps({"simulated_busy": simulated, "actors": replicas, "actors_busy": actors}))
+        print(
+            json.dumps(
+                {
+                    "simulated_busy": simulated,
+                    "thousand_busy": thousand,
+                    "grown_mib": grown,
+                    "actors": replicas,
+                    "actors_busy": actors,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

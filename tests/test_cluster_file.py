@@ -36,14 +36,6 @@ def test_an_unknown_key_would_not_be_accepted(config):
         validate_config({**config, "no_such_key": 1})
 
 
-def test_on_prem_as_the_comments_say(raw):
-    local = {key: value for key, value in raw.items() if key not in ("available_node_types", "head_node_type")}
-    local["provider"] = {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3"]}
-    prepared = prepare_config({**local, "min_workers": 2, "max_workers": 2})
-    assert validate_config(prepared) is None  # it raises where it does not
-    assert prepared["available_node_types"]["local.cluster.node"]["max_workers"] == 2
-
-
 def test_gpu_nodes_come_and_go(config):
     workers = [kind for kind in config["available_node_types"].values() if kind["resources"].get("GPU")]
     assert workers

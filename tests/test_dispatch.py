@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks.dispatch import actors_busy, receipt_for, simulated_busy
+from benchmarks.dispatch import actors_busy, many, receipt_for, simulated_busy
 from mathinterp.cluster.dispatch import Dispatcher, NoReplicaLeft, first_line
 from mathinterp.cluster.events import Finished, Observer, Ready
 from mathinterp.cluster.progress import ScanProgress, duration
@@ -217,6 +217,13 @@ def test_errors_in_one_line():
 @pytest.mark.alone
 def test_the_loop_alone_keeps_64_replicas_busy():
     assert simulated_busy(replicas=64, seconds=0.010, shards_each=100) > 0.9
+
+
+@pytest.mark.alone
+def test_a_thousand_replicas_are_kept_busy_by_a_driver_that_does_not_grow():
+    busy, grown = many()  # 100,000 shards
+    assert busy > 0.95
+    assert grown < 20, "MiB; 86 with each receipt's own versions"
 
 
 @pytest.mark.alone

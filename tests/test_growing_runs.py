@@ -17,9 +17,11 @@ from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Event, Failed, Finished, Observer, Ready
 from mathinterp.cluster.places import Here, Placement
 from mathinterp.cluster.replica import Replica
+from mathinterp.errors import Unfinished
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
 from mathinterp.models.handle import HeldSource
+from mathinterp.store import Run, Store
 from tests.adaptive_case import cells, model, prompts, twin
 from tests.killing import FINISHED, kill_midway
 from tests.scripted_workers import ScriptedWorkers, keys
@@ -193,6 +195,35 @@ def test_many_replicas_stopped_and_resumed_by_one(
     assert [*decisions["decision"]] == [{1: "above", -1: "not above"}[one] for one in expected.verdicts.decision_N]
     assert [*decisions["prompts_used"]] == [*expected.verdicts.used_N]
     assert found.ended.reused == after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [(1, 1, 1), (1, 4, 2)], indirect=True)
+def test_of_two_drivers_at_once_one_stops_before_its_shards_mix_with_the_others(
+    several: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = twin(SCAN, tmp_path / "twin", prompts())
+    grow, ended = Run.grow, []
+
+    def run() -> Any:
+        return mi.run(SCAN, model(), list(prompts()), store=str(tmp_path / "adaptive"), progress=False)
+
+    def meanwhile(self: Run, shards: Sequence[Any]) -> None:
+        """Another driver begins after the first growth of this one, and is through before the second."""
+        if not ended and "grown" in self.record:
+            ended.append(None)
+            ended.append(run())
+        grow(self, shards)
+
+    monkeypatch.setattr(Run, "grow", meanwhile)
+    with pytest.raises(Unfinished, match="computed by another process at the same time"):
+        run()
+    record = json.loads(next((tmp_path / "adaptive" / "runs").iterdir()).read_text())
+    assert len(record["shards"]) == ended[1].ended.shards
+    assert Store(tmp_path / "adaptive").check()[0].intact == ended[1].ended.shards
+    decisions = run().table("decisions").sort_values(["layer", "head"])
+    assert [*decisions["decision"]] == [{1: "above", -1: "not above"}[one] for one in expected.verdicts.decision_N]
+    assert [*decisions["prompts_used"]] == [*expected.verdicts.used_N]
 
 
 @pytest.mark.ray

@@ -60,12 +60,48 @@ def test_the_head_scan_job_fills_the_store(job_address, tmp_path, monkeypatch):
     assert int(told_rows[1].replace(",", "")) == counts["rows"] + baseline["rows"]
 
 
+NORMS = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mathinterp.experiments.heads import Heads
+
+
+@dataclass(frozen=True)
+class Sent(Heads):
+    \"\"\"Heads under another name, from the folder of the one who submits.\"\"\"
+
+    name: ClassVar[str] = "sent"
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_prompts_and_experiment_of_the_current_folder_go_with_the_job(job_address, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    mine, url = tmp_path / "mine", str(tmp_path / "store")
+    (mine / "data").mkdir(parents=True)
+    (mine / "sent.py").write_text(NORMS)
+    lines = [{"text": f"{n} plus 5 is", "answer": str(n + 5), "operation": "add"} for n in range(20, 24)]
+    (mine / "data" / "words.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(mine)
+    log, told = io.StringIO(), []
+    words = ["--prompts", "data/words.jsonl", "--layers", "0", "--store", url]
+    code = submit("scan sent:Sent", words, job_address, output=log, announce=told.append)
+    assert code == 0, (told, log.getvalue())
+    assert "uploaded with data/words.jsonl, sent.py" in told[0]
+    assert told[0].startswith("job scan-sent-Sent-")
+    store = Store(url)
+    assert [row["scan"] for row in store.rows("SELECT scan FROM runs")] == ["sent"]
+    assert [row["text"] for row in store.rows("SELECT text FROM prompts ORDER BY text")] == [x["text"] for x in lines]
+
+
 @pytest.mark.ray
 @pytest.mark.own_ray
 def test_a_bad_argument_fails_the_job_with_one_line(job_address, tmp_path):
     store = tmp_path / "store"
     code, log, told = run_job(job_address, "head_scan", ["--layers", "0", "--ablation", "half", "--store", str(store)])
-    assert code == 1
+    assert code == 2
     assert "exit code 2" in told[-1]
     (line,) = [line for line in log.splitlines() if line.startswith("mathinterp: ")]
     assert "half" in line
@@ -95,7 +131,7 @@ def test_the_fine_tuning_job_trains(job_address, tmp_path, monkeypatch):
 @pytest.mark.own_ray
 def test_results_in_the_folder_that_ray_deletes_are_refused(job_address, tmp_path):
     code, log, told = run_job(job_address, "lora_sweep", ["--store", str(tmp_path / "store"), "--out", "swept"])
-    assert code == 1
+    assert code == 2
     assert "exit code 2" in told[-1]
     (line,) = [line for line in log.splitlines() if line.startswith("mathinterp: ")]
     assert "--out 'swept' is in the folder that Ray unpacked for this job and deletes after it" in line

@@ -2,15 +2,21 @@
 
 import fnmatch
 import io
+import json
 import os
 import random
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+from zipfile import ZipFile
 
 import pytest
 import requests
 from click.testing import CliRunner
+from ray.job_submission import JobSubmissionClient
 
 from mathinterp.cli.main import main
 from mathinterp.cluster import submit as submitting
@@ -105,14 +111,14 @@ def test_what_is_left_out_is_told_and_never_sent(project, monkeypatch):
     sent, told = [], []
 
     class Cluster(VanishingCluster):
-        def submit_job(self, **job) -> str:
-            sent.append(job)
-            return "raysubmit_1"
+        def submit_job(self, runtime_env, **job) -> None:
+            with ZipFile(runtime_env["working_dir"]) as archive:
+                sent.extend(name for name in archive.namelist() if not name.endswith("/"))
 
-    monkeypatch.setattr(submitting, "_client", lambda address: Cluster())
+    monkeypatch.setattr(submitting, "JobSubmissionClient", lambda address: Cluster())
     submit("jobs/job.py", [], "http://c:8265", working_dir=project, output=io.StringIO(), announce=told.append)
     assert "uploaded without the secrets .env, jobs/hf_token.txt (rename what the job needs); to stop it" in told[0]
-    assert {"/.env", "/jobs/hf_token.txt"} <= set(sent[0]["runtime_env"]["excludes"])
+    assert sorted(sent) == ["jobs/helper.py", "jobs/job.py", "mathinterp_marker.py"]
 
 
 def test_rays_own_ways_of_sending_the_project_leave_secrets_out_too(tmp_path):
@@ -159,8 +165,8 @@ def test_ray_job_submit_itself_uploads_nothing_hidden():
 class VanishingCluster:
     """A job service that takes a job and is gone."""
 
-    def submit_job(self, **job) -> str:
-        return "raysubmit_1"
+    def submit_job(self, **job) -> None:
+        pass
 
     async def tail_job_logs(self, job):
         yield "first line\n"
@@ -170,9 +176,11 @@ class VanishingCluster:
 
 
 def test_a_cluster_that_vanishes_is_told_in_one_line(project, monkeypatch):
-    monkeypatch.setattr(submitting, "_client", lambda address: VanishingCluster())
+    monkeypatch.setattr(submitting, "JobSubmissionClient", lambda address: VanishingCluster())
     output, told = io.StringIO(), []
-    code = submit("jobs/job.py", [], "http://c:8265", working_dir=project, output=output, announce=told.append)
+    code = submit(
+        "jobs/job.py", [], "http://c:8265", working_dir=project, output=output, announce=told.append, name="raysubmit_1"
+    )
     assert code == 1
     assert output.getvalue() == "first line\n"
     assert told[1].startswith("lost touch with the cluster at http://c:8265 (Connection aborted.); job raysubmit_1 may")
@@ -201,18 +209,78 @@ def test_a_job_that_no_cluster_could_run_is_refused_here(job, said):
     assert said in line
 
 
+class Service(BaseHTTPRequestHandler):
+    """A job service that takes everything but the job."""
+
+    refusal: ClassVar[tuple[int, str]]
+
+    def _answer(self, status: int, text: str) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self) -> None:
+        version = {"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": "s"}
+        self._answer(200, json.dumps(version))
+
+    def do_PUT(self) -> None:
+        self._answer(200, "")
+
+    def do_POST(self) -> None:
+        self._answer(*self.refusal)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        ((500, "No available agent to submit job, please try again later."), "runs no job agent on its head node"),
+        ((500, "Traceback\n  x\nException: Failed to get head node agent within 30 s."), "runs no job agent"),
+        ((401, "Unauthorized"), "asks for a token: set RAY_AUTH_MODE=token"),
+        ((403, "Forbidden"), "asks for a token: set RAY_AUTH_MODE=token"),
+        ((400, "Traceback\n  x\nValueError: no such thing"), "refuses the job: ValueError: no such thing"),
+    ],
+)
+def test_why_a_cluster_takes_no_job_is_told_in_one_line(project, monkeypatch, refusal, said):
+    monkeypatch.setattr(Service, "refusal", refusal, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        words = ["submit", "jobs/job.py", "--address", address, "--working-dir", str(project)]
+        done = CliRunner().invoke(main, words)
+        server.shutdown()
+    assert done.exit_code == 2, (done.output, done.exception)
+    (line,) = done.stderr.splitlines()
+    assert f"the cluster at {address} {said}" in line
+
+
+def test_a_name_that_could_be_no_id_is_refused(project):
+    for name in ("", "../x", "a b", "-x", "x" * 101):
+        with pytest.raises(UserError, match="`name`"):
+            submit("jobs/job.py", [], "http://127.0.0.1:1", working_dir=project, name=name, **SILENT)
+
+
 @pytest.mark.ray
 @pytest.mark.own_ray
 def test_log_and_exit_code_of_a_job(job_address, project):
-    for code, expected in ((0, 0), (7, 1)):
+    for code in (0, 2, 7):
         output, told = io.StringIO(), []
         arguments = ["a b", str(code)]
         result = submit(
-            "jobs/job.py", arguments, job_address, working_dir=project, output=output, announce=told.append
+            "jobs/job.py", arguments, job_address, working_dir=project, output=output, announce=told.append,
+            name=f"named-{code}",
         )  # fmt: skip
-        assert result == expected, (told, output.getvalue())
+        assert result == code, (told, output.getvalue())
         assert f"arguments {arguments}" in output.getvalue()
         assert "where beside the script" in output.getvalue()
         assert "ray job stop" in told[0]
         assert len(told) == (1 if code == 0 else 2)
     assert "exit code 7" in told[1]
+    assert told[0].startswith("job named-7: ")
+    details = JobSubmissionClient(job_address).get_job_info("named-7")
+    assert details.metadata["name"] == "named-7"
+    with pytest.raises(UserError, match="has a job of that `name` already; give another"):
+        submit("jobs/job.py", [], job_address, working_dir=project, name="named-7", **SILENT)

@@ -17,26 +17,42 @@ from mathinterp.errors import UserError, did_you_mean
     type=click.Path(exists=True, file_okay=False),
     help="Folder to upload and run in: own experiments, files. Default: the checkout, if there is one.",
 )
+@click.option("--name", help="The job's id in the cluster. Default: JOB, the time and a few letters.")
+@click.option("--no-send", is_flag=True, help="Send no files that the job's options name: they are paths of the nodes.")
 @click.pass_context
-def submit(context: click.Context, job: str, arguments: tuple[str, ...], address: str, working_dir: str | None) -> None:
+def submit(
+    context: click.Context,
+    job: str,
+    arguments: tuple[str, ...],
+    address: str,
+    working_dir: str | None,
+    name: str | None,
+    no_send: bool,
+) -> None:
     """Run JOB with ARGUMENTS on a cluster; exits as the job does.
 
     JOB is a short name (head_scan, path_scan, neuron_scan, concept_scan, pipeline, precise_sft, lora_sweep, evaluate),
-    a command in quotes, or a script (.py) in the uploaded folder. Measures the upload first and names the largest files
-    if it is over Ray's limit. Options before -- are this command's, those after it the job's. Ctrl-C ends this command,
-    not the job, and tells how to stop that.
+    a command in quotes, or a script (.py) in the uploaded folder. Files that the job's options name (--prompts, --data,
+    --circuit, --adapter and the like) travel with it, and so does the module of a module:Class in the current folder;
+    not so folders and models by their full path, which are the nodes' own, and never what is hidden or named like a
+    secret. Measures the upload first and names the largest files if it is over Ray's limit. Options before -- are this
+    command's, those after it the job's. Ctrl-C ends this command, not the job, and tells how to stop that.
 
     \b
     Examples:
-      mathinterp submit head_scan --address http://127.0.0.1:8265 -- --limit 200 --store s3://bucket/results
-      mathinterp submit "scan residual_norms:ResidualNorms" --working-dir . --address http://127.0.0.1:8265
+      mathinterp submit head_scan --address http://127.0.0.1:8265 -- --prompts words.jsonl --store s3://bucket/results
+      mathinterp submit "scan residual_norms:ResidualNorms" --name norms --address http://127.0.0.1:8265
     """
     from mathinterp.cli import interrupt
     from mathinterp.cluster.submit import submit as submit_job
 
     _check(job, context.find_root())
     interrupt.say("interrupted; what was submitted goes on on the cluster")
-    sys.exit(submit_job(job, arguments, address, output=sys.stdout, announce=say_on_stderr, working_dir=working_dir))
+    code = submit_job(
+        job, arguments, address, output=sys.stdout, announce=say_on_stderr, working_dir=working_dir, name=name,
+        no_send=no_send,
+    )  # fmt: skip
+    sys.exit(code)
 
 
 def _check(job: str, root: click.Context) -> None:

@@ -28,7 +28,7 @@ The rules:
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mathinterp.cluster.events import (
@@ -141,6 +141,7 @@ class Dispatcher:
         self._patience = patience
         self._silence = SILENCE if silence is None else silence
         self._found = found
+        self._shared: dict[tuple[Any, ...], tuple[str, dict[str, str]]] = {}  # node and versions of receipts
         self._silent: dict[int, float] = {}  # slot whose replica gives pulses -> seconds since it was heard of
         self._observer = observer or Observer()
         self._check = check
@@ -215,10 +216,16 @@ class Dispatcher:
         if task.attempts + task.losses:
             self.outcome.tries[task.shard.key] = task.attempts + task.losses + 1
         self._unfinished -= 1
-        self.outcome.receipts.append(event.receipt)
+        self.outcome.receipts.append(self._sharing(event.receipt))
         self._observer.finished(event)
         if self._source is not None:
             self._add(self._source.finished(event.shard))
+
+    def _sharing(self, receipt: Receipt) -> Receipt:
+        """The receipt with what others hold too in one piece: each came by itself from another process."""
+        same = (receipt.node, tuple(receipt.versions.items()))
+        node, versions = self._shared.setdefault(same, (receipt.node, receipt.versions))
+        return replace(receipt, node=node, versions=versions)
 
     def _add(self, shards: Sequence[Shard]) -> None:
         if shards:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from mathinterp.experiments.base import Shard
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a driver keeps one for each of its shards
 class Receipt:
     """What a replica answers when a shard's file is written."""
 

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,14 @@ from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 from mathinterp.gates import shortened, whole
+from mathinterp.text import one_line
+
+logger = logging.getLogger(__name__)
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes beside carried weights: for prompts; a container's /dev/shm may be small
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
+KUBERAY = ("RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE")  # set by KubeRay in its pods
 BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
 
 
@@ -223,14 +228,30 @@ def cluster_total(resource_name: str) -> float:
 
 
 def node_groups() -> list[tuple[dict[str, Any], int]]:
-    """(resources, most nodes) of each node type that a cluster of ``ray up`` may have; empty for other clusters.
+    """(resources, most nodes) of each node type that the autoscaler of this cluster may add; empty without one.
 
-    Read from the file that the cluster launcher leaves on the head node, where a driver or a job runs.
+    Read from the file that the cluster launcher leaves on the head node, where a driver or a job runs; on Kubernetes
+    asked of KubeRay, see ``_kuberay_config``.
     """
     path = BOOTSTRAP_FILE.expanduser()
-    if not path.is_file():
-        return []
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(path.read_text()) if path.is_file() else _kuberay_config(*map(os.environ.get, KUBERAY))
     limit = config.get("max_workers", 0)
     types = config.get("available_node_types", {})
     return [(kind.get("resources", {}), min(kind.get("max_workers", limit), limit)) for kind in types.values()]
+
+
+@cache
+def _kuberay_config(name: str | None, namespace: str | None) -> dict[str, Any]:
+    """What KubeRay's autoscaler knows of the RayCluster that this pod belongs to; the head's account may read it."""
+    if not name or not namespace:
+        return {}
+    from ray.autoscaler._private.kuberay.autoscaling_config import AutoscalingConfigProducer
+
+    try:
+        config: dict[str, Any] = AutoscalingConfigProducer(name, namespace)()
+    except Exception as error:  # no right to it where there is no autoscaler, or no answer
+        logger.warning(
+            f"RayCluster {name} cannot be read ({one_line(repr(error))}): only nodes that are there already count"
+        )
+        return {}
+    return config

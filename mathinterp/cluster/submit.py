@@ -7,14 +7,17 @@ driver that runs on the head node: it never asks for a GPU, its replicas do.
 import asyncio
 import logging
 import os
+import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
-from zipfile import ZipFile
+from uuid import uuid4
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from aiohttp import ClientError
 from ray._private.runtime_env.packaging import create_package
@@ -22,9 +25,11 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 import mathinterp
+from mathinterp.cluster.given_files import GivenFiles
 from mathinterp.cluster.temporary import require_scratch
-from mathinterp.cluster.uploads import LeftOut, left_out
+from mathinterp.cluster.uploads import LeftOut, left_out, listed
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened
 
 UPLOAD_LIMIT = 100 * 2**20  # bytes of the zipped working directory that Ray's job service accepts
 EXCLUDES = (".?*", "__pycache__", "*.egg-info")  # beside .gitignore and .rayignore, secrets and links
@@ -62,18 +67,62 @@ class Upload:
         )
 
 
-def measure_upload(folder: Path, excludes: Sequence[str] = EXCLUDES) -> Upload:
+def measure_upload(folder: Path, excludes: Sequence[str] = EXCLUDES, archive: Path | None = None) -> Upload:
     """Zip ``folder`` by Ray's own rules (.gitignore, .rayignore, ``excludes``), without secrets and links that lead out
     of it, and measure the result.
+
+    Args:
+        archive: where the zip file is left; None: nowhere.
     """
     without = left_out(folder, list(excludes))
     with tempfile.TemporaryDirectory() as scratch:
-        archive = Path(scratch) / "upload.zip"
+        packed = archive or Path(scratch) / "upload.zip"
         leave = [*excludes, *without.patterns]
-        create_package(str(folder), archive, include_gitignore=True, excludes=leave, logger=_silent())
-        with ZipFile(archive) as zipped:
-            files = [(entry.filename, entry.compress_size) for entry in zipped.infolist() if not entry.is_dir()]
-        return Upload(folder, archive.stat().st_size, tuple(sorted(files, key=lambda file: -file[1])), without)
+        create_package(str(folder), packed, include_gitignore=True, excludes=leave, logger=_silent())
+        return _measured(folder, packed, without)
+
+
+def _measured(folder: Path, archive: Path, without: LeftOut) -> Upload:
+    with ZipFile(archive) as zipped:
+        files = [(entry.filename, entry.compress_size) for entry in zipped.infolist() if not entry.is_dir()]
+    return Upload(folder, archive.stat().st_size, tuple(sorted(files, key=lambda file: -file[1])), without)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is sent: packed, measured and checked."""
+
+    entrypoint: str
+    runtime_env: dict[str, Any]
+    told: str  # how much is uploaded, with and without what
+
+
+def pack(job: str, args: Sequence[str], folder: Path, scratch: Path, no_send: bool = False) -> Job:
+    """Pack the folder, the package, and the files that the command line names; raises UserError as ``submit`` does."""
+    entrypoint, archive = _entrypoint(folder, job), scratch / "working_dir.zip"
+    upload = measure_upload(folder, archive=archive)
+    given = GivenFiles(folder, [name for name, _ in upload.files], _files_of)
+    if not no_send:
+        args = given.arguments(args)
+        given.module(job)
+    with ZipFile(archive, "a", ZIP_DEFLATED, strict_timestamps=False) as zipped:
+        for name, path in given.files.items():
+            zipped.write(path, name)
+    uploads = [_measured(folder, archive, upload.left_out)]
+    runtime_env: dict[str, Any] = {"working_dir": str(archive)}
+    if not (folder / PACKAGE.name).is_dir():
+        runtime_env |= {"py_modules": [str(PACKAGE)], "excludes": list(EXCLUDES)}
+        uploads.append(measure_upload(PACKAGE))
+    for each in uploads:
+        each.check()
+    told = f"{_mib(sum(upload.bytes for upload in uploads))} uploaded"
+    told += f" with {listed(given.named)}" if given.named else ""
+    told += f" ({listed(given.nodes_own)}: a path of the cluster's nodes, not sent)" if given.nodes_own else ""
+    return Job(shlex.join(["python", *entrypoint, *args]), runtime_env, f"{told}{upload.left_out}")
+
+
+def _files_of(folder: Path) -> list[str]:
+    return [name for name, _ in measure_upload(folder).files]
 
 
 def submit(
@@ -84,10 +133,13 @@ def submit(
     output: TextIO,
     announce: Callable[[str], None],
     working_dir: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    no_send: bool = False,
 ) -> int:
     """Run ``job args...`` on the head node of a cluster and follow its log to the end.
 
-    The package travels with the job, from the checkout or from where it is installed.
+    The package travels with the job, from the checkout or from where it is installed, and so do files that options of
+    ``args`` name (given_files.py) and the module of a ``module:Class`` from the current folder.
 
     Args:
         job: a script (.py) inside ``working_dir``, a name of JOBS, or the words of a command, as in "scan mlps".
@@ -97,30 +149,28 @@ def submit(
         announce: told the job's id, and how to find or stop it.
         working_dir: the folder to upload, which is the job's current folder; None: the checkout that holds mathinterp,
             an empty folder where there is none.
+        name: the job's id in the cluster; None: made of the job's words.
+        no_send: files that ``args`` name are not sent: they are paths of the cluster's nodes.
     Returns:
-        0 if the job succeeded, else 1, as `ray job submit` does; 1 also if the cluster no longer answers.
+        the job's exit code; 1 if it was stopped or the cluster no longer answers.
     Raises:
-        UserError: the script or the cluster is not there, or the upload is too large; nothing has been submitted.
+        UserError: the script or the cluster is not there, the upload is too large, or the cluster refuses the job;
+            nothing has been submitted.
         KeyboardInterrupt: from the terminal; the job goes on, and it is said how to stop it.
     """
     require_scratch()
-    with tempfile.TemporaryDirectory() as empty:
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    number, address = _job_id(os.fspath(job), name), _checked(address)
+    with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as scratch:
         folder = Path(working_dir or checkout() or empty).resolve()
-        entrypoint = _entrypoint(folder, os.fspath(job))
-        uploads = [measure_upload(folder)]
-        runtime_env: dict[str, Any] = {"working_dir": str(folder)}
-        if not (folder / PACKAGE.name).is_dir():
-            runtime_env["py_modules"] = [str(PACKAGE)]
-            uploads.append(measure_upload(PACKAGE))
-        for upload in uploads:
-            upload.check()
-        runtime_env["excludes"] = [*EXCLUDES, *uploads[0].left_out.patterns]
-        client = _client(address)
-        number = client.submit_job(
-            entrypoint=shlex.join(["python", *entrypoint, *args]), runtime_env=runtime_env, entrypoint_num_gpus=0
-        )
-    sent = f"{_mib(sum(upload.bytes for upload in uploads))} uploaded{uploads[0].left_out}"
-    announce(f"job {number}: {sent}; to stop it: ray job stop {number} --address {address}")
+        packed = pack(os.fspath(job), args, folder, Path(scratch), no_send)
+        with _refusals(address):
+            client = JobSubmissionClient(address)
+            client.submit_job(
+                entrypoint=packed.entrypoint, runtime_env=packed.runtime_env, entrypoint_num_gpus=0,
+                submission_id=number, metadata={"name": name or os.fspath(job), "mathinterp": mathinterp.__version__},
+            )  # fmt: skip
+    announce(f"job {number}: {packed.told}; to stop it: ray job stop {number} --address {address}")
     try:
         return _follow(client, number, output, announce)
     except KeyboardInterrupt:
@@ -136,6 +186,18 @@ def submit(
             f" ray job logs {number} --address {address} --follow; once submitted again, it runs what is missing"
         )
         return 1
+
+
+def _job_id(job: str, name: str | None) -> str:
+    """The id by which the cluster knows the job; raises UserError for a name that could be none."""
+    if name is None:
+        words = re.sub(r"[^A-Za-z0-9]+", "-", job.removesuffix(".py")).strip("-")
+        return f"{words[-40:]}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:6]}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", name):
+        raise UserError(
+            f"`name` {shortened(name)}: give at most 100 letters, digits, and . _ - (the first two to begin)"
+        )
+    return name
 
 
 def checkout() -> Path | None:
@@ -161,20 +223,36 @@ def _entrypoint(folder: Path, job: str) -> list[str]:
     return [str(absolute.resolve().relative_to(folder))]
 
 
-def _client(address: str) -> JobSubmissionClient:
-    logging.getLogger("ray").setLevel(logging.WARNING)
+def _checked(address: str) -> str:
     if "://" not in address:
         address = f"http://{address}"
     if not address.startswith(("http://", "https://")):
         raise UserError(f"`address` {address}: give the job service's address, for example http://127.0.0.1:8265")
+    return address
+
+
+@contextmanager
+def _refusals(address: str) -> Iterator[None]:
+    """Why a cluster takes no job, as a UserError of one line."""
     try:
-        return JobSubmissionClient(address)
+        yield
     except AuthenticationError as error:
         raise UserError(
             f"the cluster at {address} asks for a token: set RAY_AUTH_MODE=token and put the cluster's token into"
             " ~/.ray/auth_token (`ray get-auth-token` on the head node shows it)"
         ) from error
-    except (ConnectionError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # OSError: ConnectionError, and those of requests
+        said = str(error)
+        if "already exists" in said:
+            raise UserError(f"the cluster at {address} has a job of that `name` already; give another") from error
+        if "No available agent" in said or "head node agent" in said:
+            raise UserError(
+                f"the cluster at {address} runs no job agent on its head node (dashboard_agent.log there says why;"
+                " Ray must be installed as ray[default]), so it takes no jobs"
+            ) from error
+        if "Request failed" in said:
+            last = [line for line in said.strip().splitlines() if line.strip()][-1]
+            raise UserError(f"the cluster at {address} refuses the job: {last.strip()}") from error
         raise UserError(
             f"no Ray job service answers at {address}; is the cluster up and its port forwarded?"
         ) from error
@@ -194,7 +272,10 @@ def _follow(client: JobSubmissionClient, job: str, output: TextIO, announce: Cal
     if details.status == "SUCCEEDED":
         return 0
     announce(f"job {job} {details.status.lower()}: {details.message}")
-    return 1
+    code = details.driver_exit_code if details.status == "FAILED" else None
+    if not code:
+        return 1
+    return code if code > 0 else 128 - code  # ended by a signal: as a shell tells it
 
 
 def _mib(size: int) -> str:

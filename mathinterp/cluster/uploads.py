@@ -7,6 +7,7 @@ import fnmatch
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class LeftOut:
     def __str__(self) -> str:
         """`` without ...``, to go on a line with; nothing if nothing is left out."""
         kinds = {"secrets": self.secrets, "links and special files": self.links}
-        said = [f"the {kind} {_listed(names)}" for kind, names in kinds.items() if names]
+        said = [f"the {kind} {listed(names)}" for kind, names in kinds.items() if names]
         return f" without {' and '.join(said)} (rename what the job needs)" if said else ""
 
 
@@ -80,6 +81,7 @@ def _plain(folder: Path, path: Path) -> bool:
     return not any(part.startswith(".") or is_secret(Path(part)) for part in parts)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

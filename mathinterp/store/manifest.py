@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.store.files import StoreFiles
 from mathinterp.store.recut import adopt, is_cut, original_shards, originals_in
 from mathinterp.versions import command, differences, merged
@@ -167,7 +167,11 @@ class Run:
         return originals_in(self.record, self._store.finished_shards(self.run_id, self.record))
 
     def grow(self, shards: Sequence[Mapping[str, Any]]) -> None:
-        """Add shards (table, index, work, cost) that followed from rows; in the record before any of them runs."""
+        """Add shards (table, index, work, cost) that followed from rows; in the record before any of them runs.
+
+        Raises Unfinished, with nothing added, if another driver has added others meanwhile.
+        """
+        self._require_grown_here()
         self.record["grown"] = [*self.record.get("grown", []), *map(dict, shards)]
         keys = [f"{shard['table']}/{shard['index']:05d}" for shard in shards]
         assert not set(keys) & set(self.record["shards"]), keys
@@ -175,6 +179,19 @@ class Run:
         if "cut" in self.record:  # some of its files were merged, and others of these lost since
             self.record["cut"] = [*self.record["cut"], *keys]
         save_record(self._store.files, self.record)
+        self._require_grown_here()  # or both saved at the same moment: the last one goes on
+
+    def _require_grown_here(self) -> None:
+        """Two drivers' further shards would have the same numbers and different rows."""
+        try:
+            there = read_record(self._store.files, self.run_id, now=True)
+        except ValueError:  # damaged; it is written anew
+            return
+        if there is not None and there.get("grown", []) != self.record.get("grown", []):
+            raise Unfinished(
+                f"run {self.run_id} of {self._store.url} is being computed by another process at the same time, and"
+                " which shards it needs follows from their rows: that process goes on, this one stops"
+            )
 
     def made_by(self, versions: Mapping[str, str]) -> None:
         """Remember what computed shards of this run, a replica's packages; tell if others computed some before."""
@@ -186,6 +203,7 @@ class Run:
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Remember facts about the run (engine, noise floor, device); plain JSON."""
+        self._require_grown_here()
         self.record["notes"] = {**self.record["notes"], **facts}
         adopt(self.record, self._store.record(self.run_id))
         save_record(self._store.files, self.record)
@@ -208,6 +226,7 @@ class Run:
         Returns:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
+        self._require_grown_here()
         adopt(self.record, self._store.record(self.run_id))
         before = self.record.get("files", {})
         self.record["files"] = {**before, **(written or {})}

@@ -39,7 +39,17 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         raise UserError(f"store '{url}' needs a package that is not installed: {error}{advice}") from error
     except ValueError as error:
         raise UserError(f"store '{url}' cannot be opened: {error}") from error
+    if type(filesystem).__module__ == "s3fs.core":
+        from s3fs.core import set_custom_error_handler
+
+        set_custom_error_handler(_is_throttled)
     return filesystem, prefix.rstrip("/")
+
+
+def _is_throttled(error: Exception) -> bool:
+    """429 in answer to a HEAD, which has no text that would name the error: botocore takes it for a final answer."""
+    answer = getattr(error, "response", {})
+    return bool(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == 429)
 
 
 def _configured(protocol: str) -> dict[str, Any]:

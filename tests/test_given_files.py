@@ -1,0 +1,135 @@
+"""What `mathinterp submit` sends of the files that a job's command line names, and what it refuses to send."""
+
+import os
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from mathinterp.cluster import submit as submitting
+from mathinterp.cluster.given_files import FOLDER
+from mathinterp.cluster.submit import pack
+from mathinterp.errors import UserError
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The current folder, with files of the user's; elsewhere there is the folder that is uploaded."""
+    here = tmp_path / "here"
+    for name in ("words.jsonl", "data/sums.jsonl", "data/svamp.json", "tuned/adapter_model.safetensors", "tuned/.env"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    (tmp_path / "outside.jsonl").write_text("outside")
+    project = tmp_path / "project"
+    (project / "mathinterp").mkdir(parents=True)
+    (project / "mathinterp" / "main.py").write_text("")
+    monkeypatch.chdir(here)
+    return here
+
+
+def sent(here: Path, *args: str, job: str = "scan heads") -> tuple[list[str], dict[str, str], str]:
+    """The job's words, what is in the upload beside the project, and what is told."""
+    scratch = here.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    packed = pack(job, args, here.parent / "project", scratch)
+    assert packed.runtime_env["working_dir"] == str(scratch / "working_dir.zip"), "what was measured is what is sent"
+    with ZipFile(scratch / "working_dir.zip") as archive:
+        names = {name: archive.read(name).decode() for name in archive.namelist() if not name.endswith("/")}
+    (scratch / "working_dir.zip").unlink()
+    assert names.pop("mathinterp/main.py") == ""
+    return packed.entrypoint.partition(" --address auto")[2].split(), names, packed.told
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (["--prompts", "words.jsonl"], ["words.jsonl"]),
+        (["--prompts=words.jsonl", "--limit", "8"], ["words.jsonl"]),
+        (["--prompts", "svamp:data/svamp.json"], ["data/svamp.json"]),
+        (["--data", "data/sums.jsonl:0.5", "--data", "words.jsonl:2"], ["data/sums.jsonl", "words.jsonl"]),
+        (["--tasks", "two_digit,words.jsonl"], ["words.jsonl"]),
+        (["--against", "adapter:tuned"], ["tuned/adapter_model.safetensors"]),
+        (["--adapter", "./tuned"], ["tuned/adapter_model.safetensors"]),
+        (["--prompts", "two_digit", "--model", "bundled"], []),
+        (["--prompts", "nowhere.jsonl"], []),
+        (["--store", "data", "--out", "tuned", "--output", "words.jsonl"], []),
+    ],
+)
+def test_a_path_in_the_current_folder_keeps_its_name(here, words, files):
+    found, names, told = sent(here, *words)
+    assert found == words
+    assert names == {name: name for name in files}
+    assert ("uploaded with" in told) == bool(files)
+
+
+def test_other_paths_get_a_name_in_the_upload(here):
+    (here / "link.jsonl").symlink_to("../outside.jsonl")
+    words = ["--prompts", "../outside.jsonl", "--data", f"{here}/words.jsonl:2", "--held-out", "link.jsonl"]
+    found, names, _ = sent(here, *words)
+    assert found == ["--prompts", f"{FOLDER}/0/outside.jsonl", "--data", f"{FOLDER}/1/words.jsonl:2", *words[-2:]]
+    assert names == {
+        f"{FOLDER}/0/outside.jsonl": "outside", f"{FOLDER}/1/words.jsonl": "words.jsonl", "link.jsonl": "outside",
+    }  # fmt: skip
+
+
+def test_folders_and_models_by_their_full_path_are_the_nodes_own(here):
+    words = ["--adapter", f"{here}/tuned", "--model", f"{here}/words.jsonl"]
+    found, names, told = sent(here, *words)
+    assert (found, names) == (words, {})
+    assert f"({here}/tuned, {here}/words.jsonl: a path of the cluster's nodes, not sent)" in told
+
+
+def test_the_module_of_an_experiment_in_the_current_folder_is_sent(here):
+    (here / "norms.py").write_text("norms")
+    (here / "package").mkdir()
+    (here / "package" / "norms.py").write_text("package")
+    assert sent(here, job="scan norms:Norms")[1] == {"norms.py": "norms"}
+    assert sent(here, job="scan package.norms:Norms")[1] == {"package/norms.py": "package"}
+    assert sent(here, job="scan elsewhere:Norms")[1] == {}
+
+
+def refused(here: Path, *words: str) -> str:
+    with pytest.raises(UserError) as error:
+        sent(here, *words)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_secrets_are_never_sent_however_they_are_named(here):
+    (here / ".ssh").mkdir()
+    for name in (".ssh/config", "id_rsa", "my_token"):
+        (here / name).write_text("secret")
+    (here / "plain.jsonl").symlink_to("my_token")
+    (here / "settings").symlink_to(".ssh")
+    for path in ("tuned/.env", "id_rsa", "../here/id_rsa", f"{here}/my_token", "plain.jsonl", ".ssh/config",
+                 "settings/config", "data/../my_token", "svamp:my_token", "my_token:2"):  # fmt: skip
+        assert "never leave this machine" in refused(here, "--data", path), path
+    assert "never leave this machine" in refused(here, "--adapter", "settings")
+
+
+def test_what_is_no_file_or_too_large_is_refused_before_it_is_packed(here, monkeypatch):
+    os.mkfifo(here / "pipe")
+    assert "no regular file" in refused(here, "--prompts", "pipe")
+    assert "no regular file" in refused(here, "--prompts", "/dev/zero")
+    (here / "gone.jsonl").symlink_to("nowhere")
+    assert "No such file" in refused(here, "--prompts", "gone.jsonl")
+    with open(here / "huge.jsonl", "wb") as huge:
+        huge.truncate(3 * 2**30)
+    said = refused(here, "--prompts", "huge.jsonl")
+    assert "'huge.jsonl' has 3.0 GiB" in said
+    assert "with `no_send`" in said
+    monkeypatch.setattr(submitting, "UPLOAD_LIMIT", 2**20)
+    (here / "random.jsonl").write_bytes(os.urandom(2**20))
+    assert "the largest files are random.jsonl (1.0 MiB)" in refused(here, "--prompts", "random.jsonl")
+
+
+def test_a_name_that_means_two_files_is_refused_and_one_in_the_upload_is_not_sent_twice(here, monkeypatch):
+    (here.parent / "project" / "words.jsonl").write_text("the project's")
+    assert "give its full path" in refused(here, "--prompts", "words.jsonl")
+    assert sent(here, "--prompts", f"{here}/words.jsonl")[1] == {
+        "words.jsonl": "the project's", f"{FOLDER}/0/words.jsonl": "words.jsonl",
+    }  # fmt: skip
+    monkeypatch.chdir(here.parent / "project")
+    found, names, told = sent(here, "--prompts", "words.jsonl")
+    assert (found, names) == (["--prompts", "words.jsonl"], {"words.jsonl": "the project's"})
+    assert "uploaded with" not in told
