@@ -239,10 +239,15 @@ class Run:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
         self._require_grown_here()
-        adopt(self.record, self._store.record(self.run_id))
-        before = self.record.get("files", {})
-        self.record["files"] = {**before, **(written or {})}
-        self.record["files"] = self._store.file_entries(self.record)
+        stored = self._store.record(self.run_id)
+        while True:
+            adopt(self.record, stored)
+            before = self.record.get("files", {})
+            self.record["files"] = {**before, **(written or {})}
+            self.record["files"] = self._store.file_entries(self.record)
+            stored = self._store.record(self.run_id)
+            if stored is None or stored.get("compacted") == self.record.get("compacted"):
+                break  # else files were merged while they were looked at
         missing = [shard for shard in self.record["shards"] if shard not in self.record["files"]]
         self.record["errors"] = {shard: why for shard, why in (errors or {}).items() if shard in missing}
         self.record["attempts"] = {**self.record["attempts"], **(attempts or {})}
