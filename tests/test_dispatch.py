@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 from rich.console import Console
 
 from benchmarks.dispatch import actors_busy, many, receipt_for, simulated_busy
@@ -10,6 +11,7 @@ from mathinterp.cluster.dispatch import Dispatcher, NoReplicaLeft, first_line
 from mathinterp.cluster.events import Finished, Observer, Ready
 from mathinterp.cluster.progress import ScanProgress, duration
 from mathinterp.cluster.ray_cluster import connection
+from mathinterp.cluster.ray_workers import _death
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from tests.scripted_workers import ScriptedWorkers, all_keys, keys, shards
@@ -89,6 +91,11 @@ def test_a_shard_whose_replica_died_is_the_next_that_is_given_out(deaths, soon):
     runs = [place for place, (_, key) in enumerate(workers.submitted) if key == "toy/00039"]
     assert runs[1] <= 12
     assert (runs[-1] <= 12) == soon
+
+
+def test_a_replica_out_of_reach_is_told_in_plain_words():
+    told = _death(ActorUnavailableError("RpcError: RPC error: Socket closed rpc_code: 14", b"\1" * 16))
+    assert told == "its process, or its node, no longer answers"
 
 
 def test_a_shard_that_kills_every_replica_is_given_up():

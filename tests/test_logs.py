@@ -146,7 +146,7 @@ def test_what_ray_prints_of_dead_nodes_is_for_verbose_alone(capsys, caplog):
     words = RaysWords()
     print("\x1b[33m(raylet)\x1b[0m Raylet is terminated.\n  20 lines of its log", file=words)
     print("something else", file=words)
-    assert capsys.readouterr().err.strip() == "something else"
+    assert capsys.readouterr().err == "something else\n"
     caplog.set_level(logging.INFO, "mathinterp")
     print("(raylet) The node has been marked dead", file=words)
     assert caplog.messages == ["(raylet) The node has been marked dead"]

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 import mathinterp as mi
 from mathinterp.cli.main import main
+from mathinterp.cli.runs_shown import facts
 from mathinterp.errors import UserError
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
@@ -101,6 +103,10 @@ def test_a_card_says_what_is_missing_and_why(place: str) -> None:
     assert card.attempts == {"head_scan/00001": 3}
     assert card.errors["head_scan/00001"].startswith("ArithmeticError")
     assert card.hosts[-1] == "node-7" or "node-7" in card.hosts
+    assert dict(facts(replace(card, notes={"model_loaded_at": 0.0})))["model loaded at"] == "1970-01-01 00:00"
+    checked = command("check", "--store", place)
+    assert checked.exit_code == 0
+    assert f"{half}: 1 of 2 shards not computed; how to go on: mathinterp runs show {half} --store" in checked.stdout
     assert [(table.table, table.shards_done, table.shards, table.rows) for table in card.tables] == [
         ("head_scan", 1, 2, 3)
     ]

@@ -3,6 +3,7 @@
 import fnmatch
 import io
 import json
+import logging
 import os
 import random
 import subprocess
@@ -16,7 +17,7 @@ from zipfile import ZipFile
 import pytest
 import requests
 from click.testing import CliRunner
-from ray.job_submission import JobSubmissionClient
+from ray.job_submission import JobDetails, JobSubmissionClient
 
 from mathinterp.cli.main import main
 from mathinterp.cluster import submit as submitting
@@ -185,6 +186,24 @@ def test_a_cluster_that_vanishes_is_told_in_one_line(project, monkeypatch):
     assert output.getvalue() == "first line\n"
     assert told[1].startswith("lost touch with the cluster at http://c:8265 (Connection aborted.); job raysubmit_1 may")
     assert "ray job logs raysubmit_1 --address http://c:8265" in told[1]
+
+
+class FailingJob(VanishingCluster):
+    """A job service whose job ends with exit code 3; Ray repeats the end of the log in its message."""
+
+    def get_job_info(self, job):
+        told = "Job entrypoint command failed with exit code 3, last available logs (truncated to 20,000 chars):\n..."
+        return JobDetails(type="SUBMISSION", entrypoint="x", status="FAILED", message=told, driver_exit_code=3)
+
+
+def test_a_job_that_fails_is_told_in_one_line_without_its_log_again(project, monkeypatch):
+    monkeypatch.setattr(submitting, "JobSubmissionClient", lambda address: FailingJob())
+    told = []
+    job = ("jobs/job.py", [], "http://c:8265")
+    assert submit(*job, working_dir=project, output=io.StringIO(), announce=told.append, name="mine") == 3
+    assert told[1] == "job mine failed: Job entrypoint command failed with exit code 3"
+    for name in ("dashboard_sdk", "job.sdk"):  # which tell of their uploads and sockets
+        assert not logging.getLogger(f"ray.dashboard.modules.{name}").isEnabledFor(logging.INFO)
 
 
 def test_mistakes_are_user_errors(project):

@@ -19,6 +19,7 @@ from mathinterp.cli.runs_shown import (
     print_planned,
     say,
     shown_row,
+    to_go,
     verdict,
     written_bytes,
 )  # fmt: skip
@@ -223,6 +224,9 @@ def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
         print_table([{"without checksum" if k == "unproved" else k: v for k, v in row.items()} for row in rows])
         for each in found.faults:
             say(f"{each.kind}: {each.file} ({each.why}). {mend(each, store, opened.files.address)}")
+        for run in found.runs:
+            if run.missing and not any(fault.run == run.run_id for fault in found.faults):
+                say(to_go(run, store))
     if found.problems or not found.harmless:
         sys.exit(1)
 

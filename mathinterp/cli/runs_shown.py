@@ -1,15 +1,18 @@
 """How runs are shown on a terminal: rows of a list, a card, differences, what would be deleted, what mends a fault."""
 
 import shlex
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.cli.output import console, print_table, store_option
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.store.comparing import Comparison, TableDifference
     from mathinterp.store.deleting import Deletion
     from mathinterp.store.faults import Fault
+    from mathinterp.store.integrity import Checked
     from mathinterp.store.run_list import RunCard, RunRow
 
 LONG = 300  # characters: longer notes, of probes for example, are in the JSON alone
@@ -52,7 +55,12 @@ def facts(card: "RunCard") -> Iterable[tuple[str, Any]]:
     yield "command", card.command
     for name, value in card.notes.items():
         if len(str(value)) <= LONG:
-            yield name.replace("_", " "), value
+            yield name.replace("_", " "), moment(value) if name == "model_loaded_at" else value
+
+
+def moment(seconds: float) -> str:
+    """As ``started`` is written."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
 
 
 def print_difference(table: "TableDifference", run: str, other: str) -> None:
@@ -105,6 +113,12 @@ def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
         return f"Mend: mathinterp runs {fault.mend} {fault.run}{option}"
     where = address(fault.file)
     return f"Mend: rm -- {shlex.quote(where)}" if "://" not in where else f"Mend: delete {where}"
+
+
+def to_go(run: "Checked", store: str) -> str:
+    """Of a run that is not finished."""
+    missing = f"{len(run.missing)} of {counted(run.shards, 'shard')} not computed"
+    return f"{run.run_id}: {missing}; how to go on: mathinterp runs show {run.run_id}{store_option(store)}"
 
 
 def written_bytes(count: int) -> str:

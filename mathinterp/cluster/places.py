@@ -138,11 +138,14 @@ class RaysWords(io.TextIOBase):
     Such deaths are told by the progress in one line; Ray's many are for --verbose.
     """
 
+    _logged = False  # the text before
+
     def write(self, text: str) -> int:
         """One record, or as it is."""
-        if "(raylet)" in text:
+        logged, self._logged = self._logged, "(raylet)" in text
+        if self._logged:
             logger.info(text.strip())
-        else:
+        elif not (logged and text == "\n"):  # which `print` writes by itself
             sys.stderr.write(text)
         return len(text)
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
@@ -140,6 +140,8 @@ def _cause(error: RayTaskError) -> BaseException:
 
 def _death(error: RayError) -> str:
     """The informative line of what Ray tells about a dead actor, cut to a readable length."""
+    if isinstance(error, ActorUnavailableError):  # Ray knows no more yet, and says so in terms of its protocol
+        return "its process, or its node, no longer answers"
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     in_constructor = [line for line in lines if "creation task" in line]
     told = lines[-1:] if in_constructor else [line for line in lines if line.startswith(_DEATHS)]

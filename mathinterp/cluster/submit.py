@@ -159,7 +159,8 @@ def submit(
         KeyboardInterrupt: from the terminal; the job goes on, and it is said how to stop it.
     """
     require_scratch()
-    logging.getLogger("ray").setLevel(logging.WARNING)
+    for module in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
+        logging.getLogger(module).setLevel(logging.WARNING)  # the last two set their own
     number, address = _job_id(os.fspath(job), name), _checked(address)
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as scratch:
         folder = Path(working_dir or checkout() or empty).resolve()
@@ -271,7 +272,8 @@ def _follow(client: JobSubmissionClient, job: str, output: TextIO, announce: Cal
         time.sleep(0.5)
     if details.status == "SUCCEEDED":
         return 0
-    announce(f"job {job} {details.status.lower()}: {details.message}")
+    said = (details.message or "").partition(", last available logs")[0]  # these were copied already
+    announce(f"job {job} {details.status.lower()}: {said}")
     code = details.driver_exit_code if details.status == "FAILED" else None
     if not code:
         return 1
