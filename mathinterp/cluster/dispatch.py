@@ -16,13 +16,11 @@ The rules:
 - A replica says every few seconds, from a thread that does not compute, that it is there, how far its shard is and
   whether the thread that computes moves (vital.py). One that has done so and then says nothing for ``silence`` seconds,
   or only that nothing moves, hangs, and is ended and replaced like a dead one. However long a shard, a load or a
-  compilation takes, it moves meanwhile. Only time in which this loop itself ran is counted: after a suspension nobody
-  is silent.
+  compilation takes, it moves meanwhile. Only time in which this loop itself ran is counted: a suspension is no silence.
 - Before a shard of a dead or silent replica is given to another one, or waited for, its file is looked for.
 - Shards may follow from finished ones (``source``). A replica with nothing to do while others work gets one before it
   is known to be needed; a lone replica never does.
-- A UserError ends the run at once: no retry can put right what the user has to. So does Unfinished: a store that gave
-  out, after its own retries.
+- A UserError, which no retry can put right, ends the run at once; so does Unfinished, a store that gave out for good.
 """
 
 import time
@@ -43,7 +41,8 @@ from mathinterp.cluster.events import (
     Receipt,
     Source,
     Workers,
-)
+    first_line,
+)  # fmt: skip
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.logs import about
@@ -349,9 +348,3 @@ class Dispatcher:
             if slot not in task.failed_on or self._ready.keys() <= task.failed_on:
                 return self._retries.pop(index)
         return None
-
-
-def first_line(error: BaseException) -> str:
-    """The error as one line: its type and the first line of its message."""
-    message = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__

@@ -159,3 +159,9 @@ class Observers:
                 getattr(observer, name)(*arguments)
 
         return tell
+
+
+def first_line(error: BaseException) -> str:
+    """The error as one line: its type and the first line of its message."""
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__

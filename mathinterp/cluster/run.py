@@ -31,7 +31,7 @@ from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.growing import Growing
 from mathinterp.models.card_memory import check_fits, runs_own_code
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
-from mathinterp.models.handle import Model, ModelSource, NamedSource
+from mathinterp.models.handle import Model, NamedSource
 from mathinterp.models.split import check_cards
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.mib import fitting
@@ -252,13 +252,11 @@ def dispatch(
         close_run(run, outcome)
 
 
-def replica_job(
-    work: Work, run: Run, store: Store, placement: Placement, source: ModelSource | None = None
-) -> ReplicaJob:
-    """What every replica is told; ``source``: how it gets the model, None = under its name."""
+def replica_job(work: Work, run: Run, store: Store, placement: Placement) -> ReplicaJob:
+    """What every replica is told; it gets the model under its name."""
     return ReplicaJob(
         scan=work.scan,
-        source=source or NamedSource(work.model.spec),
+        source=NamedSource(work.model.spec),
         prompts=work.prompts,
         model_fingerprint=work.model.fingerprint,
         prompts_fingerprint=work.prompts_fingerprint,
@@ -298,8 +296,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
         run.note({**facts, "seconds_from_loaded_model": seconds + time.time() - outcome.notes["model_loaded_at"]})
     for versions in {json.dumps(receipt.versions): receipt.versions for receipt in outcome.receipts}.values():
         run.made_by(versions)
-    halved = sorted({receipt.node for receipt in outcome.receipts if receipt.halved})
-    if halved:
+    if halved := sorted({receipt.node for receipt in outcome.receipts if receipt.halved}):
         run.note({"memory_ran_out": sorted({*run.record["notes"].get("memory_ran_out", []), *halved})})
         logger.warning(
             "memory ran out on %s, and batches were halved: there, last bits of rows differ from those of whole batches"
@@ -316,8 +313,7 @@ def close_run(run: Run, outcome: Outcome) -> None:
             if receipt.sha256
         },
     )
-    unseen = [receipt for receipt in outcome.receipts if receipt.key in set(missing)]
-    if unseen:
+    if unseen := [receipt for receipt in outcome.receipts if receipt.key in set(missing)]:
         raise UserError(
             f"{counted(len(unseen), 'shard')} written on {unseen[0].node} but not in the store as this machine sees it;"
             " give `store` a folder that all nodes share, or an s3:// or gs:// URL, and leave it there until the end"

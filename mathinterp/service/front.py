@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 import mathinterp
-from mathinterp.cluster.dispatch import first_line
+from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.service.codec import decode_experiment
 from mathinterp.service.host import Answer, spec_of

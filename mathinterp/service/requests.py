@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import urllib3
 
-from mathinterp.cluster.dispatch import first_line
+from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.service.front import FACTS, PROTOCOL, USER
 from mathinterp.service.shelf import Resolving

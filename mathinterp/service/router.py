@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mathinterp.cluster import dispatch
-from mathinterp.cluster.dispatch import COUNTED, first_line
-from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers
+from mathinterp.cluster.dispatch import COUNTED
+from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers, first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.service.host import Answer, UnknownSession
