@@ -13,7 +13,7 @@ BOUNDARY = 64  # bytes
 
 @torch.no_grad()
 def align(model: nn.Module) -> None:
-    """Copy every parameter and buffer that does not start at a boundary, or is mapped, to where it does; values stay."""
+    """Copy parameters and buffers that do not start at a boundary, or are mapped, to where they do; values stay."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % BOUNDARY or not tensor.untyped_storage().resizable():  # not of torch's own memory
             tensor.data = tensor.data.clone()

@@ -144,11 +144,11 @@ class ServiceWorkers:
     def start(self, slot: int) -> None:
         """Ask for a replica."""
         self._lives[slot] += 1
-        self._pool.submit(self._work, slot, None, self._prepare)
+        self._pool.submit(self._work, slot, self._lives[slot], None, self._prepare)
 
     def submit(self, slot: int, shard: Shard) -> None:
         """Ask for a shard."""
-        self._pool.submit(self._work, slot, shard, self._compute)
+        self._pool.submit(self._work, slot, self._lives[slot], shard, self._compute)
 
     def abandon(self, slot: int) -> None:
         """Never asked for: the service itself ends what hangs."""
@@ -168,8 +168,7 @@ class ServiceWorkers:
                     self._lives[slot] += 1
                     self._replicas.pop(slot, None)
 
-    def _work(self, slot: int, shard: Shard | None, work: Callable[[int, Any], Event]) -> None:
-        life = self._lives[slot]
+    def _work(self, slot: int, life: int, shard: Shard | None, work: Callable[[int, Any], Event]) -> None:
         try:
             event = work(slot, shard)
         except ReplicaGone as gone:
@@ -186,8 +185,9 @@ class ServiceWorkers:
         try:
             found = self._requests.json("POST", f"/v1/sessions/{session}/replicas", {})
         except ReplicaGone as gone:
-            if gone.status == 404:  # the service was started anew
-                self._session = None
+            with self._opening:
+                if gone.status == 404 and self._session == session:  # the service was started anew
+                    self._session = None
             raise
         self._replicas[slot] = found["replica"]
         return Ready(slot, found["notes"])

@@ -85,9 +85,8 @@ class Router:
         self._slots = [_Slot() for _ in range(slots)]
         self._changed = threading.Condition()
         self._stopping = False
-        self._number = 0
         self._requests: dict[str, int] = {}  # by model
-        self.replaced = 0
+        self._number, self.replaced = 0, 0
         self.ended = threading.Event()  # nothing will be answered any more
         self.fault: BaseException | None = None  # what ended it, where that was not ``stop``
         self._thread = threading.Thread(target=self._work, name="router", daemon=True)
@@ -293,8 +292,9 @@ class Router:
             current, was_ready = slot.current, slot.ready
             slot.current, slot.ready, slot.held, slot.silent = None, False, [], None
             waiting = [call for call in self._calls(slot) if call.kind not in LASTING]
+            for call in waiting:
+                slot.queues[call.user].remove(call)
         for call in waiting:
-            self.cancel_waiting(slot, call)
             _refuse(call, ReplicaLost(f"a replica died: {reason}"))
         if current is not None:
             current.losses += 1
@@ -307,11 +307,6 @@ class Router:
             self._workers.start(number)
         else:
             self._start_failed(number, f"a replica died while it started: {reason}")
-
-    def cancel_waiting(self, slot: _Slot, call: Call) -> None:
-        """Take a call out of its queue."""
-        with self._changed:
-            slot.queues[call.user].remove(call)
 
     def _start_failed(self, number: int, message: str) -> None:
         slot = self._slots[number]
