@@ -1,6 +1,8 @@
 """What must not happen to a service and those who ask it: questions forgotten under way, leaks, mixed versions."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,18 +186,64 @@ def test_a_service_that_was_started_anew_is_asked_once(tmp_path):
     assert service.sessions == 2
 
 
-def test_what_was_asked_of_a_lost_replica_says_nothing_about_the_next_one(tmp_path):
-    """A request that waited for a thread while its replica was lost."""
+def test_what_was_asked_of_a_lost_replica_says_nothing_about_the_next_one(tmp_path, monkeypatch):
+    """A request that had not begun when its replica was lost."""
     service: Any = Scripted()
     service.sessions = 1
     workers = ServiceWorkers(service, job(tmp_path), {}, 1)
-    gate = threading.Event()
-    for _ in range(3):
-        workers._pool.submit(gate.wait, 20)
-    workers.submit(0, Shard("head_scan", 0, {}))
+    late: list[threading.Thread] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+        workers.submit(0, Shard("head_scan", 0, {}))
     workers.start(0)
-    gate.set()
+    late[0].start()
     seen: list[Any] = []
     until(lambda: seen.extend(workers.wait(0.1)) or any(isinstance(event, Ready) for event in seen))
     workers.close()
     assert not any(isinstance(event, Lost | Finished) for event in seen)
+
+
+STOPPED = """
+import os, signal, sys, time
+import mathinterp as mi
+from mathinterp.service import place
+from tests.toy_scan import ToyScan
+
+place.QUIET_SECONDS = place.THERE_SECONDS = 0.5
+prompts = mi.prompts([("3 plus 5 is", "8")])
+cells = mi.connect(sys.argv[1]).stream(ToyScan(50, seconds=0.1), "random:llama-tiny", prompts, store=sys.argv[2])
+next(cells)
+os.kill(int(sys.argv[3]), signal.SIGSTOP)
+try:
+    for _ in cells:
+        pass
+except mi.errors.Unfinished as error:
+    print(error)
+"""
+SERVING = """
+import threading
+from tests.service_case import served
+import tests.toy_scan
+from mathinterp.experiments import registry
+
+registry.add(tests.toy_scan.ToyScan)
+with served(1) as (url, router, _):
+    router.until_ready()
+    print(url, flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_service_that_stands_still_ends_the_run_and_the_process(tmp_path):
+    """It is there, its system acknowledges what it is sent, and nothing is ever answered."""
+    with subprocess.Popen([sys.executable, "-c", SERVING], stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            url = service.stdout.readline().strip()
+            words = [sys.executable, "-c", STOPPED, url, str(tmp_path), str(service.pid)]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+        finally:
+            service.kill()
+    assert "does not answer any more" in done.stdout, done.stderr
+    assert done.returncode == 0
