@@ -12,6 +12,7 @@ import torch
 from mathinterp.errors import UserError
 from mathinterp.models.alignment import BOUNDARY
 from mathinterp.models.catalog import ModelSpec
+from mathinterp.models.handle import Model
 from mathinterp.models.sources import BUNDLED_FOLDER
 from mathinterp.service import shelf as shelves
 from mathinterp.service.shelf import CARD, DISK, MEMORY, Limits, Resolving, Shelf, key_of
@@ -145,9 +146,17 @@ def test_files_that_changed_after_the_question_are_not_read_as_its_model(tmp_pat
     shelf.take(Resolving()(ModelSpec("random:llama-tiny"), "cpu"))
     assert shelf.level(key_of(resolved)) == DISK
     overwrite(tmp_path)
-    with pytest.raises(UserError, match="have changed since the question was asked; ask it again"):
+    with pytest.raises(UserError, match="have changed since it was looked at; ask for it again"):
         shelf.take(resolved)
     assert shelf.level(key_of(resolved)) == DISK
+
+
+def test_nor_are_they_in_a_notebook(tmp_path):
+    model = Model(ModelSpec(str(saved(tmp_path))), "cpu")
+    assert model.fingerprint
+    overwrite(tmp_path)
+    with pytest.raises(UserError, match="have changed since it was looked at"), model.lent():
+        pass
 
 
 def test_a_name_is_looked_for_again_where_another_model_is_wanted(monkeypatch):

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from mathinterp.cluster.plan import DTYPE_BYTES
-from mathinterp.errors import UserError
 from mathinterp.experiments.costs import parameters
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
-from mathinterp.models.fingerprint import model_fingerprint
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, resolve
+from mathinterp.models.handle import load_unchanged, unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -69,26 +68,6 @@ class Resolving:
         if known is None or stale or not unchanged(known):
             known = self._known[spec, device] = resolve(spec, device)
         return known
-
-
-def unchanged(known: ResolvedModel) -> bool:
-    """Whether a model's files are what they were when it was resolved."""
-    if known.source.path is None:
-        return True
-    try:
-        return model_fingerprint(known.source, known.adapter, known.spec.trust_remote_code) == known.fingerprint
-    except (OSError, ValueError):
-        return False
-
-
-def load_unchanged(resolved: ResolvedModel, device: str) -> LoadedModel:
-    """``catalog.load``; raises UserError for files that are no longer those that were resolved, perhaps long ago."""
-    loaded = load(resolved, device)
-    if not unchanged(resolved):
-        raise UserError(
-            f"the files of model '{resolved.label}' have changed since the question was asked; ask it again"
-        )
-    return loaded
 
 
 class Shelf:
