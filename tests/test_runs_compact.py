@@ -246,6 +246,24 @@ def test_a_driver_that_knew_the_run_before_keeps_how_it_is_cut_now(place: str) -
     assert rows_of(Store(place), run) == before
 
 
+def test_a_driver_that_looks_at_files_while_they_are_merged_keeps_how_the_run_is_cut_now(place: str) -> None:
+    """It listed the small files again, which were gone: all rows were left out, and the run had to be computed anew."""
+    store, run = many_files(place)
+    before, driver = rows_of(store, run), again(place)
+    look, merged = driver._store.file_entries, []
+
+    def meanwhile(record):
+        found = look(record)
+        if not merged:
+            merged.append(Store(place).runs.compact(run))
+        return found
+
+    driver._store.file_entries = meanwhile
+    assert driver.finish() == []
+    assert Store(place).runs.record(run)["shards"] == ["baseline/00000", "head_scan/00012"]
+    assert rows_of(Store(place), run) == before
+
+
 @pytest.mark.slow
 def test_two_at_once_merge_once(place: str, monkeypatch) -> None:
     store, run = many_files(place)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.store import Store, deleting
+from mathinterp.store.files import StoreFailed
 from tests.runs_case import FEW, SHARDS, killed_at, many_files, places, rows_of, steps_of
 from tests.small_store import open_run, write_head
 
@@ -195,3 +196,21 @@ def test_a_run_that_another_builds_on_is_told(place: str) -> None:
     other = many_files(place, FEW, parameters={"reuse": run})[1]
     assert store.runs.deletion(run).needed_by == [other]
     assert store.runs.deletion(other).needed_by == []
+
+
+def test_a_driver_does_not_bring_back_a_run_that_was_deleted(place: str) -> None:
+    """It wrote the record anew: a failed run without files, and with it a store in an empty mount point."""
+    store = Store(place)
+    run = open_run(store, ["head_scan/00000", "head_scan/00001"])
+    for index in range(2):
+        write_head(store, run.run_id, index)
+    with killed_at(2):
+        Store(place).runs.delete(run.run_id, force=True)
+    for work in (run.finish, lambda: run.note({"device": "cpu"}), lambda: run.grow([])):
+        with pytest.raises(StoreFailed, match="is being deleted; `mathinterp runs delete"):
+            work()
+    Store(place).runs.delete(run.run_id, force=True)
+    for work in (run.finish, lambda: run.note({"device": "cpu"}), lambda: run.grow([])):
+        with pytest.raises(StoreFailed, match="it was deleted, or the store is away"):
+            work()
+    assert everything(place) == set()

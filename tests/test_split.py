@@ -1,5 +1,10 @@
 """One model on several cards: which card holds what, and engines that agree with one card, in float64."""
 
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from mathinterp.cluster import ray_cluster
+from mathinterp.cluster.run import check_model
 from mathinterp.engine import compiling
 from mathinterp.engine.hooks import caught_output, edited_input
 from mathinterp.engine.intervention import Tokens, Value, intervention, zeroed
@@ -20,6 +26,7 @@ from mathinterp.models.card_memory import ROOM, Weights, check_fits, weights_of
 from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.models.loading import without_dispatch
 from mathinterp.models.random_shapes import random_config
+from mathinterp.models.sources import find_source
 from mathinterp.models.split import Courier, connect, dealt, device_map, layers_of, place_of_tensor, spread
 from mathinterp.models.units import Head, Mlp
 from mathinterp.tuning.settings import SweepSettings
@@ -28,6 +35,19 @@ from tests.tiny import TINY_FAMILIES, tiny_config, tiny_model
 from tests.two_cards import CARDS, on_cards
 
 CPU = torch.device("cpu")
+
+
+@dataclass
+class Cards:
+    """A place whose replicas have so many GPUs."""
+
+    number: int
+
+    def cards(self) -> int:
+        return self.number
+
+    def card_bytes(self) -> int:
+        return 10**9
 
 
 @pytest.mark.parametrize("cards", [1, 2, 3, 4])
@@ -78,6 +98,30 @@ def test_a_model_that_does_not_fit_is_refused_with_the_number_that_would_do() ->
         check_fits(model, 1, 10_000_000_000)
     with pytest.raises(UserError, match=r" 7 GB of them on one of 2 cards.*give `gpus_per_replica` 6"):
         check_fits(model, 2, 3_300_000_000)
+
+
+def test_of_a_model_with_code_of_its_own_nothing_is_said_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asked on the terminal whether to run the code, and failed: on a GPU no such model could be run."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    shutil.copytree(find_source("bundled").location, folder)
+    fields = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "code.OwnConfig", "AutoModelForCausalLM": "code.OwnModel"}
+    (folder / "config.json").write_text(json.dumps({**fields, "auto_map": code}))
+    (folder / "code.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\nclass OwnConfig(LlamaConfig):\n    pass\n\n\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    model = resolve(ModelSpec(str(folder), trust_remote_code=True))
+    assert type(model.config).__name__ == "OwnConfig"
+    check_fits(model, 1, 1)
+    check_model(Heads(), model, Cards(1))
+    with pytest.raises(UserError, match="`gpus_per_replica` 2: model 'own' runs its own code; give 1 or less"):
+        check_model(Heads(), model, Cards(2))
+    with pytest.raises(UserError, match="no number of such cards"):
+        check_fits(resolve(ModelSpec(str(folder))), 1, 1)
 
 
 def test_engines_agree_with_one_card(anatomy: Anatomy, request: pytest.FixtureRequest) -> None:

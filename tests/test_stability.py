@@ -157,6 +157,18 @@ def test_views_show_the_computation_with_most_draws(scanned: tuple[Store, str]) 
     assert store.rows("SELECT status FROM runs WHERE run_id = $run", {"run": run}) == [{"status": "finished"}]
 
 
+def test_a_summary_of_its_own_rows_alone_says_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The computation is a run of its own: it was not seen, and other figures, of fewer draws, were made anew."""
+    store, prompts = Store(tmp_path), made_prompts()
+    run = fill(store, prompts, *made_scores(prompts))
+    (line,) = stability_of(store, run, draws=400, seed=9).lines()
+    monkeypatch.setattr(rooms, "_computed", lambda *_: pytest.fail("drawn anew"))
+    for own in (None, run):
+        with store.held(own):
+            assert stability_lines(Results(store, run)) == [line]
+            assert len(store.rows("SELECT * FROM stability WHERE run_id = $run", {"run": run})) == len(HEADS) * 3 * 2
+
+
 @pytest.mark.slow
 def test_a_summary_says_it_in_a_line_and_of_a_large_run_how_to_find_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

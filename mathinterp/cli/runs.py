@@ -175,7 +175,8 @@ def export(run: str, output: str, view: str | None, force: bool, store: str, as_
 
     \b
     Without --view each table of the run goes to a file: where there are several, FILE gets the table's name
-    (rows.head_scan.parquet). A file is there whole or not at all.
+    (rows.head_scan.parquet). A file is there whole or not at all. It has the rows that SQL shows: of distractors, the
+    view NAME_logit_differences has them.
 
     \b
     Examples:

@@ -29,7 +29,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.growing import Growing
-from mathinterp.models.card_memory import check_fits
+from mathinterp.models.card_memory import check_fits, runs_own_code
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, ModelSource, NamedSource
 from mathinterp.models.split import check_cards
@@ -137,6 +137,8 @@ def check_model(scan: Experiment, model: ResolvedModel, place: Place) -> None:
     if cards > 1 and not scan.runs_split:
         raise UserError(f"`gpus_per_replica` {cards}: {scan.name} needs its model whole on one GPU; give 1 or less")
     check_cards(model.label, model.shape.n_layers, cards)
+    if cards > 1 and model.spec.trust_remote_code and runs_own_code(model):
+        raise UserError(f"`gpus_per_replica` {cards}: model '{model.label}' runs its own code; give 1 or less")
     if model.spec.load_in is not None and not scan.runs_quantised:
         raise UserError(
             f"`load_in` {model.spec.load_in}: {scan.name} reads or trains weights as numbers, and quantised ones are"

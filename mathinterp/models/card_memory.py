@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import DTYPES, ResolvedModel
@@ -46,8 +46,19 @@ def weights_of(config: PreTrainedConfig, bytes_each: int, load_in: str | None = 
     return Weights(tuple(map(int, layers)), rest)
 
 
+def runs_own_code(model: ResolvedModel) -> bool:
+    """Whether its class is none of transformers', so that the config alone does not say what there is."""
+    named = "AutoModelForCausalLM" in (getattr(model.config, "auto_map", None) or {})
+    return (model.spec.trust_remote_code and named) or type(model.config) not in AutoModelForCausalLM._model_mapping
+
+
 def check_fits(model: ResolvedModel, cards: int, card_bytes: int) -> None:
-    """Raise UserError, naming the number of cards that would do, for weights that ``cards`` cards cannot hold."""
+    """Raise UserError, naming the number of cards that would do, for weights that ``cards`` cards cannot hold.
+
+    Says nothing of a model that runs its own code, which alone knows its weights: loading it tells.
+    """
+    if runs_own_code(model):
+        return
     bytes_each = DTYPES[model.dtype].itemsize
     if model.adapter is not None:
         bytes_each = max(bytes_each, 4)  # adapters are merged in float32

@@ -38,6 +38,8 @@ class Catalog:
         self.about = {name: _about(name, text) for name, text in self.views.items()}
         self.sources = {name: set(re.findall(r"\$\{(\w+)\}", text)) for name, text in self.views.items()}
         self.mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
+        # whose run_id is that of another run than the one whose record or rows they show
+        self.of_other_runs = {name for name, text in code.items() if re.search(r"\bAS\s+\"?run_id\b", text, re.I)}
         self.order = tuple(TopologicalSorter(self.mentions).static_order())  # each after those it mentions
 
     def needed(self, words: set[str]) -> list[str]:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import Unfinished, UserError
-from mathinterp.store.files import StoreFiles
+from mathinterp.store.files import StoreFailed, StoreFiles
 from mathinterp.store.recut import adopt, is_cut, original_shards, originals_in
 from mathinterp.versions import command, differences, merged
 
@@ -29,6 +29,10 @@ RUN_ID_LENGTH = 12
 _SHARD = re.compile(r"[^/]+/\d{5,}")
 RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_LENGTH}}}")
 RESULT_FORMAT = 1  # raise it when stored rows of the same parameters would differ: other columns, other cut of shards
+
+
+class BeingDeleted(ValueError):
+    """The record of a run of which a deletion began."""
 
 
 def run_id(
@@ -77,7 +81,7 @@ def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, 
     if not isinstance(record, dict) or record.get("run_id") != run or not _fields_fit(record):
         raise ValueError("not the record of this run")
     if "deleting" in record:
-        raise ValueError(f"the run is being deleted; `mathinterp runs delete {run}` ends what was begun")
+        raise BeingDeleted(f"the run is being deleted; `mathinterp runs delete {run}` ends what was begun")
     named_by = ("scan", "parameters", "model_fingerprint", "prompts_fingerprint", "result_format")
     if run_id(*(record[name] for name in named_by)) != run:
         raise ValueError("foreign: its id is not the hash of what it holds")
@@ -182,12 +186,20 @@ class Run:
         self._require_grown_here()  # or both saved at the same moment: the last one goes on
 
     def _require_grown_here(self) -> None:
-        """Two drivers' further shards would have the same numbers and different rows."""
+        """Of a run that was deleted, or a store that is away, nothing is begun anew; and two drivers' further shards
+        would have the same numbers and different rows.
+        """
         try:
             there = read_record(self._store.files, self.run_id, now=True)
+        except BeingDeleted as error:
+            raise StoreFailed(f"run {self.run_id} of {self._store.url}: {error}") from error
         except ValueError:  # damaged; it is written anew
             return
-        if there is not None and there.get("grown", []) != self.record.get("grown", []):
+        if there is None:
+            raise StoreFailed(
+                f"run {self.run_id} is no longer in {self._store.url}: it was deleted, or the store is away"
+            )
+        if there.get("grown", []) != self.record.get("grown", []):
             raise Unfinished(
                 f"run {self.run_id} of {self._store.url} is being computed by another process at the same time, and"
                 " which shards it needs follows from their rows: that process goes on, this one stops"
@@ -227,10 +239,15 @@ class Run:
             the shards still missing; ``finished_at`` is set iff there are none.
         """
         self._require_grown_here()
-        adopt(self.record, self._store.record(self.run_id))
-        before = self.record.get("files", {})
-        self.record["files"] = {**before, **(written or {})}
-        self.record["files"] = self._store.file_entries(self.record)
+        stored = self._store.record(self.run_id)
+        while True:
+            adopt(self.record, stored)
+            before = self.record.get("files", {})
+            self.record["files"] = {**before, **(written or {})}
+            self.record["files"] = self._store.file_entries(self.record)
+            stored = self._store.record(self.run_id)
+            if stored is None or stored.get("compacted") == self.record.get("compacted"):
+                break  # else files were merged while they were looked at
         missing = [shard for shard in self.record["shards"] if shard not in self.record["files"]]
         self.record["errors"] = {shard: why for shard, why in (errors or {}).items() if shard in missing}
         self.record["attempts"] = {**self.record["attempts"], **(attempts or {})}

@@ -108,8 +108,9 @@ class StoreReader:
         """Within the block all queries see the files that were there when one first needed them, and are quicker.
 
         Args:
-            run: queries with ``run_id = $run``, where that is this run, read nothing of other runs. In a store of many
-                runs that spares looking at all other files.
+            run: queries with ``run_id = $run``, where that is this run, read nothing of other runs, unless a view that
+                they need takes its run_id from elsewhere. In a store of many runs that spares looking at all other
+                files.
         """
         before = self._held, self._of_others
         self._held, self._of_others = Held(own=run), Held()
@@ -144,8 +145,10 @@ class StoreReader:
     def _held_for(self, sql: str, values: Mapping[str, Any] | None = None) -> Held:
         """What a query shares with others: those of the run that is held, those of more, or none."""
         held = self._held or Held()
-        own = held.own is None or (_OF_ONE_RUN.search(sql) and (values or {}).get("run") == held.own)
-        return held if own else self._of_others
+        if held.own is None:
+            return held
+        of_it = _OF_ONE_RUN.search(sql) and (values or {}).get("run") == held.own
+        return held if of_it and catalog().of_other_runs.isdisjoint(query.views_of(sql)) else self._of_others
 
     def _trusting(self, sql: str, ask: Callable[[], Answer]) -> Answer:
         """The answer of a query; once more if it failed by the fault of a file, which is then left out."""

@@ -85,7 +85,8 @@ class Runs:
         """Write a run's rows to a .parquet or .csv file, with what they are: in its footer, or in a .json beside it.
 
         Args:
-            view: a table or view with rows of runs or of prompts; None: each table of the run, a file each.
+            view: a table or view with rows of runs or of prompts; None: each table of the run, a file each, as SQL
+                shows it: rows of distractors are in views of logit differences.
             force: replace files that are there.
         Raises UserError; a file is there whole or not at all.
         """

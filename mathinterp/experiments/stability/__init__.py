@@ -71,8 +71,8 @@ def stability_lines(results: Results) -> list[str]:
     assert experiment.node_ranking is not None, f"{experiment.name} does not say how it ranks"
     if run["status"] != "finished":
         return []
-    stored = results.rows("SELECT draws, seed FROM stability_runs WHERE run_id = $run AND shown")
-    if stored:
+    asked = "SELECT draws, seed FROM stability_runs WHERE run_id = $run AND shown"  # looks at all runs of the store
+    if stored := results.rows(asked) if _was_computed(results) else []:
         return stability_of(results.store, results.run_id, **stored[0]).lines()
     counts = " + ".join(f"(SELECT count(*) FROM {table} WHERE run_id = $run)" for table in experiment.tables)
     if results.rows(f"SELECT {counts} AS n")[0]["n"] > AT_ONCE:
@@ -82,6 +82,14 @@ def stability_lines(results: Results) -> list[str]:
     except UserError as error:
         return [f"How stable this ranking is cannot be told: {error}."]
     return _result(results.run_id, experiment.name, DRAWS, 0, *found).lines()
+
+
+def _was_computed(results: Results) -> bool:
+    """Whether the store has a computation of the run, finished or not; only records of computations are read."""
+    files = results.store.files.find(next(iter(TABLES)), ".parquet")
+    computations = {name.split("/")[1].removeprefix("run_id=") for name in files if name.count("/") == 2}
+    records = filter(None, map(results.store.record, sorted(computations)))
+    return any(record["parameters"].get("of") == results.run_id for record in records)
 
 
 def _rankings() -> dict[str, Ranking]:
