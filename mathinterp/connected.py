@@ -153,5 +153,6 @@ class Service:
 def _plain(value: Any) -> Any:
     """Tensors as arrays, and what is iterated over once as a list."""
     if hasattr(value, "detach"):
-        return value.detach().cpu().numpy()
+        wide = value.detach().cpu()
+        return (wide.float() if str(wide.dtype) == "torch.bfloat16" else wide).numpy()  # which NumPy has not
     return list(value) if isinstance(value, Generator | range) else value

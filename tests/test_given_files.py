@@ -88,6 +88,17 @@ def test_the_module_of_an_experiment_in_the_current_folder_is_sent(here):
     assert sent(here, job="scan elsewhere:Norms")[1] == {}
 
 
+def test_of_a_named_folder_travels_too_what_ignore_files_leave_out_of_the_upload(here, monkeypatch):
+    monkeypatch.chdir(here.parent / "project")
+    for name in (".gitignore", "tuned/adapter_config.json", "tuned/adapter_model.safetensors", "tuned/.env"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("*.safetensors\n")
+    found, names, told = sent(here, "--adapter", "tuned")
+    assert found == ["--adapter", "tuned"]
+    assert sorted(names) == ["tuned/adapter_config.json", "tuned/adapter_model.safetensors"]
+    assert "uploaded with tuned" in told
+
+
 def refused(here: Path, *words: str) -> str:
     with pytest.raises(UserError) as error:
         sent(here, *words)

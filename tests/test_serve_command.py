@@ -102,6 +102,14 @@ def test_a_file_that_a_killed_service_left_is_no_service():
     assert not file.exists()
 
 
+def test_services_of_another_machine_with_the_same_home_are_left_alone(monkeypatch):
+    running = state.write("127.0.0.1", 8390)
+    other = state.folder() / f"{socket.gethostname()}-2-8390.json"
+    other.write_text(json.dumps({**vars(running), "pid": 2**22 - 1}))
+    assert state.services() == [running]
+    assert other.exists()
+
+
 # ---- on Ray ----
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.service.host import Answer, UnknownSession
-from mathinterp.service.router import Call, ReplicaLost
+from mathinterp.service.router import Call, ReplicaLost, Router
 from tests.service_case import ThreadWorkers, routed
 
 
@@ -147,6 +147,64 @@ def test_a_process_that_never_starts_is_given_up(gate):
         assert router.best("m") is None
         with pytest.raises(UserError, match="a replica could not start: RuntimeError: no card"):
             router.until_ready()
+
+
+class StartsOnce(Scripted):
+    """The first process starts, no later one does."""
+
+    made = 0
+
+    def load(self) -> dict[str, Any]:
+        type(self).made += 1
+        if type(self).made > 1:
+            raise RuntimeError("no card")
+        return super().load()
+
+
+def test_what_is_asked_of_a_process_given_up_is_refused_and_leaves_nothing_behind(gate, monkeypatch):
+    monkeypatch.setattr(StartsOnce, "made", 0)
+    with routed(lambda: StartsOnce(gate), slots=2) as (router, _):
+        given_up: list[int] = []
+        while not given_up:
+            rows = router.status()["replicas"]
+            given_up = [row["replica"] for row in rows if row["state"] == "given up"]
+            time.sleep(0.01)
+        after = call("ada", "a0")
+        router.submit(after, given_up[0])
+        with pytest.raises(ReplicaLost, match="no card"):
+            after.future.result(20)
+        status = router.status()
+        assert (status["queue"], status["users"]) == (0, [])
+        assert not router.ended.is_set()
+        assert sum(slot.depth for slot in router._slots) == 0  # else its thread never rests
+
+
+def test_a_service_ends_when_its_last_process_is_given_up(gate, monkeypatch):
+    monkeypatch.setattr(StartsOnce, "made", 0)
+    with routed(lambda: StartsOnce(gate)) as (router, workers):
+        router.until_ready()
+        workers.die(0)
+        assert router.ended.wait(20)
+        with pytest.raises(Unfinished, match="no replica left: a replica could not start: RuntimeError: no card"):
+            router.until_ended()
+
+
+def test_a_fault_before_the_first_process_is_ready_is_raised_there(gate, monkeypatch):
+    monkeypatch.setattr(ThreadWorkers, "wait", lambda self, timeout: 1 / 0)
+    router = Router(ThreadWorkers(lambda: Scripted(gate)), 1)
+    router.start()
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            router.until_ready()
+        except BaseException as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert [type(error) for error in raised] == [ZeroDivisionError]
 
 
 def test_errors_reach_whoever_asked_and_a_forgotten_question_counts_as_lost(gate):

@@ -2,16 +2,21 @@
 
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from mathinterp.errors import UserError
+from mathinterp.models.alignment import BOUNDARY
 from mathinterp.models.catalog import ModelSpec
+from mathinterp.models.handle import Model
 from mathinterp.models.sources import BUNDLED_FOLDER
 from mathinterp.service import shelf as shelves
 from mathinterp.service.shelf import CARD, DISK, MEMORY, Limits, Resolving, Shelf, key_of
+from tests.tiny import tiny_model, tiny_tokenizer
 
 
 @dataclass
@@ -104,6 +109,65 @@ def test_the_same_model_in_another_dtype_is_another_one(made):
     first = shelf.take(Fake("a"))
     assert shelf.take(Fake("a", "bfloat16")) is not first
     assert shelf.take(Fake("a")) is first
+
+
+def saved(folder: Path) -> Path:
+    """A tiny model, whose weights begin at a boundary where they are mapped from their file."""
+    tiny_model("llama", dtype=torch.float32).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    file = folder / "model.safetensors"
+    size, content = int.from_bytes(file.read_bytes()[:8], "little"), file.read_bytes()[8:]
+    header = content[:size] + b" " * (-(8 + size) % BOUNDARY)
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[size:])
+    return folder
+
+
+def overwrite(folder: Path) -> None:
+    """Put other numbers into the file of the weights, in its place."""
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.seek(-64, 2)
+        file.write(b"\x3f" * 64)
+
+
+def test_a_model_in_memory_does_not_change_with_its_files(tmp_path):
+    resolved = Resolving()(ModelSpec(str(saved(tmp_path))), "cpu")
+    shelf = Shelf("cpu", Limits(0, 10**9))
+    model: Any = shelf.take(resolved).model
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    overwrite(tmp_path)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert shelf.take(resolved).model is model
+
+
+def test_files_that_changed_after_the_question_are_not_read_as_its_model(tmp_path):
+    resolved = Resolving()(ModelSpec(str(saved(tmp_path))), "cpu")
+    shelf = Shelf("cpu", Limits(0, 1))
+    shelf.take(resolved)
+    shelf.take(Resolving()(ModelSpec("random:llama-tiny"), "cpu"))
+    assert shelf.level(key_of(resolved)) == DISK
+    overwrite(tmp_path)
+    with pytest.raises(UserError, match="have changed since it was looked at; ask for it again"):
+        shelf.take(resolved)
+    assert shelf.level(key_of(resolved)) == DISK
+
+
+def test_nor_are_they_in_a_notebook(tmp_path):
+    model = Model(ModelSpec(str(saved(tmp_path))), "cpu")
+    assert model.fingerprint
+    overwrite(tmp_path)
+    with pytest.raises(UserError, match="have changed since it was looked at"), model.lent():
+        pass
+
+
+def test_a_name_is_looked_for_again_where_another_model_is_wanted(monkeypatch):
+    """A model of the hub has a new snapshot by now; the files of the old one are there still."""
+    found = [SimpleNamespace(fingerprint=each, source=SimpleNamespace(path=None)) for each in ("old", "new")]
+    monkeypatch.setattr(shelves, "resolve", lambda spec, device: found.pop(0))
+    resolving, spec = Resolving(), ModelSpec("owner/name")
+    assert resolving(spec, "cpu", "old").fingerprint == "old"
+    assert resolving(spec, "cpu", "old").fingerprint == "old"
+    assert resolving(spec, "cpu", "new").fingerprint == "new"
+    assert resolving(spec, "cpu").fingerprint == "new"
 
 
 @pytest.mark.slow

@@ -98,11 +98,9 @@ def _serve(settings: Any) -> None:
         running = state.write(service.host, service.port, os.environ.get(LOG, ""))
         click.echo(f"serving at {running.url}", err=True)
         try:
-            service.router.ended.wait()
+            service.router.until_ended()
         finally:
             state.remove(running)
-        if service.router.fault is not None:
-            raise service.router.fault
 
 
 LOG = "MATHINTERP_SERVICE_LOG"  # names the log to the process that is started

@@ -84,11 +84,13 @@ class GivenFiles:
         if outside:
             name = f"{FOLDER}/{len(self.named)}/{os.path.basename(os.path.abspath(here))}"
         elif any(each == name or each.startswith(f"{name}/") for each in self.packed):
-            if os.path.samefile(here, self.folder / name):
+            if not os.path.samefile(here, self.folder / name):
+                raise UserError(f"'{text}' is a file here and another one in {self.folder}; give its full path")
+            if not here.is_dir():  # of a folder the weights, for example, may be left out by .gitignore
                 return text
-            raise UserError(f"'{text}' is a file here and another one in {self.folder}; give its full path")
+        before = len(self.files)
         self._add(text, here, name)
-        self.named.append(text)
+        self.named += [text] if len(self.files) > before else []
         return name if outside else text
 
     def _add(self, text: str, here: Path, name: str) -> None:
@@ -96,7 +98,8 @@ class GivenFiles:
         try:
             found = here.stat()
             if stat.S_ISDIR(found.st_mode):
-                self.files |= {f"{name}/{below}": here / below for below in self.listed(here)}
+                names = {f"{name}/{below}": here / below for below in self.listed(here)}
+                self.files |= {each: path for each, path in names.items() if each not in self.packed}
                 return
             if not stat.S_ISREG(found.st_mode):
                 raise UserError(f"'{text}' is no regular file, so it cannot be sent with the job")

@@ -23,9 +23,10 @@ from mathinterp.models.alignment import align
 from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.catalog import DTYPES, LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.models.families import family_of
-from mathinterp.models.fingerprint import plain_config
+from mathinterp.models.fingerprint import model_fingerprint, plain_config
 from mathinterp.models.lending import check_wrappable, restored
 from mathinterp.models.loading import check_finite_weights, prepare
+from mathinterp.models.quantised import quantised_fingerprint
 from mathinterp.models.sources import Source
 from mathinterp.models.split import place_of_tensor
 
@@ -134,6 +135,25 @@ class HeldSource:
         return self.until.enter_context(self.model.lent())
 
 
+def unchanged(known: ResolvedModel) -> bool:
+    """Whether a model's files are what they were when it was resolved."""
+    if known.source.path is None:
+        return True
+    try:
+        found = model_fingerprint(known.source, known.adapter, known.spec.trust_remote_code)
+        return quantised_fingerprint(found, known.spec.load_in) == known.fingerprint
+    except (OSError, ValueError):
+        return False
+
+
+def load_unchanged(resolved: ResolvedModel, device: str) -> LoadedModel:
+    """``catalog.load``; raises UserError for files that are no longer those that were resolved, perhaps long ago."""
+    loaded = load(resolved, device)
+    if not unchanged(resolved):
+        raise UserError(f"the files of model '{resolved.label}' have changed since it was looked at; ask for it again")
+    return loaded
+
+
 class Model:
     """A model by name; its weights are loaded the first time they are needed in this process, and kept.
 
@@ -180,7 +200,7 @@ class Model:
     def lent(self) -> Iterator[LoadedModel]:
         """The model in this process's memory, for forward passes inside the block."""
         if self._loaded is None:
-            self._loaded = load(self.described, self.device)
+            self._loaded = load_unchanged(self.described, self.device)
         yield self._loaded
 
     def carried(self, described: ResolvedModel) -> ModelSource:

@@ -69,8 +69,10 @@ def decode(given: Any) -> Any:
         if kind == "array":
             return _array(given)
         made = _class(kind)
-        wanted, fields = _fields(made), given["fields"]
-        found = made(**{name: decode(each) for name, each in fields.items() if name in (wanted or ())})
+        fields = {name: decode(each) for name, each in given["fields"].items()}
+        if fields.keys() != set(_fields(made) or ()):
+            raise UserError(f"a {made.__name__} has other fields here; give client and service the same version")
+        found = made(**fields)
         if getattr(found, "trust_remote_code", False):
             raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`")
         return found

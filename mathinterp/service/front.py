@@ -5,9 +5,9 @@
     POST   /v1/experiments                            is this experiment (JSON) known here?
     POST   /v1/sessions                               a question (JSON: experiment, model, prompts) -> its id
     POST   /v1/sessions/ID/replicas                   prepare one replica more for it -> its number, notes
-    POST   /v1/sessions/ID/replicas/NUMBER/shards     compute a shard (JSON) -> its rows (Arrow)
+    POST   /v1/sessions/ID/replicas/NUMBER/shards     compute a shard (JSON) -> facts (JSON), its rows (Arrow)
     DELETE /v1/sessions/ID                            what waits is cancelled, what is prepared is let go
-    POST   /v1/ablate                                 one question, answered at once -> two tables
+    POST   /v1/ablate                                 one question, answered at once -> facts, two tables
 
 A connection that is closed cancels what it asked for, if that still waits. An error is one JSON object: ``error``, one
 line, and ``kind``: user, token, lost (ask again) or failed (with a traceback). Knows requests; computes nothing.
@@ -34,12 +34,14 @@ from mathinterp.service.router import Call, ReplicaLost, Router
 from mathinterp.store.manifest import RESULT_FORMAT
 from mathinterp.text import one_line, printable
 
-PROTOCOL = 1  # raised when client and service of two versions would misunderstand each other
+PROTOCOL = 2  # raised when client and service of two versions would misunderstand each other
 MOST_BYTES = 2**29  # of one request: prompts and the scores of circuits
 MOST_NAME = 64  # characters of a user's name
 IDLE_SECONDS = 3600.0  # after which a question that nobody asks about any more is forgotten
-FACTS = "X-Mathinterp-Facts"  # header: facts about the tables in the body, as JSON
+SIZES = "X-Mathinterp-Sizes"  # header: bytes of the parts of the body, as JSON: facts (JSON), then tables
 USER = "X-Mathinterp-User"  # header: a name, percent-encoded
+# Alike on both sides.
+ABOUT = {"mathinterp": mathinterp.__version__, "protocol": PROTOCOL, "result_format": RESULT_FORMAT}
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,6 +53,7 @@ class Session:
     user: str
     ask: dict[str, Any] = field(repr=False)
     replicas: set[int] = field(default_factory=set)
+    asked: int = 0  # requests that are being answered
     used: float = field(default_factory=time.monotonic)
 
 
@@ -72,8 +75,7 @@ class Front:
 
     def __init__(self, router: Router, about: Mapping[str, Any], token: str | None = None):
         self._router, self._token = router, token
-        self._about = {"mathinterp": mathinterp.__version__, "protocol": PROTOCOL, "result_format": RESULT_FORMAT}
-        self._about |= {"started_at": time.time(), "replicas": router.slots, **about}
+        self._about = {**ABOUT, "started_at": time.time(), "replicas": router.slots, **about}
         self._sessions: dict[str, Session] = {}
 
     def app(self) -> web.Application:
@@ -163,6 +165,7 @@ class Front:
             answer = await self._answer(session, "prepare", {"session": name, "ask": session.ask}, number, name)
         except BaseException:
             session.replicas.discard(number)
+            self._end(name, session, number)  # it may know the question by now, or soon
             raise
         return web.json_response({"replica": number, **answer.facts})
 
@@ -205,7 +208,7 @@ class Front:
 
     def _forget_idle(self) -> None:
         oldest = time.monotonic() - IDLE_SECONDS
-        for name in [name for name, session in self._sessions.items() if session.used < oldest]:
+        for name in [name for name, session in self._sessions.items() if not session.asked and session.used < oldest]:
             self.forget(name)
 
     def forget(self, name: str) -> None:
@@ -213,14 +216,18 @@ class Front:
         session = self._sessions.pop(name)
         self._router.cancel_session(name)
         for number in session.replicas:
-            call = Call(session.user, "end", session.ask["model_fingerprint"], {"session": name})
-            self._router.submit(call, number)
+            self._end(name, session, number)
+
+    def _end(self, name: str, session: Session, number: int) -> None:
+        call = Call(session.user, "end", session.ask["model_fingerprint"], {"session": name})
+        self._router.submit(call, number)
 
     async def _answer(
         self, session: Session, kind: str, work: dict[str, Any], number: int | None = None, name: str | None = None
     ) -> Answer:
         """What a process answers; cancelled with the connection."""
         call = Call(session.user, kind, session.ask["model_fingerprint"], work, name)
+        session.asked += 1
         self._router.submit(call, number)
         try:
             return await asyncio.wrap_future(call.future)
@@ -230,6 +237,7 @@ class Front:
                 raise ReplicaLost("the question was cancelled") from None
             raise
         finally:
+            session.asked -= 1
             session.used = time.monotonic()
 
 
@@ -252,10 +260,9 @@ def as_json(value: Any) -> str:
 
 
 def _tables(answer: Answer) -> web.Response:
-    facts = json.dumps({**answer.facts, "sizes": [len(table) for table in answer.tables]})
-    return web.Response(
-        body=b"".join(answer.tables), content_type="application/vnd.apache.arrow.stream", headers={FACTS: facts}
-    )
+    parts = [json.dumps(answer.facts).encode(), *answer.tables]
+    sizes = json.dumps([len(part) for part in parts])
+    return web.Response(body=b"".join(parts), content_type="application/octet-stream", headers={SIZES: sizes})
 
 
 async def _json(request: web.Request) -> dict[str, Any]:

@@ -89,10 +89,10 @@ class _OnShelf:
 class _ShelfModel(Model):
     """A model to ask one question of."""
 
-    def __init__(self, shelf: Shelf, spec: ModelSpec, device: str):
+    def __init__(self, shelf: Shelf, spec: ModelSpec, device: str, wanted: str):
         super().__init__(spec, device)
         self._shelf = shelf
-        self.described = shelf.resolve(spec, device)
+        self.described = shelf.resolve(spec, device, wanted)
 
     @contextmanager
     def lent(self) -> Iterator[LoadedModel]:
@@ -141,7 +141,8 @@ class Host:
 
     def _prepare(self, session: str, ask: dict[str, Any]) -> Answer:
         """Know a question, and be ready for its shards."""
-        resolved = self._shelf.resolve(spec_of(ask["spec"]), self._settings.device)
+        self._end(session)
+        resolved = self._shelf.resolve(spec_of(ask["spec"]), self._settings.device, ask["model_fingerprint"])
         self._sessions[session] = _Session(self._job(ask, resolved), key_of(resolved))
         _, notes = self._ready(session)
         return Answer({"notes": notes, "node": socket.gethostname(), "pid": os.getpid()})
@@ -166,7 +167,7 @@ class Host:
 
     def _ablate(self, spec: dict[str, Any], model_fingerprint: str, prompts: Any, arguments: Any) -> Answer:
         """One question, answered at once."""
-        model = _ShelfModel(self._shelf, spec_of(spec), self._settings.device)
+        model = _ShelfModel(self._shelf, spec_of(spec), self._settings.device, model_fingerprint)
         require_same(f"model '{model.spec.name}'", model.fingerprint, model_fingerprint)
         started = time.perf_counter()
         torch.set_num_threads(self._threads(model.described))
@@ -245,6 +246,9 @@ class Host:
 
 def spec_of(given: dict[str, Any]) -> ModelSpec:
     """A model that a client names; raises UserError for one whose folder's code would run here."""
+    texts = [given.get("name"), given.get("adapter", ""), given.get("dtype", "auto")]
+    if not all(isinstance(text, str) for text in texts if text is not None) or not texts[0]:
+        raise UserError("the request cannot be read: its spec names no model")
     spec = ModelSpec(str(given["name"]), given.get("adapter"), str(given.get("dtype", "auto")))
     if given.get("trust_remote_code"):
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")

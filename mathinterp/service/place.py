@@ -5,9 +5,9 @@ written here: the store is the asker's, the service never sees it.
 """
 
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,7 +27,8 @@ from mathinterp.service.codec import bytes_table, encode, encode_prompts
 from mathinterp.service.requests import ReplicaGone, Requests
 from mathinterp.store import Store
 
-AT_ONCE = 2  # shards asked of one replica: it computes one while the other one travels
+QUIET_SECONDS = 30.0  # without an answer after which it is asked whether the service is there at all
+THERE_SECONDS = 60.0  # for it to say so
 EACH = 2  # shards for which one replica more is worth preparing
 Told = Callable[[Shard, pa.Table], None]
 
@@ -139,23 +140,40 @@ class ServiceWorkers:
         self._replicas: dict[int, int] = {}  # slot -> its number at the service
         self._lives = dict.fromkeys(range(slots), 0)  # slot -> how often it was started
         self._events: SimpleQueue[tuple[int, int, Event]] = SimpleQueue()
-        self._pool = ThreadPoolExecutor(slots * (AT_ONCE + 1), "asking")
+        self._heard = time.monotonic()
 
     def start(self, slot: int) -> None:
         """Ask for a replica."""
         self._lives[slot] += 1
-        self._pool.submit(self._work, slot, None, self._prepare)
+        self._ask_aside(slot, None, self._prepare)
 
     def submit(self, slot: int, shard: Shard) -> None:
         """Ask for a shard."""
-        self._pool.submit(self._work, slot, shard, self._compute)
+        self._ask_aside(slot, shard, self._compute)
 
     def abandon(self, slot: int) -> None:
         """Never asked for: the service itself ends what hangs."""
         raise AssertionError(slot)
 
+    def _ask_aside(self, slot: int, shard: Shard | None, work: Callable[[int, Any], Event]) -> None:
+        """In a thread that nobody waits for at the end: a service that has stopped may never answer."""
+        asked = (slot, self._lives[slot], shard, work)
+        threading.Thread(target=self._work, args=asked, name="asking", daemon=True).start()
+
     def wait(self, timeout: float) -> list[Event]:
-        """What has been answered; of a replica that was lost, nothing that comes after."""
+        """What has been answered; of a replica that was lost, nothing that comes after.
+
+        Raises Unfinished where the service as a whole says nothing any more.
+        """
+        events = self._answered(timeout)
+        if events:
+            self._heard = time.monotonic()
+        elif time.monotonic() - self._heard > QUIET_SECONDS:
+            self._requests.json("GET", "/v1/service", seconds=THERE_SECONDS)
+            self._heard = time.monotonic()
+        return events
+
+    def _answered(self, timeout: float) -> list[Event]:
         events: list[Event] = []
         while True:
             try:
@@ -168,8 +186,7 @@ class ServiceWorkers:
                     self._lives[slot] += 1
                     self._replicas.pop(slot, None)
 
-    def _work(self, slot: int, shard: Shard | None, work: Callable[[int, Any], Event]) -> None:
-        life = self._lives[slot]
+    def _work(self, slot: int, life: int, shard: Shard | None, work: Callable[[int, Any], Event]) -> None:
         try:
             event = work(slot, shard)
         except ReplicaGone as gone:
@@ -186,8 +203,9 @@ class ServiceWorkers:
         try:
             found = self._requests.json("POST", f"/v1/sessions/{session}/replicas", {})
         except ReplicaGone as gone:
-            if gone.status == 404:  # the service was started anew
-                self._session = None
+            with self._opening:
+                if gone.status == 404 and self._session == session:  # the service was started anew
+                    self._session = None
             raise
         self._replicas[slot] = found["replica"]
         return Ready(slot, found["notes"])
@@ -210,6 +228,5 @@ class ServiceWorkers:
 
     def close(self) -> None:
         """Cancel what was asked."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
         if self._session is not None:
             self._requests.forget(f"/v1/sessions/{self._session}")

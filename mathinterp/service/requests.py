@@ -14,7 +14,7 @@ import urllib3
 
 from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
-from mathinterp.service.front import FACTS, PROTOCOL, USER
+from mathinterp.service.front import ABOUT, SIZES, USER
 from mathinterp.service.shelf import Resolving
 from mathinterp.service.state import TOKEN_VARIABLE, token_of
 from mathinterp.text import one_line
@@ -80,7 +80,7 @@ class Requests:
         )
         self.resolve = Resolving()
         self.about: dict[str, Any] = self.json("GET", "/v1/service", seconds=ABOUT_SECONDS)
-        if self.about.get("protocol") != PROTOCOL:
+        if any(self.about.get(name) != here for name, here in ABOUT.items()):
             raise UserError(
                 f"{self.url} is no service of this version of mathinterp (it says"
                 f" {self.about.get('mathinterp', 'nothing')}); give both the same version"
@@ -93,12 +93,11 @@ class Requests:
     def tables(self, path: str, body: Any) -> tuple[dict[str, Any], list[bytes]]:
         """Facts and tables (Arrow IPC) that a POST is answered with; raises as ``json`` does."""
         answer = self._request("POST", path, body, None)
-        facts = json.loads(answer.headers[FACTS])
-        content, tables = answer.data, []
-        for size in facts.pop("sizes"):
-            tables.append(content[:size])
+        content, parts = answer.data, list[bytes]()
+        for size in json.loads(answer.headers[SIZES]):
+            parts.append(content[:size])
             content = content[size:]
-        return facts, tables
+        return json.loads(parts[0]), parts[1:]
 
     def forget(self, path: str) -> None:
         """DELETE, whether or not somebody is there to hear it."""

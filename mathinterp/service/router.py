@@ -85,10 +85,9 @@ class Router:
         self._slots = [_Slot() for _ in range(slots)]
         self._changed = threading.Condition()
         self._stopping = False
-        self._number = 0
         self._requests: dict[str, int] = {}  # by model
-        self.replaced = 0
-        self.ended = threading.Event()
+        self._number, self.replaced = 0, 0
+        self.ended = threading.Event()  # nothing will be answered any more
         self.fault: BaseException | None = None  # what ended it, where that was not ``stop``
         self._thread = threading.Thread(target=self._work, name="router", daemon=True)
 
@@ -107,12 +106,22 @@ class Router:
                 _refuse(call, ReplicaLost("the service is stopping"))
 
     def until_ready(self) -> None:
-        """Wait for the first process; raises UserError if all are given up."""
+        """Wait for the first process; raises UserError if all are given up, and whatever ended the thread."""
         with self._changed:
             while not self._stopping and not any(slot.ready for slot in self._slots):
+                if self.fault is not None:
+                    raise self.fault
                 if all(slot.broken for slot in self._slots):
                     raise UserError(self._slots[0].broken)
                 self._changed.wait(IDLE)
+
+    def until_ended(self) -> None:
+        """Wait for the end; raises whatever ended the thread, and Unfinished when the last process is given up."""
+        self.ended.wait()
+        if self.fault is not None:
+            raise self.fault
+        if all(slot.broken for slot in self._slots):
+            raise Unfinished(f"the service has no replica left: {self._slots[0].broken}")
 
     @property
     def slots(self) -> int:
@@ -125,6 +134,7 @@ class Router:
             chosen = self._best(call.model) if slot is None else slot
             if broken := self._slots[chosen].broken:
                 _refuse(call, ReplicaLost(broken))
+                return chosen
             self._slots[chosen].queues.setdefault(call.user, deque()).append(call)
             if call.kind in ("prepare", "ablate"):
                 self._requests[call.model] = self._requests.get(call.model, 0) + 1
@@ -282,8 +292,9 @@ class Router:
             current, was_ready = slot.current, slot.ready
             slot.current, slot.ready, slot.held, slot.silent = None, False, [], None
             waiting = [call for call in self._calls(slot) if call.kind not in LASTING]
+            for call in waiting:
+                slot.queues[call.user].remove(call)
         for call in waiting:
-            self.cancel_waiting(slot, call)
             _refuse(call, ReplicaLost(f"a replica died: {reason}"))
         if current is not None:
             current.losses += 1
@@ -297,11 +308,6 @@ class Router:
         else:
             self._start_failed(number, f"a replica died while it started: {reason}")
 
-    def cancel_waiting(self, slot: _Slot, call: Call) -> None:
-        """Take a call out of its queue."""
-        with self._changed:
-            slot.queues[call.user].remove(call)
-
     def _start_failed(self, number: int, message: str) -> None:
         slot = self._slots[number]
         slot.failed_starts += 1
@@ -313,6 +319,8 @@ class Router:
             slot.broken = message
             calls = self._calls(slot)
             slot.queues.clear()
+            if all(each.broken for each in self._slots):
+                self.ended.set()
         for call in calls:
             _refuse(call, ReplicaLost(message))
 

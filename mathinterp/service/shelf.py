@@ -15,8 +15,8 @@ import torch
 from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.experiments.costs import parameters
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
-from mathinterp.models.fingerprint import model_fingerprint
+from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, resolve
+from mathinterp.models.handle import load_unchanged, unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -52,24 +52,22 @@ def key_of(resolved: ResolvedModel) -> Key:
 
 
 class Resolving:
-    """``catalog.resolve``, looked at again only where the model's files have changed."""
+    """``catalog.resolve``, looked at again only where the model's files have changed, or another model is wanted."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[ModelSpec, str], ResolvedModel] = {}
 
-    def __call__(self, spec: ModelSpec, device: str) -> ResolvedModel:
-        """Raises UserError as ``catalog.resolve`` does."""
+    def __call__(self, spec: ModelSpec, device: str, wanted: str | None = None) -> ResolvedModel:
+        """Raises UserError as ``catalog.resolve`` does.
+
+        Args:
+            wanted: fingerprint of what whoever asks has found: a name may mean other files by now.
+        """
         known = self._known.get((spec, device))
-        if known is None or known.source.path is None or not _unchanged(known):
+        stale = known is None or wanted not in (None, known.fingerprint)
+        if known is None or stale or not unchanged(known):
             known = self._known[spec, device] = resolve(spec, device)
         return known
-
-
-def _unchanged(known: ResolvedModel) -> bool:
-    try:
-        return model_fingerprint(known.source, known.adapter, known.spec.trust_remote_code) == known.fingerprint
-    except (OSError, ValueError):
-        return False
 
 
 class Shelf:
@@ -87,7 +85,7 @@ class Shelf:
         device: str,
         limits: Limits,
         leaves: Callable[[Key], None] = lambda key: None,
-        loads: Callable[[ResolvedModel, str], LoadedModel] = load,
+        loads: Callable[[ResolvedModel, str], LoadedModel] = load_unchanged,
         moves: Callable[[LoadedModel, str], LoadedModel] | None = None,
     ):
         self._device, self._limits, self._leaves = device, limits, leaves

@@ -6,6 +6,7 @@ Knows files and processes; knows nothing about Ray or HTTP.
 import contextlib
 import json
 import os
+import re
 import socket
 import stat
 import time
@@ -66,8 +67,8 @@ def remove(running: Running) -> None:
 
 def services() -> list[Running]:
     """Those that run here; files of others that ended without taking theirs away are removed."""
-    found = []
-    for file in sorted(folder().glob(f"{socket.gethostname()}-*.json")):
+    found, ours = [], re.compile(rf"{re.escape(socket.gethostname())}-\d+\.json")  # home may be other machines' too
+    for file in sorted(file for file in folder().glob("*.json") if ours.fullmatch(file.name)):
         running = _read(file)
         if running is not None and alive(running):
             found.append(running)
