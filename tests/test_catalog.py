@@ -132,7 +132,7 @@ def test_names_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert message(str(file)) == expected
     assert message("random:llama-9") == (
         "model 'random:llama-9': no shape 'llama-9' is known (known: llama-tiny, smollm2-135m, llama-2-7b, "
-        "llama-2-13b, llama-3-8b, mistral-7b, qwen2.5-7b, gemma-2-9b, gpt-j-6b, pythia-6.9b)."
+        "llama-2-13b, llama-2-70b, llama-3-8b, mistral-7b, qwen2.5-7b, gemma-2-9b, gpt-j-6b, pythia-6.9b)."
         " Did you mean 'llama-tiny'?"
     )
 

@@ -34,7 +34,9 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan
 
 ROOT = Path(__file__).parents[1]
-NAMES = ["ablate", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap"]
+NAMES = [
+    "ablate", "connect", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap",
+]  # fmt: skip
 DOCUMENTED = (
     "mathinterp", "mathinterp.face", "mathinterp.experiments.question", "mathinterp.prompts.given",
     "mathinterp.store.reader",

@@ -110,18 +110,19 @@ def test_one_that_cannot_be_unwound_is_ended():
 def test_ctrl_c_of_submit_says_that_the_job_goes_on(tmp_path, monkeypatch):
     class Client:
         def submit_job(self, **options):
-            return "raysubmit_1"
+            jobs.append(options["submission_id"])
 
         def tail_job_logs(self, job):
             raise KeyboardInterrupt
 
+    jobs: list[str] = []
+
     (tmp_path / "job.py").touch()
-    monkeypatch.setattr(submitting, "_client", lambda address: Client())
+    monkeypatch.setattr(submitting, "JobSubmissionClient", lambda address: Client())
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         submitting.submit(
             "job.py", [], "http://127.0.0.1:1", output=io.StringIO(), announce=said.append, working_dir=tmp_path
         )
-    assert said[-1].startswith(
-        "job raysubmit_1 goes on; to stop it: ray job stop raysubmit_1 --address http://127.0.0.1:1"
-    )
+    [job] = jobs
+    assert said[-1].startswith(f"job {job} goes on; to stop it: ray job stop {job} --address http://127.0.0.1:1")

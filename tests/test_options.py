@@ -55,7 +55,8 @@ def test_what_is_required_and_left_out_is_asked_for_in_one_line(
     if isinstance(left_out, click.Option):
         assert f"Missing option '{left_out.opts[0]}'" in told
     else:
-        assert f"Missing argument '{left_out.make_metavar(click.Context(main))}'" in told
+        last = [each for each in COMMANDS[name].params if isinstance(each, click.Argument) and each.required][-1]
+        assert f"Missing argument '{last.make_metavar(click.Context(main))}'" in told, "words fill the first places"
     assert not list(tmp_path.iterdir())
 
 

@@ -52,6 +52,13 @@ class Meeting:
     def __init__(self, scan: Counting):
         self.scan, self.written = scan, []
 
+    @property
+    def files(self) -> "Meeting":
+        return self
+
+    def require_local(self, name: str) -> None:
+        """The store is there."""
+
     def write_shard(self, run: str, table: str, index: int, rows: pa.Table, metadata: dict[str, Any]) -> dict[str, Any]:
         if index == 0:
             for _ in range(1000):
@@ -64,8 +71,8 @@ class Meeting:
 
 
 def replica_of(scan: Counting, store: Meeting, device: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
-    monkeypatch.setattr("mathinterp.cluster.replica._peak_memory", lambda device: 0)
-    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr("mathinterp.cluster.replica._peak_memory", lambda device, cards: 0)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda card: None)
     replica = Replica(ReplicaJob(scan, NamedSource(ModelSpec()), (), "", "", "memory://replica", "run", device, 1))
     replica._store = store
     return replica

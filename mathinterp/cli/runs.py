@@ -46,11 +46,11 @@ def runs() -> None:
 
 @runs.command("list")
 @click.option("--scan", default=None, help="Runs of this scan alone.")
-@click.option("--model", default=None, metavar="TEXT", help="Runs of models with this in their name.")
+@click.option("--model-name", default=None, metavar="TEXT", help="Runs of models with this in their name.")
 @click.option("--status", default=None, help="finished, failed or unfinished.")
 @store_option()
 @json_option()
-def list_(scan: str | None, model: str | None, status: str | None, store: str, as_json: bool) -> None:
+def list_(scan: str | None, model_name: str | None, status: str | None, store: str, as_json: bool) -> None:
     """Show every run and how far it is, the newest first.
 
     \b
@@ -62,7 +62,7 @@ def list_(scan: str | None, model: str | None, status: str | None, store: str, a
       mathinterp runs list
       mathinterp runs list --scan heads --status unfinished --json
     """
-    found = _opened(store).runs.list(scan=scan, model=model, status=status)
+    found = _opened(store).runs.list(scan=scan, model=model_name, status=status)
     if as_json:
         print_json([asdict(row) for row in found])
         return
