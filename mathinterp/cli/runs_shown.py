@@ -19,10 +19,12 @@ LONG = 300  # characters: longer notes, of probes for example, are in the JSON a
 
 
 def say(line: str) -> None:
+    """A line of its own on stdout, never folded."""
     console.print(line, highlight=False, soft_wrap=True)
 
 
 def shown_row(row: "RunRow") -> dict[str, Any]:
+    """A run as a row of a table."""
     from mathinterp.store.run_list import age
 
     return {
@@ -43,6 +45,7 @@ def shown_row(row: "RunRow") -> dict[str, Any]:
 
 
 def facts(card: "RunCard") -> Iterable[tuple[str, Any]]:
+    """Name and value of all that is known of a run, in the order in which people ask."""
     yield from shown_row(card.run).items()
     yield "model fingerprint", card.model_fingerprint
     yield "prompts fingerprint", card.prompts_fingerprint
@@ -64,6 +67,7 @@ def moment(seconds: float) -> str:
 
 
 def print_difference(table: "TableDifference", run: str, other: str) -> None:
+    """How the rows of one table differ between two runs, column by column."""
     how = f"{table.in_both:,} rows in both by {', '.join(table.key)}"
     alone = [f"{count:,} only in {which}" for which, count in zip((run, other), table.only_in, strict=True)]
     repeated = "; keys repeat, rows of one key are paired in order" if table.repeated else ""
@@ -82,6 +86,7 @@ def print_difference(table: "TableDifference", run: str, other: str) -> None:
 
 
 def verdict(found: "Comparison") -> str:
+    """Whether rows differ, in a sentence."""
     skipped = (
         f" Not compared: {', '.join(found.skipped)} (of experiments that are not installed)." if found.skipped else ""
     )
@@ -90,6 +95,7 @@ def verdict(found: "Comparison") -> str:
 
 
 def print_planned(planned: Sequence["Deletion"]) -> None:
+    """What a deletion would take away, and what it leaves."""
     rows = [
         {"run": each.run_id, "scan": each.scan, "status": each.status, "files": len(each.files),
          "size": written_bytes(each.bytes), "prompts": f"go too ({len(each.prompts)} files)" if each.prompts
@@ -122,6 +128,7 @@ def to_go(run: "Checked", store: str) -> str:
 
 
 def written_bytes(count: int) -> str:
+    """Bytes in the largest unit (of 1,000) that leaves a number over 1."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
@@ -131,6 +138,7 @@ def written_bytes(count: int) -> str:
 
 
 def ago(seconds: float) -> str:
+    """A time span in its largest whole unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
@@ -138,4 +146,5 @@ def ago(seconds: float) -> str:
 
 
 def first_line(text: str | None) -> str | None:
+    """Of an error with its traceback, the error."""
     return None if text is None else text.splitlines()[0]

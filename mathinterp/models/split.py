@@ -175,6 +175,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def layers_name(config: PreTrainedConfig) -> str:
+    """Where the model keeps its decoder layers, as a dotted name."""
     family = family_for(config)
     return f"{family.decoder}.{family.layers}"
 
