@@ -37,7 +37,8 @@ def model() -> Model:
 def prompts(count: int = 96) -> tuple[dict[str, Any], ...]:
     """Sentences with the likeliest word, or two, as their answers; a fifth of them answer otherwise."""
     network, tokenizer = tiny_model("llama"), tiny_tokenizer()
-    vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if token.isalpha()}
+    numbers = sorted((number, token) for token, number in tokenizer.get_vocab().items() if token.isalpha())
+    vocabulary = {token: number for number, token in numbers}  # get_vocab has another order in each process
     words, known = list(vocabulary), torch.tensor(list(vocabulary.values()))
     made = []
     for index in range(count):
