@@ -28,8 +28,10 @@ def draw(results: Results) -> Figure | None:
     if rows.empty:
         return None
     tips = [
-        Tip("first", "nodes", "text"), Tip("node", "kind", "text"), OPERATION, Tip("compared", "draws of", "text"), JACCARD,
-        interval("low", "high", "", "95 % of draws"), Tip("units", "drawn", "whole"), Tip("nodes", "nodes ranked", "whole"),
+        Tip("first", "nodes", "text"), Tip("node", "kind", "text"), OPERATION, Tip("compared", "draws of", "text"),
+        JACCARD,
+        interval("low", "high", "", "95 % of draws"), Tip("units", "drawn", "whole"),
+        Tip("nodes", "nodes ranked", "whole"),
     ]  # fmt: skip
     of_prompts, of_templates = rows[rows["over"] == "prompts"]["units"], rows[rows["over"] == "templates"]["units"]
     doubts = []
@@ -39,7 +41,8 @@ def draw(results: Results) -> Figure | None:
         doubts.append(f"{of_templates.min()} templates per operation are too few to mean much")
     return titled(
         intervals(
-            rows, Tip("first", ""), JACCARD, ("low", "high"), tips, series=Tip("compared", "draws of"), panel="panel",
+            rows, Tip("first", ""), JACCARD, ("low", "high"), tips, series=Tip("compared", "draws of"),
+            panel="panel",
             rule=[BAR], x_scale=alt.Scale(domain=[0, 1]),
         ),
         results, f"Would other prompts give the same first nodes? (dashed: {BAR})",
