@@ -105,9 +105,7 @@ def take_id(prompt: Prompt, number: int, where: str, taken: dict[str, int]) -> N
     earlier = taken.setdefault(prompt.prompt_id, number)
     if earlier != number:  # kept as numbers, since 200,000 texts take 25 MB: a place ends in the row's own number
         place = re.sub(r"\d+(?=]?$)", lambda own: f"{int(own[0]) - number + earlier}", where.rpartition(", ")[2])
-        raise UserError(
-            f"{where}: prompt_id '{prompt.prompt_id}' is already that of {place}; give each prompt its own"
-        )
+        raise UserError(f"{where}: prompt_id '{prompt.prompt_id}' is already that of {place}; give each prompt its own")
 
 
 def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
