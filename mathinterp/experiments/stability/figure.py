@@ -42,11 +42,10 @@ def draw(results: Results) -> Figure | None:
     return titled(
         intervals(
             rows, Tip("first", ""), JACCARD, ("low", "high"), tips, series=Tip("compared", "draws of"),
-            panel="panel",
-            rule=[BAR], x_scale=alt.Scale(domain=[0, 1]),
+            panel="panel", rule=[BAR], x_scale=alt.Scale(domain=[0, 1]),
         ),
         results, f"Would other prompts give the same first nodes? (dashed: {BAR})",
-        "Points of the mean Jaccard index of the first nodes of each operation: of draws with the run's own ranking, with"
-        f" the range of 95 % of them, and of any two draws; in a stable list any two have {BAR} or more.",
+        "Points of the mean Jaccard index of the first nodes of each operation: of draws with the run's own ranking,"
+        f" with the range of 95 % of them, and of any two draws; in a stable list any two have {BAR} or more.",
         doubts,
     )  # fmt: skip
