@@ -98,6 +98,6 @@ def check_trainable(model: ResolvedModel, workers: int, card_bytes: int) -> None
     needed = next(fitting, None)
     helps = "no number of them holds it" if needed is None else f"give `shard_model` with `workers` {needed}"
     raise UserError(
-        f"model '{model.label}' has {here / 1e9:.3g} GB of weights on each card, which has {card_bytes / 1e9:.3g} GB, of"
-        f" which {ROOM:.0%} may be weights: {helps}"
+        f"model '{model.label}' has {here / 1e9:.3g} GB of weights on each card, and a card here has"
+        f" {card_bytes / 1e9:.3g} GB, of which {ROOM:.0%} may be weights: {helps}"
     )

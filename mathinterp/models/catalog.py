@@ -158,9 +158,10 @@ def load(
     """Load a model onto ``device``; None: this machine's GPU if it has one, else its CPU.
 
     Its layers are dealt out to that device and ``further`` ones, each read straight to its own (split.py); or each is
-    shared out to ``workers``, all of which call this (sharded.py): files are mapped, not read whole, where their dtype
-    is the one asked for. Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are missing,
-    left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
+    shared out to ``workers``, all of which call this (sharded.py): then files are mapped, not read whole, where their
+    dtype is the one asked for. Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does,
+    and for weights that are missing, left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was
+    resolved.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()

@@ -1,7 +1,7 @@
 """One model over several workers (FSDP2): each keeps its share of every layer and gathers the rest while a layer runs.
 
-Embeddings, final norm and unembedding lie whole on every worker. All workers must run each layer equally often: gathering
-waits for all of them.
+Embeddings, final norm and unembedding lie whole on every worker. All workers must run each layer equally often, because
+gathering waits for all of them.
 """
 
 from typing import TYPE_CHECKING

@@ -78,10 +78,11 @@ class _Worker:
         self.device = device
         torch.manual_seed(tuning.config.seed)
         workers = all_workers(device) if tuning.sharded else None
+        resolved = resolve(tuning.model, device.type)
         if device.type == "cuda":
             card = torch.cuda.get_device_properties(device).total_memory
-            check_trainable(resolve(tuning.model, "cuda"), self.world_size if tuning.sharded else 1, card)
-        self.loaded: LoadedModel = load(tuning.model, device, workers=workers)
+            check_trainable(resolved, self.world_size if tuning.sharded else 1, card)
+        self.loaded: LoadedModel = load(resolved, device, workers=workers)
         if self.loaded.fingerprint != tuning.model_fingerprint:
             raise UserError(f"model '{tuning.model.name}' is another one on {ray.util.get_node_ip_address()}")
         self.model: nn.Module = tuning.job.build(self.loaded)
