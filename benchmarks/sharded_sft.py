@@ -5,9 +5,9 @@
     python benchmarks/sharded_sft.py --model random:llama-2-70b --only-sharded --steps 6 --micro-batch 2 --accumulate 1
 
 The same job and data both ways, through Ray Train, as ``mathinterp tune precise --workers 2`` with and without
-``--shard-model`` runs it. Random tokens; the last quarter of a sample is its answer. Losses stand side by side; samples/s
-are of the second half of the steps, all workers together; memory is the most that worker 0 had on its GPU. Prints one
-JSON line last.
+``--shard-model`` runs it. Random tokens; the last quarter of a sample is its answer. Losses stand side by side;
+samples/s are of the second half of the steps, all workers together; memory is the most that worker 0 had on its GPU.
+Prints one JSON line last.
 """
 
 import json

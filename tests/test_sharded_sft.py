@@ -133,7 +133,7 @@ def test_what_cannot_be_sharded_is_one_line():
         TuneSettings(lr=1e-3, data="one_digit", shard_model=True)
     with pytest.raises(UserError, match="`cache` with `shard_model`"):
         settings(cache=True)
-    with pytest.raises(UserError, match="of `tune full` none is"):
+    with pytest.raises(UserError, match="full training freezes none"):
         prepare_tuning(FullJob(), resolve(ModelSpec("random:llama-tiny")), settings())
 
 

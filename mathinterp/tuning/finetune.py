@@ -69,7 +69,7 @@ def prepare_tuning(
 ) -> Prepared:  # fmt: skip
     """Read the data and put together what trains; ``say`` gets what they come to. Raises UserError for mistakes."""
     if settings.shard_model and isinstance(job, FullJob):
-        raise UserError("`shard_model` spreads frozen layers; of `tune full` none is: train heads or a LoRA")
+        raise UserError("`shard_model` spreads frozen layers, and full training freezes none: train heads or a LoRA")
     names, weights = weighted(settings.data)
     data, held_out = (
         [_source(name, base, settings, what, say) for name in chosen]
