@@ -7,8 +7,8 @@ Tensor parallelism as favourable as it can be made: no DTensor between a layer a
 itself (compiled, tree attention) in two processes, each with half of the heads and of the neurons of every layer, and
 one sum over both cards after attention and one after the MLP. A head that is zeroed lies on one card, whose part of the
 output moves; the sum that attention needs anyway brings it to the other, so nothing is gathered. transformers' own plan
-(`tp_plan="auto"`, later `DistributedConfig(tp_size=2)`) wants torchrun and puts the same sums behind DTensors and hooks,
-which the engine's calls of parts of a layer do not know.
+(`tp_plan="auto"`, later `DistributedConfig(tp_size=2)`) wants torchrun and puts the same sums behind DTensors and
+hooks, which the engine's calls of parts of a layer do not know.
 
 All ways score the same heads on the same prompts, each in batches of the size that its engine picks: the layer split
 two at once, half as large. Each way is measured from the prepared engine to scores on the host, best of --rounds; the
