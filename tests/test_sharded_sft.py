@@ -1,14 +1,17 @@
 """Fine-tuning of a model whose frozen layers are shared out to workers: the losses and weights of one worker alone."""
 
 import functools
+import json
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from benchmarks.sharded_sft import main as benchmark
 from mathinterp.errors import UserError
 from mathinterp.models.card_memory import ROOM, check_trainable, weights_of
 from mathinterp.models.catalog import ModelSpec, load, resolve
@@ -150,3 +153,14 @@ def test_weights_too_large_for_the_cards_are_told_before_they_are_loaded():
     assert weights.on_worker(3) <= ROOM * card < weights.on_worker(2)
     with pytest.raises(UserError, match="no number of them holds it"):
         check_trainable(base, 1, 10**9)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_two_cards_losses_are_those_of_whole_models():
+    words = ["--model", "random:llama-tiny", "--dtype", "float32", "--steps", "4", "--micro-batch", "4", "--compile"]
+    done = CliRunner().invoke(benchmark, words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["sharded"]["losses"]) == 4
+    assert found["largest_loss_difference"] < 1e-3  # products run in bfloat16

@@ -4,7 +4,7 @@ Embeddings, final norm and unembedding lie whole on every worker. All workers mu
 gathering waits for all of them.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ def shard_model(model: "PreTrainedModel", device: torch.device, workers: DeviceM
             shard_layer(layer, device, workers)
     decoder = model.get_submodule(family.decoder)
     setattr(decoder, family.layers, nn.ModuleList())
-    model.to(device)
+    cast(nn.Module, model).to(device)
     whole = set(model.parameters())
     setattr(decoder, family.layers, layers)
     fully_shard(decoder, mesh=workers, ignored_params=whole)

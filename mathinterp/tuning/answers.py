@@ -28,13 +28,14 @@ class AnswerLoss(nn.Module):
     Its state dict holds the trained parameters and nothing else, so checkpoints do not repeat the frozen base.
     """
 
+    model: nn.Module  # not registered: workers bring into line what trains, and nothing else
     accepts_loss_kwargs = True  # the Trainer hands over the answer tokens of the whole step, all workers together
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, cache: InputCache | None = None) -> None:
         """``model`` owns the parameters (with an adapter or without); ``anatomy`` is that of its base."""
         super().__init__()
         self.trained = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
-        self.__dict__["model"] = model  # not registered: workers bring what trains into line, and nothing else
+        self.__dict__["model"] = model
         self._parts = anatomy
         self._cache = cache
 
