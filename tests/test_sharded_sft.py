@@ -86,7 +86,7 @@ def folders(tmp_path_factory):
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(timeout=300)
+            worker.join(timeout=600)
             worker.kill()
         assert [worker.exitcode for worker in workers] == [0, 0]
         yield folders
