@@ -8,6 +8,7 @@ shared ones.
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -62,5 +63,6 @@ def _said(column: str, scopes: Sequence[Told]) -> str | None:
     return None
 
 
+@cache
 def _read(file: Path) -> dict[str, dict[str, str]]:
     return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
