@@ -2,9 +2,10 @@
 
     python docs/pictures/make.py                # all of them, in some minutes
     python docs/pictures/make.py runs sql       # these; what they need is computed first
+    python docs/pictures/make.py runs --store results    # the runs of that store need not be computed
 
-Terminals are SVG (rich), charts SVG (Altair). The screenshot of the page needs playwright and chromium; without them it is
-left out.
+Terminals are SVG (rich), charts SVG (Altair). The screenshot of the page needs playwright and chromium; without them
+it is left out.
 """
 
 import fcntl
@@ -21,11 +22,12 @@ from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import click
 from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).parent
-WIDTH = 100  # columns
+WIDTH = 118  # columns
 LARGEST = 150_000  # bytes of a picture
 MATHINTERP = [sys.executable, "-m", "mathinterp.cli.entry"]
 TOP_HEADS = (
@@ -51,8 +53,7 @@ def sql(folder: Path) -> None:
 def runs(folder: Path) -> None:
     """What is in a store."""
     finished_scan(folder)
-    quietly(folder, "scan", "mlps", "--limit", "160")
-    quietly(folder, "scan", "attention", "--limit", "160")
+    quietly(folder, "scan", "attention", "--limit", "32", "--replicas", "1")
     _, said = in_terminal(folder, "runs", "list", width=140)
     draw("runs", "mathinterp runs list", said, width=140)
 
@@ -103,7 +104,10 @@ def finished_scan(folder: Path) -> None:
 
 
 def quietly(folder: Path, *words: str) -> None:
-    subprocess.run([*MATHINTERP, *words], cwd=folder, check=True, capture_output=True)
+    """Run a command; what it says is shown where it fails."""
+    done = subprocess.run([*MATHINTERP, *words], cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
 
 
 def in_terminal(folder: Path, *words: str, width: int = WIDTH) -> tuple[str, list[str]]:
@@ -182,10 +186,15 @@ def draw(name: str, command: str, lines: list[str], width: int = WIDTH) -> None:
     (HERE / f"{name}.svg").write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Make those named, or all."""
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(PICTURES)))
+@click.option("--store", type=click.Path(exists=True, path_type=Path), help="Take finished runs from here.")
+def main(names: tuple[str, ...], store: Path | None) -> None:
+    """Make the pictures named, or all."""
     with TemporaryDirectory() as folder:
-        for name in sys.argv[1:] or PICTURES:
+        if store is not None:
+            shutil.copytree(store, Path(folder) / "results")
+        for name in names or PICTURES:
             PICTURES[name](Path(folder))
     for file in HERE.glob("*.*g"):
         if file.stat().st_size > LARGEST:

@@ -150,7 +150,7 @@ def _escaped(text: str) -> str:
     """Text in which names with underscores are code, and nothing else is markup."""
     parts = re.split(r"(`[^`]*`)", text.replace("|", r"\|"))
     plain = [
-        re.sub(r"(?<![\w/.])(\w*[a-z0-9]_\w+(?:\.\w+)*)", r"`\1`", part).replace("<", r"\<") for part in parts[::2]
+        re.sub(r"(?<![\w/.])(\w*[a-z0-9]_\w+(?:\.\w+)*)", r"`\1`", part).replace("<", "&lt;") for part in parts[::2]
     ]
     shown = [part for pair in zip(plain, [*parts[1::2], ""], strict=True) for part in pair]
     return "".join(shown)
