@@ -53,7 +53,10 @@ def sql(folder: Path) -> None:
 def runs(folder: Path) -> None:
     """What is in a store."""
     finished_scan(folder)
-    quietly(folder, "scan", "attention", "--limit", "32", "--replicas", "1")
+    import mathinterp as mi
+
+    prompts = mi.prompts("pairs", limit=32)
+    mi.run(mi.experiments.Attention(), "bundled", prompts, store=str(folder / "results"), progress=False)
     _, said = in_terminal(folder, "runs", "list", width=140)
     draw("runs", "mathinterp runs list", said, width=140)
 
