@@ -1,11 +1,13 @@
 """The documentation site builds without a warning and asks nothing of other servers; generated pages are complete."""
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import urlsplit
 
 import pytest
@@ -192,3 +194,39 @@ def test_every_notebook_is_on_the_page_of_notebooks() -> None:
     assert [
         file.name for file in (ROOT / "notebooks").glob("*.ipynb") if f"(../notebooks/{file.name})" not in text
     ] == []
+
+
+@pytest.fixture(scope="module")
+def made() -> ModuleType:
+    """docs/pictures/make.py."""
+    spec = importlib.util.spec_from_file_location("make_pictures", DOCS / "pictures" / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_picture_has_a_recipe(made: ModuleType) -> None:
+    assert {picture.stem for picture in PICTURES} <= made.PICTURES.keys()
+
+
+def test_a_bar_that_is_written_over_leaves_the_lines_around_it(made: ModuleType) -> None:
+    screen = made.Screen()
+    for text in ("first\r\n\x1b[?25l", "\r\x1b[2Kshards 1/5, 20% done", "\r\x1b[2Kshards 2/5, 40% done", "\r\x1b[2K"):
+        screen.write(text)
+    assert screen.lines == ["first", ""]
+    screen.write("\x1b[1mlast\x1b[0m\n")
+    assert [made.plain(line) for line in screen.lines] == ["first", "last", ""]
+
+
+def test_a_terminal_is_drawn_with_its_text_and_no_font_of_a_server(
+    made: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(made, "HERE", tmp_path)
+    made.draw("drawn", "mathinterp sql", ["\x1b[1mlayer\x1b[0m  head", "    0     6"])
+    text = (tmp_path / "drawn.svg").read_text()
+    assert "mathinterp&#160;sql" in text
+    assert "head" in text
+    assert "font-face" not in text
+    assert "cdnjs" not in text

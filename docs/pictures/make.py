@@ -21,6 +21,7 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 from rich.console import Console
@@ -64,13 +65,12 @@ def runs(folder: Path) -> None:
 def heads(folder: Path) -> None:
     """The figure of the head scan."""
     finished_scan(folder)
-    import mathinterp as mi
+    figure_of(folder, "Heads", "two_digit").save(HERE / "heads.svg")
 
-    store = str(folder / "results")
-    run = mi.run(mi.experiments.Heads(), "bundled", mi.prompts("two_digit"), store=store, progress=False)
-    figure = run.figure()
-    assert figure is not None
-    figure.save(HERE / "heads.svg")
+
+def operand_map(folder: Path) -> None:
+    """What units do over all pairs of operands."""
+    figure_of(folder, "OperandMap", "operands_add").save(HERE / "operand_map.png", scale_factor=0.9)
 
 
 def report(folder: Path) -> None:
@@ -97,13 +97,23 @@ def report(folder: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "scan_heads": scan_heads, "sql": sql, "runs": runs, "heads": heads, "report": report,
+    "scan_heads": scan_heads, "sql": sql, "runs": runs, "heads": heads, "operand_map": operand_map, "report": report,
 }  # fmt: skip
 
 
 def finished_scan(folder: Path) -> None:
     """The head scan; does nothing where it is finished."""
     quietly(folder, "scan", "heads")
+
+
+def figure_of(folder: Path, experiment: str, prompts: str) -> Any:
+    """The figure of a run on the bundled model, which is computed here where it is not in the store."""
+    import mathinterp as mi
+
+    asked, store = getattr(mi.experiments, experiment)(), str(folder / "results")
+    figure = mi.run(asked, "bundled", mi.prompts(prompts), store=store, progress=False).figure()
+    assert figure is not None
+    return figure
 
 
 def quietly(folder: Path, *words: str) -> None:

@@ -8,6 +8,7 @@ Knows the catalog of a store; a test compares what this prints with the file.
 import importlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -57,6 +58,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
+@cache
 def columns_of_views() -> Columns:
     """Every view of an empty store."""
     asked = "SELECT table_name, column_name, data_type FROM information_schema.columns ORDER BY ordinal_position"
