@@ -214,9 +214,11 @@ def test_stability_has_a_figure_with_its_bar(head_store: tuple[Store, str], monk
     stability.stability_of(store, other, draws=20)
     figure = draw_stability(Results(store, other))
     assert figure is not None
-    rows, view = table_of(figure, "pairwise"), store.sql(f"SELECT * FROM stability_overlap WHERE run_id = '{other}'")
-    assert len(rows) == len(view) > 0
-    assert sorted(rows["pairwise"]) == pytest.approx(sorted(view["pairwise"]), rel=1e-3)
+    rows, view = table_of(figure, "compared"), store.sql(f"SELECT * FROM stability_overlap WHERE run_id = '{other}'")
+    assert len(rows) == 2 * len(view) > 0
+    pairwise = rows[rows["compared"].str.endswith("any two draws")]
+    assert sorted(pairwise["jaccard"]) == pytest.approx(sorted(view["pairwise"]), rel=1e-3)
+    assert pairwise["low"].isna().all(), "the range is of draws with the run's own ranking"
     assert {part["encoding"]["x"].get("datum") for part, _ in parts_of(figure.to_dict())} >= {0.8}
     assert check_parts(figure) == 1
     assert rows_of(figure)
