@@ -208,7 +208,8 @@ def made() -> ModuleType:
 
 
 def test_every_picture_has_a_recipe(made: ModuleType) -> None:
-    assert {picture.stem for picture in PICTURES} <= made.PICTURES.keys()
+    by_a_command = {"operand_map"}  # see the script's docstring
+    assert {picture.stem for picture in PICTURES} - by_a_command <= made.PICTURES.keys()
 
 
 def test_a_bar_that_is_written_over_leaves_the_lines_around_it(made: ModuleType) -> None:

@@ -5,7 +5,7 @@
     python docs/pictures/make.py runs --store results    # the runs of that store need not be computed
 
 Terminals are SVG (rich), charts SVG (Altair). The screenshot of the page needs playwright and chromium; without them
-it is left out.
+it is left out. operand_map.png is what `mathinterp scan operands --out FOLDER` drew, with fewer pixels and colours.
 """
 
 import fcntl
@@ -68,11 +68,6 @@ def heads(folder: Path) -> None:
     figure_of(folder, "Heads", "two_digit").save(HERE / "heads.svg")
 
 
-def operand_map(folder: Path) -> None:
-    """What units do over all pairs of operands."""
-    figure_of(folder, "OperandMap", "operands_add").save(HERE / "operand_map.png", scale_factor=0.9)
-
-
 def report(folder: Path) -> None:
     """The page, in chromium."""
     chromium = shutil.which("chromium")
@@ -97,7 +92,7 @@ def report(folder: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "scan_heads": scan_heads, "sql": sql, "runs": runs, "heads": heads, "operand_map": operand_map, "report": report,
+    "scan_heads": scan_heads, "sql": sql, "runs": runs, "heads": heads, "report": report,
 }  # fmt: skip
 
 
