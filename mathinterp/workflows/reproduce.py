@@ -237,7 +237,7 @@ def _planned(stage: Stage, asked: Asked) -> PlannedStage:
     shape, dtype = asked.model.shape, asked.model.dtype
     cpu = measure_cpu(shape) if dtype == "float32" else None
     plan = plan_scan(work.scan, shape, work.prompts, dtype, cpu=cpu)
-    finished = ready and _finished(work.scan, asked, work.prompts_fingerprint)
+    finished = _finished(work.scan, asked, work.prompts_fingerprint) if ready else None
     if finished is not None:
         asked.runs[stage.name] = finished
     why = "" if plan is not None else "its cost is not known in advance"

@@ -86,7 +86,7 @@ PAPER_A: tuple[Item, ...] = (
                 (("add", "17.22"), ("sub", "17.22"), ("mul", "20.18"), ("div", "14.19")), row.split(), strict=True
             )
         ),
-        baseline="loss",
+        note="its 3D row does not follow from Tables 24 to 27, as the others do", baseline="loss",
     ),
     Item(
         "a-table3", "A", "Table 3, section 3.4", "relative decrease on answer tokens without and with a carry", LLAMA,
@@ -147,7 +147,7 @@ PAPER_A: tuple[Item, ...] = (
         """SELECT CASE WHEN layer = -1 THEN 'original' ELSE 'layer ' || layer END AS what, '' AS unit, 0 AS rank,
                   accuracy AS value, low, high, (SELECT min(prompts) FROM accuracies WHERE run_id = $sweep) AS n
            FROM paper_a_table9 WHERE run_id = $sweep ORDER BY layer""",
-        values(original="62.96"), why="", note="layer by layer the paper gives a picture and 'around 90 %' for 1 to 9",
+        values(original="62.96"), note="layer by layer the paper gives a picture and 'around 90 %' for 1 to 9",
         baseline="gain",
     ),
     Item(
