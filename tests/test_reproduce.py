@@ -1,4 +1,4 @@
-"""Reproduction: verdicts by their definition, the papers' tables as data, ours against plain Python, runs and resuming."""
+"""Reproduction: verdicts by definition, the papers' tables as data, ours against plain Python, runs and resuming."""
 
 import json
 import re
@@ -203,7 +203,8 @@ def test_accuracies_and_decreases_are_those_of_the_stored_tokens(found: Reproduc
 def test_the_papers_own_model_is_told_by_its_config_and_gets_verdicts(
     found: Reproduction, model: WrappedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert found.own == "" and all("another model" in item.verdict for item in found.items)
+    assert found.own == ""
+    assert all("another model" in item.verdict for item in found.items)
     shape = model.described.shape
     mine = {"model_type": "llama", "n_layers": shape.n_layers, "n_heads": shape.n_heads, "d_model": shape.d_model}
     monkeypatch.setitem(PAPER_MODELS, "Llama-7B", mine)
@@ -217,7 +218,8 @@ def test_the_papers_own_model_is_told_by_its_config_and_gets_verdicts(
     again = reproduce(model, found.store, limit=160, steps=0)
     assert again.own == "Llama-7B"
     verdicts = [line.verdict for line in again.items[0].lines if line.paper is not None]
-    assert verdicts[-1] is Verdict.OUTSIDE and Verdict.NOT_COMPARABLE not in verdicts
+    assert verdicts[-1] is Verdict.OUTSIDE
+    assert Verdict.NOT_COMPARABLE not in verdicts
 
 
 @pytest.mark.slow
@@ -231,7 +233,7 @@ def test_what_is_in_the_store_is_not_computed_again(
     asked = {"only": ("a-table1", "a-heads"), "limit": 16, "steps": 0}
     again = reproduce(model, found.store, **asked)  # a-heads reads the run of a-table1
     assert again.runs == {"heads_2d": found.runs["heads_2d"]}
-    assert [line for line in again.items[0].lines] == [line for line in found.items[0].lines]
+    assert list(again.items[0].lines) == list(found.items[0].lines)
     plan = plan_reproduction(model, found.store, **asked)
     assert [(stage.name, stage.finished) for stage in plan.stages] == [("heads_2d", True)]
     assert plan.total("H100") == 0
@@ -243,9 +245,11 @@ def test_a_plan_counts_every_stage_and_writes_nothing(model: WrappedModel, tmp_p
     named = {stage.name: stage for stage in plan.stages}
     own = {name for name in STAGES if not name.endswith("_sub") and name != "neurons_sub"}
     assert own <= set(named)
-    assert named["heads_2d"].plan is not None and named["knockout"].plan is not None
+    assert named["heads_2d"].plan is not None
+    assert named["knockout"].plan is not None
     assert plan.total("H100") == pytest.approx(sum(s.plan.seconds["H100"] for s in plan.stages if s.plan))
-    assert named["maskkeep_1d"].plan is None and "neurons_1d" in named["maskkeep_1d"].why
+    assert named["maskkeep_1d"].plan is None
+    assert "neurons_1d" in named["maskkeep_1d"].why
     assert "`data`" in named["knockout_svamp"].why
     assert not any(stage.finished for stage in plan.stages)
     assert not (tmp_path / "store").exists()
@@ -273,7 +277,8 @@ def test_a_saved_reproduction_is_read_again_and_stands_beside_another(found: Rep
     assert [item.lines for item in other.items] == [item.lines for item in found.items]
     page = markdown([found, replace(other, model="other")], lambda item: f"make {item}".strip())
     assert re.findall(r"^### (a-\S+)", page, re.MULTILINE) == [item.item.id for item in found.items]
-    assert "| paper (Llama-7B) | tiny | other |" in page and "`make a-table1`" in page
+    assert "| paper (Llama-7B) | tiny | other |" in page
+    assert "`make a-table1`" in page
     first = found.items[0].lines[0]
     assert f"| {first.what}, original | {first.paper.text} | " in page
     saved["items"][0]["lines"][0]["paper"]["text"] = "1.0"
@@ -307,7 +312,8 @@ def command(*words: object) -> Result:
 def test_a_misspelt_item_is_named_with_a_near_one(tmp_path: Path) -> None:
     got = command("--only", "a-tabel1", "--store", tmp_path / "store")
     assert (got.exit_code, got.stdout) == (2, "")
-    assert "--only" in got.stderr and "Did you mean 'a-table1'?" in got.stderr
+    assert "--only" in got.stderr
+    assert "Did you mean 'a-table1'?" in got.stderr
     assert not (tmp_path / "store").exists()
     with pytest.raises(UserError, match="`only`"):
         find_items(["nothing"])
@@ -316,7 +322,9 @@ def test_a_misspelt_item_is_named_with_a_near_one(tmp_path: Path) -> None:
 def test_a_file_to_stand_beside_that_is_none_is_refused_first(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[]")
     got = command("--beside", tmp_path / "other.json", "--store", tmp_path / "store")
-    assert got.exit_code == 2 and "other.json" in got.stderr and not (tmp_path / "store").exists()
+    assert got.exit_code == 2
+    assert "other.json" in got.stderr
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.bundled
@@ -329,7 +337,8 @@ def test_the_command_plans_runs_and_writes(tmp_path: Path) -> None:
     assert "Nothing was run" in command(*words, "--plan").stdout
     done = command(*words, "--out", tmp_path / "one.json")
     assert done.exit_code == 0, done.output
-    assert "b-probe: paper B" in done.stdout and "words, not numbers" in done.stdout
+    assert "b-probe: paper B" in done.stdout
+    assert "words, not numbers" in done.stdout
     page = command(*words, "--out", tmp_path / "page.md", "--beside", tmp_path / "one.json", "--json")
     assert page.exit_code == 0, page.output
     assert [item["id"] for item in json.loads(page.stdout)["items"]] == ["a-table7", "b-probe"]
