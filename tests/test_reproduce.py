@@ -139,7 +139,7 @@ def test_table_13_gives_the_papers_change() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> WrappedModel:
-    return mi.wrap(tiny_model("llama"), tiny_tokenizer(), name="tiny")
+    return mi.wrap(tiny_model("llama").float(), tiny_tokenizer(["divided"]), name="tiny")
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ left out) is said with its reason, and the rest goes on.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mathinterp.cluster.plan import Plan, measure_cpu, plan_scan
-from mathinterp.cluster.run import RunSummary, bound_work, run_scan
+from mathinterp.cluster.plan import CpuSpeed, Plan, measure_cpu, plan_scan
+from mathinterp.cluster.run import RunSummary, Work, bound_work, run_scan
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Experiment
-from mathinterp.models.catalog import ModelSpec, ResolvedModel
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve_dtype
 from mathinterp.models.handle import Model, model_of
 from mathinterp.store import Store
 from mathinterp.workflows.papers import find_items
@@ -130,7 +130,8 @@ def plan_reproduction(
 ) -> ReproductionPlan:  # fmt: skip
     """What ``reproduce`` would compute, before anything loads; arguments as there."""
     items, asked = find_items(only), _asked(model, store, limit, seed, data)
-    planned = [_planned(stage, asked) for stage in chosen_stages(items, asked.own)]
+    cpu = measure_cpu(asked.model.shape) if asked.model.dtype == "float32" else None
+    planned = [_planned(stage, asked, cpu) for stage in chosen_stages(items, asked.own)]
     cost = NOT_TRAINED if steps == 0 else "a training; its cost is not known in advance"
     more = (
         PlannedStage(name, name, None, None, why="an evaluation; it needs `data`" if name == BENCHMARKS else cost)
@@ -223,7 +224,7 @@ def _trainings(items: Sequence[Item], own: str) -> list[str]:
     return list(dict.fromkeys(TRAININGS[name] for name in names))
 
 
-def _planned(stage: Stage, asked: Asked) -> PlannedStage:
+def _planned(stage: Stage, asked: Asked, cpu: CpuSpeed | None) -> PlannedStage:
     """A stage that follows from runs that are not there yet is planned by its stand-in, or its cost is not known."""
     ready = all(need in asked.runs for need in stage.needs)
     made = stage.experiment if ready else stage.stand_in
@@ -234,14 +235,22 @@ def _planned(stage: Stage, asked: Asked) -> PlannedStage:
         work = bound_work(made(asked), asked.model, prompts, asked.store)
     except UserError as error:
         return PlannedStage(stage.name, "", None, None, why=f"left out: {error}")
-    shape, dtype = asked.model.shape, asked.model.dtype
-    cpu = measure_cpu(shape) if dtype == "float32" else None
-    plan = plan_scan(work.scan, shape, work.prompts, dtype, cpu=cpu)
+    plan = _cost(work, asked.model, cpu)
     finished = _finished(work.scan, asked, work.prompts_fingerprint) if ready else None
     if finished is not None:
         asked.runs[stage.name] = finished
     why = "" if plan is not None else "its cost is not known in advance"
     return PlannedStage(stage.name, work.scan.name, len(work.prompts), plan, finished is not None, why)
+
+
+def _cost(work: Work, model: ResolvedModel, cpu: CpuSpeed | None) -> Plan | None:
+    """Memory in the model's dtype; times on GPUs in the dtype that "auto" means there, on this CPU in its own."""
+    plan = plan_scan(work.scan, model.shape, work.prompts, model.dtype, cpu=cpu)
+    gpu = plan_scan(work.scan, model.shape, work.prompts, resolve_dtype(model.spec.dtype, "cuda"))
+    if plan is None or gpu is None:
+        return None
+    here = {device: seconds for device, seconds in plan.seconds.items() if device not in gpu.seconds}
+    return replace(plan, seconds={**gpu.seconds, **here})
 
 
 def _finished(scan: Experiment, asked: Asked, prompts_fingerprint: str) -> str | None:
