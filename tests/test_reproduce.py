@@ -1,5 +1,6 @@
 """Reproduction: verdicts by definition, the papers' tables as data, ours against plain Python, runs and resuming."""
 
+import copy
 import json
 import re
 from collections import defaultdict
@@ -139,7 +140,7 @@ def test_table_13_gives_the_papers_change() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> WrappedModel:
-    return mi.wrap(tiny_model("llama").float(), tiny_tokenizer(["divided"]), name="tiny")
+    return mi.wrap(copy.deepcopy(tiny_model("llama")).float(), tiny_tokenizer(["followed"]), name="tiny")
 
 
 @pytest.fixture(scope="module")

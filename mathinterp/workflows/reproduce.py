@@ -20,7 +20,7 @@ from mathinterp.store import Store
 from mathinterp.workflows.papers import find_items
 from mathinterp.workflows.papers.item import PAPER_MODELS, Item
 from mathinterp.workflows.stages import STAGES, Asked, Stage, in_order
-from mathinterp.workflows.trainings import BENCHMARKS, TRAININGS, Training, train
+from mathinterp.workflows.trainings import BENCHMARKS, NEEDS, TRAININGS, Training, train
 from mathinterp.workflows.verdicts import Compared, Measured, Verdict, compare, said
 
 Told = Callable[[str, RunSummary], None]
@@ -121,7 +121,8 @@ def taken_for(model: ResolvedModel) -> str:
 
 def chosen_stages(items: Sequence[Item], own: str) -> list[Stage]:
     """What has to be run for these items on this model, in order."""
-    return in_order([name for item in items if _runs(item, own) for name in item.stages])
+    names = [name for item in items if _runs(item, own) for name in item.stages]
+    return in_order([stage for name in names for stage in (*NEEDS.get(name, ()), name)])
 
 
 def plan_reproduction(

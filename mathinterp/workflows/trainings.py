@@ -25,6 +25,7 @@ TRAININGS = {
     "sweep": "sweep", "sweep_neurons": "sweep", "prune": "prune", "precise": "precise", "random": "random",
     "lora": "lora", "full": "full", "fingerprint": BENCHMARKS,
 }  # fmt: skip
+NEEDS = {"precise": ("paths",), "random": ("paths",)}  # stages whose runs a training reads
 SHARE = 32  # heads of B's precise fine-tuning, of 1,024: as large a share of other models
 
 
