@@ -28,6 +28,7 @@ from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
 from mathinterp.cli.report import report
+from mathinterp.cli.reproduce import reproduce
 from mathinterp.cli.runs import check, runs
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
@@ -58,6 +59,7 @@ class Commands(Group):
         "Look before you run": ("models", "prompts", "plan", "selftest"),
         "Scan a model": ("scan", "pipeline", "league"),
         "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
+        "Set beside the papers": ("reproduce",),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
         "Serve results, and run on a cluster": ("sql", "report", "runs", "check", "submit", "serve"),
@@ -141,7 +143,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve,
+    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve, reproduce,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)
