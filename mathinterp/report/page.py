@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
 
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
-from mathinterp.experiments.figures import save
+from mathinterp.experiments.figures import Figure, save
 from mathinterp.experiments.results import Results, Row, Summary
 from mathinterp.local_files import whole_file
 from mathinterp.report.cells import format_value
