@@ -45,17 +45,23 @@ def this_interpreter(folder: Path) -> Iterator[None]:
         yield
 
 
+def read(path: Path) -> nbformat.NotebookNode:
+    """A notebook."""
+    book: nbformat.NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return book
+
+
 def executed(path: Path, further: str = "") -> nbformat.NotebookNode:
     """The notebook with what its cells show, run in an empty folder; ``further`` is the code of a last cell.
 
     Raises CellExecutionError with the cell and its traceback.
     """
-    book = nbformat.read(path, as_version=4)
+    book = read(path)
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     if further:
-        book.cells.append(nbformat.v4.new_code_cell(further))
+        book.cells.append(nbformat.v4.new_code_cell(further))  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, this_interpreter(Path(folder) / "jupyter"):
         work = Path(folder) / "work"
         work.mkdir()
@@ -82,13 +88,13 @@ def smaller(picture: str) -> str:
 def write(path: Path) -> str:
     """Run a notebook and write it to its file; returns how long that took."""
     started, before = time.monotonic(), _processor_seconds()
-    kept = nbformat.read(path, as_version=4).metadata
+    kept = read(path).metadata
     book = executed(path)
     for output in (each for cell in book.cells for each in cell.get("outputs", [])):
         if "image/png" in output.get("data", {}):
             output.data["image/png"] = smaller(output.data["image/png"])
     book.metadata = {**kept, "code_digest": code_digest(book)}
-    nbformat.write(book, path)
+    nbformat.write(book, path)  # type: ignore[no-untyped-call]
     return f"{time.monotonic() - started:.0f} s, {_processor_seconds() - before:.0f} s of processor without Ray's"
 
 

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from mathinterp.store import Store
-from recipes.notebooks import FOLDER, code_digest, executed
+from recipes.notebooks import FOLDER, code_digest, executed, read
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LIMITS = {
@@ -35,10 +35,6 @@ def code_of(book: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 def kinds_shown(book: nbformat.NotebookNode) -> list[list[str]]:
     """What each code cell shows: tables, pictures, words."""
     return [[kind for output in cell.outputs for kind in output.get("data", {"text": ""})] for cell in code_of(book)]
-
-
-def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.read(path, as_version=4)
 
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
