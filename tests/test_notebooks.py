@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, use the library's face alone, and are kept with what they show."""
 
 import base64
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -8,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from PIL import Image
 
 from mathinterp.store import Store
-from recipes.notebooks import FOLDER, code_digest, executed, read
+from recipes.notebooks import FOLDER, code_digest, executed, read, smaller
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LIMITS = {
@@ -90,6 +93,15 @@ def test_links_between_notebooks_lead_somewhere(path):
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
     assert all((FOLDER / name).is_file() for name in re.findall(r"\]\((\w+\.ipynb)\)", text))
     assert "What you have learned, and what not to" in text
+
+
+def test_pictures_are_packed_without_loss():
+    pixels = np.arange(64 * 48 * 4, dtype=np.uint8).reshape(64, 48, 4)
+    plain = io.BytesIO()
+    Image.fromarray(pixels).save(plain, "PNG", compress_level=1)
+    packed = base64.b64decode(smaller(base64.b64encode(plain.getvalue()).decode()))
+    assert (np.asarray(Image.open(io.BytesIO(packed))) == pixels).all()
+    assert len(packed) < len(plain.getvalue())
 
 
 @pytest.fixture
