@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from PIL import Image
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 KERNEL = "this-interpreter"
+PROGRESS = re.compile(r"shards \d+/\d+, ")
 CELL_SECONDS = 1800  # on a busy machine
 QUIET = (  # tqdm and Ray miss ipywidgets, which come with Jupyter and show nothing here
     "import logging, warnings; warnings.filterwarnings('ignore', 'IProgress not found');"
@@ -67,8 +69,9 @@ def executed(path: Path, further: str = "") -> nbformat.NotebookNode:
         work.mkdir()
         resources = {"metadata": {"path": str(work)}}
         NotebookClient(
-            book, timeout=CELL_SECONDS, kernel_name=KERNEL, resources=resources, record_timing=False
-        ).execute()
+            book, timeout=CELL_SECONDS, kernel_name=KERNEL, resources=resources, record_timing=False,
+            coalesce_streams=True,
+        ).execute()  # fmt: skip
     return book
 
 
@@ -76,6 +79,16 @@ def code_digest(book: nbformat.NotebookNode) -> str:
     """Of the code cells, in order: kept beside the outputs, it tells whether they come from this code."""
     code = [cell.source for cell in book.cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]
+
+
+def tidy(book: nbformat.NotebookNode) -> None:
+    """Pack pictures, and drop what bars of progress left, which says how fast the machine was."""
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if not PROGRESS.search(str(each.get("data", "")))]
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    output.data["image/png"] = smaller(output.data["image/png"])
 
 
 def smaller(picture: str) -> str:
@@ -90,9 +103,7 @@ def write(path: Path) -> str:
     started, before = time.monotonic(), _processor_seconds()
     kept = read(path).metadata
     book = executed(path)
-    for output in (each for cell in book.cells for each in cell.get("outputs", [])):
-        if "image/png" in output.get("data", {}):
-            output.data["image/png"] = smaller(output.data["image/png"])
+    tidy(book)
     book.metadata = {**kept, "code_digest": code_digest(book)}
     nbformat.write(book, path)  # type: ignore[no-untyped-call]
     return f"{time.monotonic() - started:.0f} s, {_processor_seconds() - before:.0f} s of processor without Ray's"
