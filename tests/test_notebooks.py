@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mathinterp.store import Store
-from recipes.notebooks import FOLDER, code_digest, executed, read, smaller
+from recipes.notebooks import FOLDER, code_digest, executed, read, smaller, tidy
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 LIMITS = {
@@ -123,6 +123,7 @@ def test_a_notebook_runs_and_shows_what_the_stored_one_does(name, small, monkeyp
     monkeypatch.setenv("MATHINTERP_NOTEBOOK_LIMIT", str(LIMITS[name]))
     path = FOLDER / f"{name}.ipynb"
     book = executed(path)
+    tidy(book)
     assert kinds_shown(book) == kinds_shown(read(path))
     assert {run["status"] for run in Store(small).rows("SELECT status FROM runs")} == {"finished"}
 
