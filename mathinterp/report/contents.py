@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.grid import Grid
@@ -21,7 +22,7 @@ from mathinterp.store import Store
 from mathinterp.text import file_name, printable
 
 WEB = Path(__file__).with_name("web")
-STATIC = ("style.css", "app.js", "grid.js")
+STATIC = ("style.css", "app.js", "cells.js", "grid.js")
 
 
 def contents(
@@ -69,7 +70,7 @@ def render(
     """The page's HTML; every text in it is printable and escaped."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: printable(value) if isinstance(value, str) else value,
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
     )  # fmt: skip
     environment.filters["cell"] = format_value
     template = environment.from_string(WEB.joinpath("index.html").read_text(encoding="utf-8"))

@@ -13,9 +13,9 @@
     if (!scripts.has(name)) {
       scripts.set(name, new Promise((done, failed) => {
         const script = document.createElement("script");
-        script.src = `assets/data/${name}.js`;
+        script.src = `assets/${name}.js`;
         script.onload = done;
-        script.onerror = () => failed(new Error(`assets/data/${name}.js is not beside this page`));
+        script.onerror = () => failed(new Error(`assets/${name}.js is not beside this page`));
         document.head.append(script);
       }));
     }
@@ -59,7 +59,7 @@
     const key = figure.dataset.key;
     const place = one(".drawn", figure);
     try {
-      await load(key);
+      await Promise.all([load("vega"), load(`data/${key}`)]);
       drawn.get(figure)?.finalize();
       const result = await window.vegaEmbed(place, structuredClone(given.figures.get(key)), {
         mode: "vega-lite",
@@ -169,7 +169,7 @@
   async function openGrid(card, button) {
     button.disabled = true;
     button.textContent = "Loading…";
-    await load(card.dataset.key);
+    await load(`data/${card.dataset.key}`);
     const room = one(".room", card);
     room.hidden = false;
     await window.mathinterp.explore(room, given.grids.get(card.dataset.key));
