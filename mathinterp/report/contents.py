@@ -5,6 +5,7 @@ has an empty ``<section id="sql">``, loads ``sql.js`` from beside it and may tal
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from markupsafe import Markup
 from mathinterp.errors import UserError
 from mathinterp.experiments.grid import Grid
 from mathinterp.report.cells import format_value
+from mathinterp.report.compare import compared as compare_runs
 from mathinterp.report.facts import facts_of
 from mathinterp.report.grids import grid_data
 from mathinterp.report.runs import Shown, asked, shown
-from mathinterp.report.scripts import packed, script, vega_bundle
+from mathinterp.report.scripts import packed, script, spec_of, vega_bundle
 from mathinterp.store import Store
 from mathinterp.text import file_name, printable
 
@@ -38,20 +40,28 @@ def contents(
     Raises:
         UserError: an unknown run, one named that has no rows yet, or no finished run.
     """
-    wanted = [*run_ids, *(compare or ())]
-    store.check(wanted or None)  # what is damaged is named, and counts as missing
-    sections, left_out, compared = [], [], None
+    pair = compare or ()
+    named = [*run_ids, *pair] if run_ids else []
+    store.check(named or None)  # what is damaged is named, and counts as missing
+    sections, left_out, compared, sides = [], [], None, {}
+    asked(store, pair)
     with store.held():
-        for run in asked(store, wanted):
-            if not wanted and run["status"] != "finished":
+        for run in asked(store, named):
+            if run["status"] != "finished" and run["run_id"] not in (*named, *pair):
                 left_out.append(_unfinished(run))
                 continue
             found = shown(store, run)
             if found is None:
                 left_out.append({**run, "why": f"the experiment {run['scan']} is not installed here"})
                 continue
-            sections.append(_section(store, found))
+            sections.append(_section(found))
             yield from _data(found)
+            sides |= {run["run_id"]: replace(found, grid=None)} if run["run_id"] in pair else {}
+        if compare is not None:
+            comparison = compare_runs(store, *(_side(sides, run_id) for run_id in compare))
+            for name, chart in comparison.charts.items():
+                yield f"assets/data/compare-{name}.js", script("figure", f"compare-{name}", spec_of(chart))
+            compared = {"says": comparison, "sides": [section for run_id in compare for section in sections if section["run_id"] == run_id]}
     if not sections and not served:
         raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")
     for name in STATIC:
@@ -79,7 +89,7 @@ def render(
     )
 
 
-def _section(store: Store, run: Shown) -> dict[str, Any]:
+def _section(run: Shown) -> dict[str, Any]:
     """What the template shows of a run."""
     return {
         **run.run,
@@ -88,10 +98,16 @@ def _section(store: Store, run: Shown) -> dict[str, Any]:
         "summary": run.summary,
         "facts": facts_of(run.record),
         "command": run.record.get("command"),
-        "has_figure": hasattr(run.figure, "to_dict"),
+        "has_figure": run.figure is not None,
         "doubt": run.doubt,
         "grid": None if run.grid is None else _size(run.grid),
     }
+
+
+def _side(sides: Mapping[str, Shown], run_id: str) -> Shown:
+    if run_id not in sides:
+        raise UserError(f"run {run_id} cannot be compared: its experiment is not installed here")
+    return sides[run_id]
 
 
 def _size(grid: Grid) -> dict[str, Any]:
@@ -100,8 +116,8 @@ def _size(grid: Grid) -> dict[str, Any]:
 
 def _data(run: Shown) -> Iterator[tuple[str, bytes]]:
     key = file_name(run.run["run_id"])
-    if hasattr(run.figure, "to_dict"):
-        yield f"assets/data/{key}-figure.js", script("figure", key, run.figure.to_dict())
+    if run.figure is not None:
+        yield f"assets/data/{key}-figure.js", script("figure", f"{key}-figure", spec_of(run.figure))
     if run.grid is not None:
         yield f"assets/data/{key}.js", script("grid", key, grid_data(run.grid, packed))
 
