@@ -77,7 +77,9 @@ def compared(store: Store, first: Shown, second: Shown) -> Comparison:
         if measures[0] == measures[1]:
             charts = {"difference": _difference(both, names, unit), **charts}
         else:
-            lines.append(f"They measure different things ({measures[0]}, {measures[1]}): there is no difference to map.")
+            lines.append(
+                f"They measure different things ({measures[0]}, {measures[1]}): there is no difference to map."
+            )
     return Comparison((first, second), lines, charts, _agreement(store, first, second))
 
 
@@ -112,7 +114,10 @@ def matched(first: pd.DataFrame, second: pd.DataFrame, *, same_model: bool) -> t
 
     Of different models components match by their place, and only where both runs have the same ones.
     """
-    places = [set(map(tuple, table[PLACE].drop_duplicates().astype(object).fillna(-1).to_numpy())) for table in (first, second)]
+    places = [
+        set(map(tuple, table[PLACE].drop_duplicates().astype(object).fillna(-1).to_numpy()))
+        for table in (first, second)
+    ]
     common = places[0] & places[1]
     none = first.iloc[:0].assign(first=[], second=[])
     if not common:
@@ -158,7 +163,9 @@ def _agreement(store: Store, first: Shown, second: Shown) -> Table | None:
     view, both = ("ranking_agreement", "AND method = other_method") if same else ("head_transfer", "")
     sql = AGREEMENT.format(view=view, same=both)
     rows = Results(store, first.run["run_id"]).rows(sql, other=second.run["run_id"])
-    return Table("How alike they rank heads (rank correlation; heads among the first ten of both)", rows) if rows else None
+    return (
+        Table("How alike they rank heads (rank correlation; heads among the first ten of both)", rows) if rows else None
+    )
 
 
 def _tips(names: tuple[str, str], unit: str) -> list[Tip]:
@@ -193,10 +200,14 @@ def _concentration(tables: Sequence[pd.DataFrame], names: tuple[str, str], unit:
         parts.append(pd.DataFrame({"run": name, "rank": range(1, len(every) + 1), "size": every["effect"].abs()}))
     frame = pd.concat(parts)
     tips = [Tip("run", "run", "text"), Tip("rank", "rank", "whole"), Tip("size", "size of the effect", unit)]
-    line = alt.Chart(data_of(frame)).mark_line(point=True).encode(
-        x=alt.X("rank:Q", title="rank", scale=alt.Scale(type="log")),
-        y=alt.Y("size:Q", title=titled_axis("size of the effect", unit), axis=axis(unit)),
-        color=alt.Color("run:N", title=None, sort=list(names), legend=alt.Legend(orient="bottom")),
+    line = (
+        alt.Chart(data_of(frame))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("rank:Q", title="rank", scale=alt.Scale(type="log")),
+            y=alt.Y("size:Q", title=titled_axis("size of the effect", unit), axis=axis(unit)),
+            color=alt.Color("run:N", title=None, sort=list(names), legend=alt.Legend(orient="bottom")),
+        )
     )
     drawn = with_tips(line, tips).properties(width=300, height=220)
     return headed(drawn, "How few components carry the effect", "Effects over all operations, largest first.")
