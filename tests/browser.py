@@ -54,7 +54,7 @@ def opened(browser: Any, page: Path | str, *, allowed: tuple[str, ...] = ALLOWED
     tab.goto(page if isinstance(page, str) else page.as_uri())
     yield tab
     context.close()
-    assert not wrong
+    assert not wrong, wrong
 
 
 def serious(tab: Any) -> list[str]:

@@ -97,8 +97,8 @@ def test_a_chart_tells_the_effect_under_the_pointer(browser: Any, two_runs: tupl
         assert drop is not None
         layer, head = name[1].split(".")
         (row,) = store.rows(
-            "SELECT drop FROM head_effects WHERE run_id = $run AND operation = 'all' AND layer = $layer AND head = $head",
-            {"run": first, "layer": int(layer), "head": int(head)},
+            "SELECT drop FROM head_effects WHERE run_id = $run AND operation = 'all' AND layer = $layer AND head = $h",
+            {"run": first, "layer": int(layer), "h": int(head)},
         )
         assert float(drop[1].replace("−", "-")) == pytest.approx(100 * row["drop"], rel=1e-3)
 
