@@ -115,7 +115,7 @@ def test_choosing_heads_and_prompts_gives_the_counts_of_sql(
         explore(tab)
         status = section.locator(".status")
         assert f"6 of 6 heads, 9 of 9 prompts: {len(rows)} answers broken" in status.inner_text()
-        section.get_by_label("Operation").select_option("sub")
+        section.get_by_label("Operation", exact=True).select_option("sub")
         assert f"3 of 9 prompts: {sum(row['operation'] == 'sub' for row in rows)} answer" in status.inner_text()
         section.get_by_label("Heads", exact=True).fill("1")
         mine = [row for row in rows if row["operation"] == "sub" and row["head"].startswith("1.")]
