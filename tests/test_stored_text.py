@@ -4,12 +4,12 @@ import json
 import tempfile
 from pathlib import Path
 
+import altair as alt
 import duckdb
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from mathinterp.cli.main import main
 from mathinterp.cli.output import print_table
@@ -150,15 +150,19 @@ def test_the_report_replaces_links_and_leaves_their_targets(tmp_path):
     assert not any(path.is_symlink() for path in page.iterdir())
 
 
-def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path, monkeypatch):
-    def half(self, file, **_):
-        Path(file).write_bytes(b"half")
+@pytest.mark.parametrize("which", ["write_bytes", "write_text"])
+def test_a_figure_that_cannot_be_written_leaves_no_half_file(tmp_path, monkeypatch, which):
+    write = getattr(Path, which)
+
+    def half(self, what, **_):
+        write(self, what[: len(what) // 2])
         raise OSError("disk full")
 
-    monkeypatch.setattr(Figure, "savefig", half)
+    monkeypatch.setattr(Path, which, half)
+    chart = alt.Chart(alt.InlineData(values=[{"a": 1}])).mark_point().encode(x="a:Q")
     with pytest.raises(OSError, match="disk full"):
-        save(Figure(), tmp_path / "figure")
-    assert list(tmp_path.iterdir()) == []
+        save(chart, tmp_path / "figure")
+    assert [path.suffix for path in tmp_path.iterdir()] == ([] if which == "write_bytes" else [".png"])
 
 
 @pytest.mark.parametrize(
