@@ -59,7 +59,7 @@
           labelled(`${word[0].toUpperCase()}${word.slice(1)}s`, this.named), labelled("Colour", this.quantity), labelled("Order", this.order), clear),
         this.status,
         make("div", { class: "panels" },
-          make("div", {}, this.mapTitle, this.map, make("p", { class: "hint" }, `Drag to choose ${word}s, click for one ${word}'s sentences.`)),
+          make("div", {}, this.mapTitle, this.map, make("p", { class: "hint" }, `Layer 0 is below. Drag to choose ${word}s, click for one ${word}'s sentences.`)),
           make("div", {}, make("h4", {}, `${word}s (down) by prompts (across)`), this.heat, this.legend,
             make("p", { class: "hint" }, "Drag to choose, click a cell for its sentences."))),
         make("div", { class: "panels even" },
