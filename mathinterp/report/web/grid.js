@@ -14,7 +14,7 @@
     return element;
   }
 
-  const nats = (value) => `${value > 0 ? "+" : ""}${value.toFixed(2)}`;
+  const nats = (value) => (Math.abs(value) < 0.005 ? "0.00" : `${value > 0 ? "+" : ""}${value.toFixed(2)}`);
   const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
   const labelled = (text, control) => make("label", {}, make("span", {}, text), control);
 
@@ -333,7 +333,7 @@
 
     bars(h, p) {
       const found = this.cells.attention(h, p);
-      if (!found) return "no row";
+      if (!found) return "not scanned";
       return make("span", { class: "bars" }, ...found.slice(0, 3).map(({ type, mass }) => {
         const bar = make("i", {});
         bar.style.width = `${Math.round(60 * mass)}px`;
