@@ -16,7 +16,10 @@
 
   const nats = (value) => (Math.abs(value) < 0.005 ? "0.00" : `${value > 0 ? "+" : ""}${value.toFixed(2)}`);
   const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-  const labelled = (text, control) => make("label", {}, make("span", {}, text), control);
+  const labelled = (text, control) => {
+    control.setAttribute("aria-label", text); // else the label's name would have the choices in it
+    return make("label", {}, make("span", {}, text), control);
+  };
 
   class Explorer {
     constructor(room, cells) {
