@@ -176,7 +176,16 @@
     button.remove();
   }
 
+  // A view that was put on the page after it was read: its data are loaded anew when they are needed.
+  function added(view) {
+    const key = view.id.replace(/^run-/, "");
+    for (const name of [`data/${key}`, `data/${key}-figure`]) scripts.delete(name);
+    for (const figure of all("figure.chart", view)) seen.observe(figure);
+    show.current();
+  }
+
   window.mathinterp = {
+    added,
     figure: (key, spec) => given.figures.set(key, spec),
     grid: (key, data) => given.grids.set(key, data),
     colour,
