@@ -26,9 +26,9 @@ from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from mathinterp.experiments.figures import Figure
     from mathinterp.experiments.stability.result import Stability
 
 
@@ -191,7 +191,7 @@ class Run:
         return summary
 
     def figure(self, **shown: Any) -> "Figure | None":
-        """The experiment's picture of the run; None: it has none to draw."""
+        """The experiment's chart of the run, an Altair object; None: it has none to draw."""
         with _fields_of(type(self.experiment).show_options), self.store.held():
             return type(self.experiment).figure(self._results, type(self.experiment).show_options(**shown))
 

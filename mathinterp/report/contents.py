@@ -4,7 +4,7 @@ The same files open from a folder (file://, nothing is fetched) and from a serve
 has an empty ``<section id="sql">``, loads ``sql.js`` from beside it and may talk to its own server.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from markupsafe import Markup
 from mathinterp.errors import UserError
 from mathinterp.experiments.grid import Grid
 from mathinterp.report.cells import format_value
+from mathinterp.report.compare import Comparison
+from mathinterp.report.compare import compared as compare_runs
 from mathinterp.report.facts import facts_of
 from mathinterp.report.grids import grid_data
-from mathinterp.report.runs import Shown, asked, shown
-from mathinterp.report.scripts import packed, script, vega_bundle
+from mathinterp.report.runs import Found, Shown, find
+from mathinterp.report.scripts import packed, script, spec_of, vega_bundle
 from mathinterp.store import Store
 from mathinterp.text import file_name, printable
 
@@ -38,48 +40,50 @@ def contents(
     Raises:
         UserError: an unknown run, one named that has no rows yet, or no finished run.
     """
-    wanted = [*run_ids, *(compare or ())]
-    store.check(wanted or None)  # what is damaged is named, and counts as missing
-    sections, left_out, compared = [], [], None
     with store.held():
-        for run in asked(store, wanted):
-            if not wanted and run["status"] != "finished":
-                left_out.append(_unfinished(run))
-                continue
-            found = shown(store, run)
-            if found is None:
-                left_out.append({**run, "why": f"the experiment {run['scan']} is not installed here"})
-                continue
-            sections.append(_section(store, found))
-            yield from _data(found)
-    if not sections and not served:
-        raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")
+        found = find(store, run_ids, compare or ())
+        if not found.shown and not served:
+            raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")
+        yield from files(store, found, compare, served)
+
+
+def files(
+    store: Store, found: Found, compare: tuple[str, str] | None = None, served: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """See ``contents``, of runs that were found."""
+    for run in found.shown:
+        yield from _data(run)
+    comparison = None if compare is None else compare_runs(store, found.of(compare[0]), found.of(compare[1]))
+    for name, chart in (comparison.charts if comparison else {}).items():
+        yield f"assets/data/compare-{name}.js", script("figure", f"compare-{name}", spec_of(chart))
     for name in STATIC:
         yield f"assets/{name}", WEB.joinpath(name).read_bytes()
     yield "assets/vega.js", vega_bundle()
-    yield "index.html", render(store, sections, left_out, compared, served).encode()
+    yield "index.html", render(store.url, found, comparison, served).encode()
 
 
-def render(
-    store: Store,
-    sections: Sequence[Mapping[str, Any]],
-    left_out: Sequence[Mapping[str, Any]] = (),
-    compared: Mapping[str, Any] | None = None,
-    served: bool = False,
-) -> str:
+def render(store: str, found: Found, comparison: Comparison | None = None, served: bool = False) -> str:
     """The page's HTML; every text in it is printable and escaped."""
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
-    )  # fmt: skip
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_safe
+    )
     environment.filters["cell"] = format_value
     template = environment.from_string(WEB.joinpath("index.html").read_text(encoding="utf-8"))
+    sections = {run.run["run_id"]: _section(run) for run in found.shown}
+    compared = None
+    if comparison is not None:
+        compared = {"says": comparison, "sides": [sections[run.run["run_id"]] for run in comparison.runs]}
     return template.render(
-        store=store.url, sections=sections, left_out=left_out, problems=store.problems, compared=compared, served=served
-    )
+        store=store, sections=[*sections.values()], left_out=found.left_out, problems=found.problems,
+        compared=compared, served=served,
+    )  # fmt: skip
 
 
-def _section(store: Store, run: Shown) -> dict[str, Any]:
+def _safe(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _section(run: Shown) -> dict[str, Any]:
     """What the template shows of a run."""
     return {
         **run.run,
@@ -88,7 +92,7 @@ def _section(store: Store, run: Shown) -> dict[str, Any]:
         "summary": run.summary,
         "facts": facts_of(run.record),
         "command": run.record.get("command"),
-        "has_figure": hasattr(run.figure, "to_dict"),
+        "has_figure": run.figure is not None,
         "doubt": run.doubt,
         "grid": None if run.grid is None else _size(run.grid),
     }
@@ -100,17 +104,7 @@ def _size(grid: Grid) -> dict[str, Any]:
 
 def _data(run: Shown) -> Iterator[tuple[str, bytes]]:
     key = file_name(run.run["run_id"])
-    if hasattr(run.figure, "to_dict"):
-        yield f"assets/data/{key}-figure.js", script("figure", key, run.figure.to_dict())
+    if run.figure is not None:
+        yield f"assets/data/{key}-figure.js", script("figure", f"{key}-figure", spec_of(run.figure))
     if run.grid is not None:
         yield f"assets/data/{key}.js", script("grid", key, grid_data(run.grid, packed))
-
-
-def _unfinished(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run that is named and not drawn."""
-    errors = run["errors"] if isinstance(run["errors"], Mapping) else {}
-    first = next(iter(errors.values()), "")
-    why = f"{run['shards_done']} of {run['shards']} shards are there" + (
-        f"; {str(first).splitlines()[0]}" if first else ""
-    )
-    return {**run, "why": why}

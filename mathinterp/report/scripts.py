@@ -9,6 +9,7 @@ import zlib
 from functools import cache
 from typing import Any
 
+import altair as alt
 import numpy as np
 import vl_convert
 
@@ -19,6 +20,12 @@ def script(function: str, *values: Any) -> bytes:
     """A script that calls ``mathinterp.function(...)``; text in it can end no script and break no line."""
     given = ",".join(json.dumps(value, allow_nan=False, separators=(",", ":")) for value in values)  # all ASCII
     return f"mathinterp.{function}({given});\n".replace("<", r"\u003c").encode("ascii")
+
+
+def spec_of(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """A chart as Vega-Lite, however many rows it has."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        return chart.to_dict()
 
 
 def packed(array: np.ndarray) -> str:

@@ -55,13 +55,20 @@
     };
   }
 
+  // The chart with as many panels in a row as there is room for.
+  function fitted(spec, width) {
+    const copy = structuredClone(spec);
+    if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 70)));
+    return copy;
+  }
+
   async function draw(figure) {
     const key = figure.dataset.key;
     const place = one(".drawn", figure);
     try {
       await Promise.all([load("vega"), load(`data/${key}`)]);
       drawn.get(figure)?.finalize();
-      const result = await window.vegaEmbed(place, structuredClone(given.figures.get(key)), {
+      const result = await window.vegaEmbed(place, fitted(given.figures.get(key), place.clientWidth), {
         mode: "vega-lite",
         renderer: "canvas",
         actions: false,
