@@ -15,22 +15,21 @@ from mathinterp.report.front import Front, cookie_name
 from mathinterp.service.listening import bound_socket, listening, url_of
 from mathinterp.store import Store
 
-PORT = 8391
-
 
 @dataclass(frozen=True)
 class Exploring:
-    """A page that is served until ``close``, or to the end of a with block.
+    """A page that is served until ``close``, or to the end of a with block."""
 
-    url: to open in a browser; it has the token in it, so whoever has it can read the store.
-    """
-
-    url: str
     host: str
     port: int
     token: str = field(repr=False)
     _stack: ExitStack = field(repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def url(self) -> str:
+        """To open in a browser. The token is in it: whoever has it can read the store."""
+        return f"{url_of(self.host, self.port)}/?token={self.token}"
 
     @property
     def cookie(self) -> str:
@@ -88,5 +87,5 @@ def explore(
         front = Front(store, host, port, token, run_ids, query_seconds)
         stack.callback(front.close)
         stack.enter_context(listening(front.app(), bound))
-        return Exploring(f"{url_of(host, port)}/?token={token}", host, port, token, stack.pop_all())
+        return Exploring(host, port, token, stack.pop_all())
     raise AssertionError("never reached")

@@ -104,7 +104,7 @@
 
   // ---- views ----
 
-  function show() {
+  function show(moved = true) {
     const asked = decodeURIComponent(location.hash.slice(1));
     const views = all(".view");
     const known = views.some((view) => view.id === asked);
@@ -115,8 +115,8 @@
       if (link.getAttribute("href") === `#${chosen}`) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    openMenu(false);
-    if (known) {
+    if (moved) openMenu(false);
+    if (known && moved) {
       scrollTo(0, 0);
       one("#main").focus({ preventScroll: true });
     }
@@ -187,8 +187,12 @@
   function added(view) {
     const key = view.id.replace(/^run-/, "");
     for (const name of [`data/${key}`, `data/${key}-figure`]) scripts.delete(name);
+    for (const figure of [...drawn.keys()].filter((each) => !each.isConnected)) {
+      drawn.get(figure).finalize();
+      drawn.delete(figure);
+    }
     for (const figure of all("figure.chart", view)) seen.observe(figure);
-    show.current();
+    show(false);
   }
 
   window.mathinterp = {
