@@ -79,6 +79,7 @@ class Front:
                 web.get("/", self._index),
                 web.get("/state", self._state),
                 web.get("/views", self._views),
+                web.get("/favicon.ico", self._nothing),
                 web.post("/sql", self._sql),
                 web.post("/sql.csv", self._csv),
                 web.get("/{name:.+}", self._file),
@@ -149,6 +150,10 @@ class Front:
             raise web.HTTPNotFound
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         return web.Response(body=content, content_type=kind, charset="utf-8")
+
+    async def _nothing(self, request: web.Request) -> web.Response:
+        """Browsers ask for an icon by themselves."""
+        return web.Response(status=204)
 
     async def _page(self) -> Any:
         version = (await self._now()).version
