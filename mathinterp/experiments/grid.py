@@ -5,7 +5,6 @@ Knows arrays and the views of ablations; knows no page.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,8 +59,8 @@ class Grid:
     word: what a component is called, in the singular.
     layers, heads: N; heads are -1 for whole layers.
     prompts: prompt_id, text, answer, operation, and predicted: the unchanged model's answer.
-    cells: N x P of bits RIGHT_BEFORE and RIGHT_AFTER (every counted token is right) and CHANGED (another prediction), or
-        MISSING.
+    cells: N x P of bits RIGHT_BEFORE and RIGHT_AFTER (every counted token is right) and CHANGED (another prediction);
+        or MISSING.
     change: N x P, summed over the counted tokens: log-probability of the right answer, nats; NaN where missing.
     answers, after: the predictions of the changed cells, row by row: ``answers[after[i]]``.
     """

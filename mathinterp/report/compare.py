@@ -1,7 +1,7 @@
 """Two runs side by side: what differs between them, and their components' effects against each other.
 
-Effects are means over prompts of what an experiment ranks its components by, per operation; 'all' is the unweighted mean
-of the operations. A difference is the second run's effect less the first's.
+Effects are means over prompts of what an experiment ranks its components by, per operation; 'all' is the unweighted
+mean of the operations. A difference is the second run's effect less the first's.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def compared(store: Store, first: Shown, second: Shown) -> Comparison:
 
 
 def short_names(first: Shown, second: Shown) -> tuple[str, str]:
-    """What tells the two apart: the models, else the scans, else the prompts; with the run ids where that is not enough."""
+    """What tells the two apart: the models, else the scans, else the prompts, else the run ids."""
     for field in ("model", "scan", "prompts"):
         if first.run[field] != second.run[field]:
             return str(first.run[field]), str(second.run[field])

@@ -4,8 +4,11 @@ Knows bytes and text; knows no run. A page opened from a file may fetch nothing,
 """
 
 import base64
+import csv
+import io
 import json
 import zlib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -23,9 +26,38 @@ def script(function: str, *values: Any) -> bytes:
 
 
 def spec_of(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """A chart as Vega-Lite, however many rows it has."""
+    """A chart as Vega-Lite, however many rows it has; CSV in it becomes columns, as Vega's reader of CSV needs eval.
+
+    The page's script makes rows of ``{"columns": {name: values}}``.
+    """
     with alt.data_transformers.enable("default", max_rows=None):
-        return chart.to_dict()
+        spec: dict[str, Any] = chart.to_dict()
+    for data in [node["data"] for node in _nodes(spec) if isinstance(node.get("data"), dict)]:
+        form = data.get("format") or {}
+        if form.get("type") == "csv":
+            holder, name = (data, "values") if "values" in data else (spec["datasets"], data["name"])
+            if isinstance(holder[name], str):
+                holder[name] = _columns(holder[name], form.get("parse") or {})
+            del data["format"]
+    return spec
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a specification but for rows of data."""
+    if isinstance(value, dict):
+        yield value
+    for name, inner in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        if name not in ("datasets", "values"):
+            yield from _nodes(inner)
+
+
+def _columns(text: str, kinds: Mapping[str, str]) -> dict[str, dict[str, list[Any]]]:
+    names, *rows = csv.reader(io.StringIO(text))
+    read = [float if kinds.get(name) == "number" else str for name in names]
+    columns = zip(names, read, zip(*rows, strict=True), strict=True)
+    return {"columns": {name: [each(value) if value else None for value in values] for name, each, values in columns}}
 
 
 def packed(array: np.ndarray) -> str:

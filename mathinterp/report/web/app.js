@@ -38,13 +38,17 @@
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // Steps between two colours: between two alone Vega goes by way of other hues.
+  const ramp = (from, to) => [0, 0.25, 0.5, 0.75, 1].map((share) => window.mathinterp.mixed(from, to, share));
+
   function vegaConfig() {
-    const [text, line, card] = ["--text", "--line", "--card"].map(colour);
+    const [text, line, card, good, none, bad] = ["--text", "--line", "--card", "--mended", "--right", "--broken"].map(colour);
     const font = "system-ui, sans-serif";
     const words = { labelColor: text, titleColor: text, labelFont: font, titleFont: font, titleFontWeight: 500 };
     return {
       background: card,
       font,
+      range: { diverging: [...ramp(good, none), ...ramp(none, bad).slice(1)], heatmap: ramp(none, good), ramp: ramp(none, good) },
       title: { color: text, subtitleColor: text, fontWeight: 600 },
       axis: { ...words, domainColor: line, tickColor: line, gridColor: line },
       legend: words,
@@ -55,10 +59,18 @@
     };
   }
 
-  // The chart with as many panels in a row as there is room for.
+  // Data that came as columns, as rows.
+  function asRows(value) {
+    if (!value?.columns || Array.isArray(value)) return value;
+    const names = Object.keys(value.columns);
+    return value.columns[names[0]].map((_, i) => Object.fromEntries(names.map((name) => [name, value.columns[name][i]])));
+  }
+
+  // The chart with rows, and as many panels in a row as there is room for.
   function fitted(spec, width) {
     const copy = structuredClone(spec);
-    if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 70)));
+    for (const name in copy.datasets ?? {}) copy.datasets[name] = asRows(copy.datasets[name]);
+    if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 50)));
     return copy;
   }
 
