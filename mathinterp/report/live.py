@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mathinterp.report.contents import contents
+from mathinterp.report.scripts import vega_bundle
 from mathinterp.store import Store
 from mathinterp.store.run_list import RunRow
 
 LEAST_SECONDS = 1.0  # between looks at a store
-SHARE = 0.1  # of the time, at most, that looks and pages take
+SHARE = 0.1  # of the time, at most, that looks take
+PAGE_SHARE = 0.3  # the same of pages
+MOST_SECONDS = 60.0  # that a page is behind
 AT_WORK = 60.0  # seconds since the last write of a run that may still be computed
 
 
@@ -88,11 +91,12 @@ class Pages:
         Raises UserError as ``contents`` does.
         """
         if version != self.version and (not self._files or time.monotonic() >= self._next):
+            vega_bundle()  # the first time it takes seconds
             started = time.monotonic()
             files = dict(contents(Store(self._given), self._run_ids, served=True))
             mark = f'<body data-version="{version}">'.encode()
             self._files = {**files, "index.html": files["index.html"].replace(b"<body>", mark, 1)}
             self.version = version
             ended = time.monotonic()
-            self._next = ended + (ended - started) / SHARE
+            self._next = ended + min((ended - started) / PAGE_SHARE, MOST_SECONDS)
         return self._files
