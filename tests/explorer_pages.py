@@ -1,5 +1,6 @@
 """Pages for the tests of the explorer: small stores, odd text, and a large grid of made-up cells."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ def odd_store(folder: Path) -> Store:
     ]  # fmt: skip
     heads = [{**row, "layer": 0, "head": h, "correct": False, "predicted_id": 41} for h in (0, 1) for row in rows]
     store = Store(folder)
-    fill(store, prompts, rows, heads, model=ODD, prompts=ODD)
+    run = fill(store, prompts, rows, heads, model=ODD)
+    record = folder / "runs" / f"{run}.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "prompts": MANY, "command": ODD}))
     failed = open_run(store, ["head_scan/00000"], model=f"failed {ODD}", model_fingerprint="weights-9")
     failed.finish(errors={"head_scan/00000": f"ValueError: {ODD}"})
     return store

@@ -3,20 +3,8 @@
 import pandas as pd
 
 from mathinterp.experiments.ablation_summary import COSTLY
-from mathinterp.experiments.figures import (
-    LAYER,
-    OPERATION,
-    SURE,
-    Figure,
-    N,
-    Q,
-    Tip,
-    interval,
-    intervals,
-    node_map,
-    signed_colour,
-    titled,
-)  # fmt: skip
+from mathinterp.experiments.charts import intervals, node_map, signed_colour
+from mathinterp.experiments.figures import LAYER, OPERATION, SURE, Figure, N, Q, Tip, interval, titled
 from mathinterp.experiments.reach import noise_warnings, prompts_of, rough_warnings, unrankable
 from mathinterp.experiments.results import Results
 
@@ -66,4 +54,4 @@ def _points(rows: pd.DataFrame, fall: Tip) -> Figure:
     layers = sorted(rows["layer"].unique(), reverse=True)
     rows = rows.drop(columns=["node", "head"]).assign(name="MLP " + rows["layer"].astype(str))
     tips = [Tip("name", "node", "text"), *TIPS]
-    return intervals(rows, LAYER, fall, ends, tips, order=layers, panel="operation", rule=0)
+    return intervals(rows, LAYER, fall, ends, tips, order=layers, panel="operation", rule=[0])

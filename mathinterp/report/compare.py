@@ -11,6 +11,7 @@ import altair as alt
 import pandas as pd
 
 from mathinterp.experiments import registry
+from mathinterp.experiments.charts import node_map, signed_colour
 from mathinterp.experiments.figures import (
     OPERATION,
     Figure,
@@ -18,10 +19,8 @@ from mathinterp.experiments.figures import (
     axis,
     data_of,
     headed,
-    node_map,
     operations_of,
     panels,
-    signed_colour,
     titled_axis,
     with_tips,
 )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.grid import Grid
-from mathinterp.report.cells import format_value
+from mathinterp.report.cells import format_value, shown_text
 from mathinterp.report.compare import Comparison
 from mathinterp.report.compare import compared as compare_runs
 from mathinterp.report.facts import facts_of
@@ -67,7 +67,7 @@ def render(store: str, found: Found, comparison: Comparison | None = None, serve
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_safe
     )
-    environment.filters["cell"] = format_value
+    environment.filters |= {"cell": format_value, "whole": lambda text: escape(printable(text))}
     template = environment.from_string(WEB.joinpath("index.html").read_text(encoding="utf-8"))
     sections = {run.run["run_id"]: _section(run) for run in found.shown}
     compared = None
@@ -80,7 +80,8 @@ def render(store: str, found: Found, comparison: Comparison | None = None, serve
 
 
 def _safe(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Text without what a program would obey, and with an end."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else shown_text(value)
 
 
 def _section(run: Shown) -> dict[str, Any]:

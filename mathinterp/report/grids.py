@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mathinterp.experiments.grid import Attention, Grid
-from mathinterp.text import printable
+from mathinterp.report.cells import shown_text
 
 MIDDLE, STEPS = 128, 127
 
@@ -38,14 +38,14 @@ def grid_data(grid: Grid, packed: Any) -> Mapping[str, Any]:
         "layers": grid.layers.tolist(),
         "heads": grid.heads.tolist(),
         "prompts": [
-            [printable(str(row[name])) for name in ("prompt_id", "text", "answer", "predicted", "operation")]
+            [shown_text(str(row[name])) for name in ("prompt_id", "text", "answer", "predicted", "operation")]
             for row in grid.prompts
         ],
         "cells": packed(grid.cells),
         "change": packed(levels),
         "bound": bound,
         "error": error,
-        "answers": [printable(text) for text in grid.answers],
+        "answers": [shown_text(text) for text in grid.answers],
         "after": packed(grid.after.astype(np.uint32 if wide else np.uint16)),
         "wide": wide,
         "attention": None if grid.attention is None else _attention_data(grid.attention, packed),
@@ -57,7 +57,7 @@ def _attention_data(attention: Attention, packed: Any) -> Mapping[str, Any]:
     mass = attention.mass
     return {
         "run": attention.run_id,
-        "types": [printable(each) for each in attention.types],
+        "types": [shown_text(each) for each in attention.types],
         "heads": attention.heads.tolist(),
         "mass": packed(np.where(np.isnan(mass), 255, np.rint(np.nan_to_num(mass) * 254)).astype(np.uint8)),
         "left_out": attention.left_out,

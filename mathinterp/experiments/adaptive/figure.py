@@ -2,15 +2,8 @@
 
 import altair as alt
 
-from mathinterp.experiments.figures import (
-    Figure,
-    Tip,
-    amount_colour,
-    interval,
-    node_map,
-    signed_colour,
-    titled,
-)  # fmt: skip
+from mathinterp.experiments.charts import amount_colour, node_map, signed_colour
+from mathinterp.experiments.figures import Figure, Tip, interval, titled
 from mathinterp.experiments.results import Results
 
 

@@ -26,7 +26,7 @@
       this.texts = cells.data.prompts.map(([id, text]) => `${text} ${id}`.toLowerCase());
       this.layers = Math.max(...cells.data.layers) + 1;
       this.columns = Math.max(...cells.data.heads, 0) + 1;
-      this.place = new Map(this.all.reduce((found, h) => [...found, [`${cells.data.layers[h]}/${Math.max(cells.data.heads[h], 0)}`, h]], []));
+      this.place = new Map(Array.from(this.all, (h) => [`${cells.data.layers[h]}/${Math.max(cells.data.heads[h], 0)}`, h]));
       this.build();
       this.reset();
       document.addEventListener("recoloured", () => this.update());
@@ -95,7 +95,7 @@
         const box = canvas.getBoundingClientRect();
         const isClick = (right - left) * box.width < 5 && (bottom - top) * box.height < 5;
         from = null;
-        this.update();
+        if (isClick) this.repaint();
         choose({ left, right, top, bottom, isClick });
       });
       canvas.addEventListener("pointermove", (event) => {
@@ -236,8 +236,13 @@
       this.legend.replaceChildren(...shown.map(([name, text]) => make("span", {}, make("i", { class: name }), text)));
     }
 
+    repaint() {
+      this.paintMap();
+      this.paintHeat();
+    }
+
     outline(canvas, from, to) {
-      if (canvas === this.map) this.paintMap(); else this.paintHeat();
+      this.repaint();
       const drawing = canvas.getContext("2d");
       drawing.globalAlpha = 1;
       drawing.strokeStyle = colour("--text");
