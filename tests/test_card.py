@@ -12,7 +12,7 @@ from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.report.card import LONGEST, escaped, results_card, write_card
 from mathinterp.store import Store
-from mathinterp.text import one_line
+from mathinterp.text import one_line, printable
 from tests.explorer_pages import MANY, ODD, head_store, odd_store
 from tests.small_store import open_run, scores
 
@@ -67,7 +67,7 @@ def test_a_store_of_odd_text_gives_a_card_without_markup(tmp_path: Path) -> None
     assert len(card) < 20_000 < len(MANY)
     assert {child.type for child in inline(card)} <= MARKUP
     code = [token.content for token in MARKDOWN.parse(card) if token.type == "fence"]
-    assert code[0] == f"{one_line(ODD)}\n"
+    assert code[0] == f"{printable(ODD)}\n"
     shown = "".join(child.content for child in inline(card))
     assert one_line(ODD) in shown
     with pytest.raises(UserError, match="has none of its 1 shards"):

@@ -18,7 +18,7 @@ from mathinterp.report.facts import facts_of
 from mathinterp.report.runs import Shown as Found
 from mathinterp.report.runs import find, title
 from mathinterp.store import Store
-from mathinterp.text import one_line
+from mathinterp.text import one_line, printable
 
 TABLES, ROWS, COLUMNS, QUERIES = 3, 15, 12, 3  # that are shown of a run: more would be no page
 LONGEST = 300  # characters of a text
@@ -155,7 +155,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def _code(text: str, language: str) -> Iterator[str]:
     """A fenced block, whose fence is longer than any in the text."""
-    plain = "\n".join(one_line(line) for line in text.splitlines())
+    plain = printable(text)
     longest = max((len(found) for found in re.findall("`+", plain)), default=0)
     fence = "`" * max(3, longest + 1)
     yield from (f"{fence}{language}", plain, fence, "")
