@@ -110,15 +110,21 @@ def made_up_grid(heads: int, prompts: int, seed: int = 0) -> Grid:
     )  # fmt: skip
 
 
-def made_up_page(folder: Path, grid: Grid) -> Path:
-    """The page of one run that has this grid; its index.html."""
+def made_up_run(summary: Summary, grid: Grid | None = None, **changes: Any) -> Shown:
+    """A finished run of no store."""
     run = {
         "run_id": "0123456789ab", "scan": "heads", "model": "large", "prompts": "two_digit", "dtype": "bfloat16",
         "status": "finished", "shards_done": 1, "shards": 1, "started_at": "2026-01-01T00:00:00", "errors": "{}",
         "model_fingerprint": "a" * 16, "prompts_fingerprint": "b" * 16, "notes": {}, "parameters": {},
         "code_version": "0.1.0", "result_format": 1,
+        **changes,
     }  # fmt: skip
-    shown = Shown(run, run, Summary([Table("Rows", [{"a": 1}])]), None, grid)
+    return Shown(run, run, summary, {}, grid)
+
+
+def made_up_page(folder: Path, grid: Grid) -> Path:
+    """The page of one run that has this grid; its index.html."""
+    shown = made_up_run(Summary([Table("Rows", [{"a": 1}])]), grid)
     for name, content in files(Store(folder / "none"), Found([shown])):
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)

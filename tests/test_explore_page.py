@@ -9,32 +9,22 @@ import pytest
 import mathinterp as mi
 from mathinterp.report.explore import explore
 from mathinterp.store import Store
+from tests.browser import chromium, needs_chromium
 from tests.small_store import NO_NOISE, fill, open_run, prompt, scores
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 PROMPTS = [prompt(f"p{number}") for number in range(4)]
 BASELINE = [{"prompt_id": item.prompt.prompt_id} for item in PROMPTS]
 HEADS = [{"layer": 0, "head": head, "correct": False, **row} for head in range(2) for row in BASELINE]
 TOP = "(selector) => document.querySelector(selector).getBoundingClientRect().top"
 ODD = '<img src=x onerror="alert(1)">'
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium here"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 
 
 @pytest.fixture
 def tab() -> Iterator:
     """A tab of a browser; whatever its console says against the page fails the test."""
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+    with chromium() as browser:
         tab = browser.new_context(viewport={"width": 1200, "height": 700}, accept_downloads=True).new_page()
         tab.set_default_timeout(120_000)
         wrong: list[str] = []
@@ -44,7 +34,6 @@ def tab() -> Iterator:
         yield tab
         refused = "Failed to load resource: the server responded with a status of 400 (Bad Request)"  # a wrong query
         assert [line for line in wrong if line != refused and not line.startswith(("data:", "blob:"))] == []
-        browser.close()
 
 
 def ask(tab, query: str) -> str:

@@ -29,6 +29,7 @@ from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
+from tests.charts import table_of
 from tests.small_store import open_run
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan
@@ -41,7 +42,7 @@ DOCUMENTED = (
     "mathinterp", "mathinterp.face", "mathinterp.experiments.question", "mathinterp.prompts.given",
     "mathinterp.store.reader",
 )  # fmt: skip
-HEAVY = ("torch", "transformers", "ray", "pandas", "pyarrow", "duckdb", "matplotlib")
+HEAVY = ("torch", "transformers", "ray", "pandas", "pyarrow", "duckdb", "altair")
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +217,9 @@ def test_a_run_answers(run: Run) -> None:
     assert run.summary.data["top"][0]["operation"] == "all"
     assert "Largest drops" in str(run.summary)
     assert "heads cost more than" in repr(run.summary)
-    assert run.figure().axes
+    drawn = table_of(run.figure(), "drop").query("operation == 'all'").set_index("name")["drop"]
+    worst = run.summary.data["top"][0]
+    assert drawn.max() == drawn[worst["node"]] == pytest.approx(worst["drop"], rel=1e-3)
     with pytest.raises(UserError, match="Did you mean head_effects"):
         run.table("head_effect")
     with pytest.raises(UserError, match="for a query use sql"):

@@ -24,6 +24,7 @@ from mathinterp.experiments.figures import (
     data_of,
     operations_of,
     panels,
+    plain,
     titled_axis,
     with_tips,
 )  # fmt: skip
@@ -75,9 +76,10 @@ def heat(
         dot: a column; where it is true, a dot.
     """
     chart = alt.Chart(data_of(frame)).encode(
-        x=alt.X(f"{x.field}:O", title=x.title, scale=alt.Scale(domain=list(across)),
+        x=alt.X(f"{x.field}:O", title=x.title, scale=alt.Scale(domain=[plain(each) for each in across]),
                 axis=alt.Axis(labelAngle=angle, labelLimit=90)),
-        y=alt.Y(f"{y.field}:O", title=y.title, scale=alt.Scale(domain=list(up)[::-1]), axis=alt.Axis(labelLimit=90)),
+        y=alt.Y(f"{y.field}:O", title=y.title, scale=alt.Scale(domain=[plain(each) for each in up][::-1]),
+                axis=alt.Axis(labelLimit=90)),
     )  # fmt: skip
     cells = with_tips(chart.mark_rect(aria=len(frame) <= MOST_READ).encode(color=colour), tips)
     size = {"width": min(WIDTH, max(110, 22 * len(across))), "height": min(320, max(60, 18 * len(up)))}
@@ -137,7 +139,7 @@ def curves(
     )
     up = alt.Y(f"{y.field}:Q", title=title, scale=y_scale, axis=axis(y.unit))
     if series is not None:
-        names = list(order) or sorted(frame[series.field].unique())
+        names = [plain(each) for each in order or sorted(frame[series.field].unique())]
         base = base.encode(
             color=alt.Color(f"{series.field}:N", sort=names, legend=names_legend(series.title or None, names))
         )
@@ -164,14 +166,16 @@ def intervals(
 
     Args:
         order: of the names, from above.
-        own_names: each panel has names of its own.
+        own_names: each panel has names of its own, by their values.
         rule: dashed lines: at the value of a column, or at numbers.
     """
-    names, data = list(order) or list(dict.fromkeys(frame[name.field])), data_of(frame)
+    names = [plain(each) for each in order or dict.fromkeys(frame[name.field])]
+    data = data_of(frame)
     title = titled_axis(value.title, value.unit)
     kinds = 1 if series is None else frame[series.field].nunique()
+    sort = alt.EncodingSortField(value.field, "max", "descending") if own_names else names
     base = alt.Chart(data).encode(
-        y=alt.Y(f"{name.field}:N", title=name.title or None, sort=names, axis=alt.Axis(labelLimit=110))
+        y=alt.Y(f"{name.field}:N", title=name.title or None, sort=sort, axis=alt.Axis(labelLimit=110))
     )
     if series is not None and kinds > 1:
         legend = names_legend(series.title or None, list(frame[series.field].unique()))

@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +36,10 @@ EXPRESSIONS = {
     "%": "format(100 * datum.{0}, '.4~g') + ' %'", "points": "format(100 * datum.{0}, '.4~g') + ' points'",
 }  # fmt: skip
 AXES = {"%": "~%", "points": "~%", "whole": ",d", "": ".6~g"}
+INVISIBLE = "\u200b"  # before a text that Vega would look up among the properties of its objects
+OF_OBJECTS = frozenset(
+    ("constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString", "toString", "valueOf")
+)
 NO_ROWS = "the run has no rows to draw yet; the same command computes what is missing"
 
 
@@ -81,19 +85,20 @@ def interval(low: str, high: str, unit: str, title: str = "95 % interval") -> Ti
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as plain JSON: numbers at five digits, null for what is none, text without what a program would obey."""
-    return [dict(zip(frame.columns, map(_plain, row), strict=True)) for row in frame.itertuples(index=False)]
+    """Rows as plain JSON: numbers at four digits, null for what is none, text without what a program would obey."""
+    return [dict(zip(frame.columns, map(plain, row), strict=True)) for row in frame.itertuples(index=False)]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as the rows of a chart have it, for its domains and orders."""
     if isinstance(value, str):
-        return printable(value)
+        text = printable(value)
+        return f"{INVISIBLE}{text}" if text in OF_OBJECTS or text.startswith("__") else text
     if pd.api.types.is_bool(value):
         return "yes" if value else "no"
     if value is None or pd.isna(value) or not math.isfinite(value):
         return None
-    rounded = float(f"{value:.5g}")
-    return int(value) if value == int(value) and abs(value) < 2**53 else rounded
+    return int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.4g}")
 
 
 def data_of(frame: pd.DataFrame) -> alt.InlineData:
@@ -112,9 +117,27 @@ def data_of(frame: pd.DataFrame) -> alt.InlineData:
 
 
 def rows_of(figure: Figure) -> list[list[dict[str, Any]]]:
-    """The rows of each of a chart's data sets, for tests and tables beside it; from CSV as text."""
-    sets = figure.to_dict().get("datasets", {}).values()
-    return [rows if isinstance(rows, list) else list(csv.DictReader(io.StringIO(rows))) for rows in sets]
+    """The rows of each of a chart's data sets, for tables beside it."""
+    spec = figure.to_dict()
+    kinds = dict(_kinds({name: part for name, part in spec.items() if name != "datasets"}))
+    sets = spec.get("datasets", {})
+    return [_read(rows, kinds[name]) if isinstance(rows, str) else rows for name, rows in sets.items()]
+
+
+def _kinds(spec: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """Data set -> kinds of its columns, of those that are CSV."""
+    if isinstance(spec, dict) and "format" in spec and "name" in spec:
+        yield spec["name"], spec["format"]["parse"]
+    elif isinstance(spec, dict | list):
+        for part in spec.values() if isinstance(spec, dict) else spec:
+            yield from _kinds(part)
+
+
+def _read(text: str, kinds: dict[str, str]) -> list[dict[str, Any]]:
+    def value(name: str, cell: str) -> Any:
+        return None if cell == "" else float(cell) if kinds[name] == "number" else cell
+
+    return [{name: value(name, cell) for name, cell in row.items()} for row in csv.DictReader(io.StringIO(text))]
 
 
 def operations_of(rows: pd.DataFrame) -> list[str]:
@@ -149,7 +172,9 @@ def titled_axis(title: str, unit: str) -> str:
 def panels(part: Part, names: Sequence[str], field: str = "operation", columns: int = COLUMNS) -> Figure:
     """``part`` once for each name of ``field``, so many in a row; a page sets ``columns`` to its width."""
     data, part.data = part.data, alt.Undefined
-    facet = alt.Facet(f"{field}:N", sort=list(names), title=None, header=alt.Header(labelLimit=WIDTH))
+    facet = alt.Facet(
+        f"{field}:N", sort=[plain(name) for name in names], title=None, header=alt.Header(labelLimit=WIDTH)
+    )
     drawn: Figure = part.facet(facet=facet, columns=columns, data=data).resolve_axis(x="independent", y="independent")
     return drawn
 

@@ -4,7 +4,9 @@ The same files open from a folder (file://, nothing is fetched) and from a serve
 has an empty ``<section id="sql">``, loads ``sql.js`` from beside it and may talk to its own server.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from markupsafe import Markup, escape
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.grid import Grid
+from mathinterp.gates import shortened
 from mathinterp.report.cells import format_value, shown_text
 from mathinterp.report.compare import Comparison
 from mathinterp.report.compare import compared as compare_runs
@@ -69,7 +72,8 @@ def render(store: str, found: Found, comparison: Comparison | None = None, serve
     )
     environment.filters |= {"cell": format_value, "whole": lambda text: escape(printable(text))}
     template = environment.from_string(WEB.joinpath("index.html").read_text(encoding="utf-8"))
-    sections = {run.run["run_id"]: _section(run) for run in found.shown}
+    apart = _apart(found.shown)
+    sections = {run.run["run_id"]: _section(run, apart) for run in found.shown}
     compared = None
     if comparison is not None:
         compared = {"says": comparison, "sides": [sections[run.run["run_id"]] for run in comparison.runs]}
@@ -84,19 +88,39 @@ def _safe(value: Any) -> Any:
     return value if isinstance(value, Markup) or not isinstance(value, str) else shown_text(value)
 
 
-def _section(run: Shown) -> dict[str, Any]:
+def _apart(runs: Sequence[Shown]) -> dict[str, str]:
+    """Run -> the parameters that tell it from others of the same scan, model and prompts."""
+    alike = defaultdict(list)
+    for run in runs:
+        alike[run.run["scan"], run.run["model"], run.run["prompts"]].append(run)
+    told = {}
+    for group in alike.values():
+        given = [run.record["parameters"] for run in group]
+        names = [name for name in sorted({*chain(*given)}) if len({str(each.get(name)) for each in given}) > 1]
+        for run, each in zip(group, given, strict=True):
+            values = [f"{name} {shortened(each[name], 24)}" for name in names if each.get(name) is not None]
+            told[run.run["run_id"]] = ", ".join(values)
+    return told
+
+
+def _section(run: Shown, apart: Mapping[str, str]) -> dict[str, Any]:
     """What the template shows of a run."""
     return {
         **run.run,
         "key": file_name(run.run["run_id"]),
         "title": run.title,
+        "apart": apart[run.run["run_id"]],
         "summary": run.summary,
         "facts": facts_of(run.record),
         "command": run.record.get("command"),
-        "has_figure": run.figure is not None,
+        "figures": {name: _figure_key(run, name) for name in run.figures},
         "doubt": run.doubt,
         "grid": None if run.grid is None else _size(run.grid),
     }
+
+
+def _figure_key(run: Shown, name: str) -> str:
+    return "-".join([file_name(run.run["run_id"]), "figure", *([name] if name else [])])
 
 
 def _size(grid: Grid) -> dict[str, Any]:
@@ -105,7 +129,8 @@ def _size(grid: Grid) -> dict[str, Any]:
 
 def _data(run: Shown) -> Iterator[tuple[str, bytes]]:
     key = file_name(run.run["run_id"])
-    if run.figure is not None:
-        yield f"assets/data/{key}-figure.js", script("figure", f"{key}-figure", spec_of(run.figure))
+    for name, figure in run.figures.items():
+        figure_key = _figure_key(run, name)
+        yield f"assets/data/{figure_key}.js", script("figure", figure_key, spec_of(figure))
     if run.grid is not None:
         yield f"assets/data/{key}.js", script("grid", key, grid_data(run.grid, packed))

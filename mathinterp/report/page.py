@@ -72,5 +72,9 @@ def _write_assets(assets: Path, made: dict[str, bytes]) -> None:
 
 
 def _pictures(out: Path, shown: Iterable[Shown]) -> list[Path]:
-    names = [(run.figure, file_name(f"{run.run['scan']}-{run.run['run_id']}")) for run in shown]
-    return [path for figure, name in names if figure is not None for path in save(figure, out / name)]
+    figures = [(run, name, figure) for run in shown for name, figure in run.figures.items()]
+    return [path for run, name, figure in figures for path in save(figure, out / _picture_name(run, name))]
+
+
+def _picture_name(run: Shown, name: str) -> str:
+    return file_name("-".join([run.run["scan"], run.run["run_id"], *([name] if name else [])]))

@@ -4,15 +4,15 @@ Knows stored records and the registry; what a run means and how it looks, its ex
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
-from mathinterp.experiments import registry
-from mathinterp.experiments.base import Experiment
+from mathinterp.experiments import registry, stability
 from mathinterp.experiments.results import Results, Row, Summary
+from mathinterp.experiments.stability.figure import draw as draw_stability
 from mathinterp.store import Store
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class Shown:
     run: Row  # COLUMNS
     record: Row
     summary: Summary
-    figure: "Figure | None"
-    grid: "Grid | None"
+    figures: "Mapping[str, Figure]"  # by what tells them apart: "" for its own, and "stability" of its ranking
+    grid: "Grid | None" = None
     doubt: str | None = None  # why it has no figure although its kind has one
 
     @property
@@ -77,10 +77,12 @@ def find(store: Store, run_ids: Sequence[str] = (), compare: Sequence[str] = ())
     for run in asked(store, named if run_ids else ()):
         if run["status"] != "finished" and run["run_id"] not in named:
             left_out.append({**run, "why": _unfinished(run)})
-        elif (experiment := registry.experiments().get(run["scan"])) is None:
+        elif run["scan"] == stability.NAME and run["run_id"] not in named:
+            continue  # shown with the run whose ranking it is about
+        elif (one := _shown(store, run)) is None:
             left_out.append({**run, "why": f"the experiment {run['scan']} is not installed here"})
         else:
-            shown.append(_shown(store, run, experiment))
+            shown.append(one)
     return Found(shown, left_out, store.problems)
 
 
@@ -105,27 +107,60 @@ def _unfinished(run: Row) -> str:
     return "; ".join([f"{run['shards_done']} of {run['shards']} shards are there", *first[:1]])
 
 
-def _shown(store: Store, run: Row, experiment: type[Experiment]) -> Shown:
-    """All that the page says of a run; raises UserError for one that has no shard."""
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of run tells of itself."""
+
+    summarize: Callable[[Results], Summary]
+    figure: "Callable[[Results], Figure | None]"
+    grid: "Callable[[Results], Grid | None]" = lambda results: None
+    reads_own_rows: bool = False
+    ranks: bool = False
+
+
+def _kind(store: Store, run: Row) -> _Kind | None:
+    """That of its experiment, else of the folder that fills its first table; None: it is known to none here."""
+    experiment = registry.experiments().get(run["scan"])
+    if experiment is not None:
+        options, ranks = experiment.show_options(), experiment.node_ranking is not None
+        return _Kind(
+            lambda results: experiment.summarize(results, options),
+            lambda results: experiment.figure(results, options),
+            experiment.grid, experiment.reads_own_rows, ranks,
+        )  # fmt: skip
+    table = next(iter((store.record(run["run_id"]) or {}).get("shards", [])), "").split("/")[0]
+    figure, summarize = registry.part_of(table, "figure", "draw"), registry.part_of(table, "summary", "summarize")
+    if figure is None and summarize is None:
+        return None
+    return _Kind(summarize or (lambda results: Summary()), figure or (lambda results: None))
+
+
+def _shown(store: Store, run: Row) -> Shown | None:
+    """All that the page says of a run; None: its kind is not known here. Raises UserError for one that has no shard."""
+    kind = _kind(store, run)
+    if kind is None:
+        return None
     _require_shards(run)
     results = Results(store, run["run_id"])
-    with _own_rows(store, run, experiment):
-        summary = experiment.summarize(results, experiment.show_options())
+    with store.held(run["run_id"]) if kind.reads_own_rows else nullcontext():
+        summary, doubt = kind.summarize(results), None
         try:
-            figure, doubt = experiment.figure(results, experiment.show_options()), None
+            figures = {"": kind.figure(results)}
         except UserError as error:
-            figure, doubt = None, str(error)
-        record = store.record(run["run_id"]) or {}
-        return Shown(run, record, summary, figure, experiment.grid(results), doubt)
+            figures, doubt = {}, str(error)
+        if kind.ranks:
+            figures["stability"] = draw_stability(results)
+        drawn = {name: figure for name, figure in figures.items() if figure is not None}
+        return Shown(run, store.record(run["run_id"]) or {}, summary, drawn, kind.grid(results), doubt)
 
 
 def figure_of(store: Store, run_id: str) -> "Figure":
     """The figure of a run, by its experiment; raises UserError for an unknown run or one that has none."""
     [run] = asked(store, [run_id])
-    experiment = registry.experiments().get(run["scan"])
-    if experiment is not None:
+    kind = _kind(store, run)
+    if kind is not None:
         _require_shards(run)
-        figure = experiment.figure(Results(store, run_id), experiment.show_options())
+        figure = kind.figure(Results(store, run_id))
         if figure is not None:
             return figure
     raise UserError(f"run {run_id} is a scan of {run['scan']}, which has no figure")
@@ -134,10 +169,3 @@ def figure_of(store: Store, run_id: str) -> "Figure":
 def _require_shards(run: Row) -> None:
     if not run["shards_done"]:
         raise UserError(f"run {run['run_id']} has none of its {run['shards']} shards; its command computes them")
-
-
-@contextmanager
-def _own_rows(store: Store, run: Row, experiment: type[Experiment]) -> Iterator[None]:
-    """Within the block an experiment that reads nothing of other runs does not wait for a look at them."""
-    with store.held(run["run_id"]) if experiment.reads_own_rows else nullcontext():
-        yield

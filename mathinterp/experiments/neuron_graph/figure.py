@@ -45,7 +45,7 @@ def draw(results: Results, shown: GraphShown) -> Figure:
     nodes = _placed(nodes)
     layers = sorted(nodes["layer"].unique(), reverse=True)
     widest = int(nodes.groupby("layer").size().max())
-    across = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-0.25, widest - 0.2], nice=False))
+    across = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-0.25, widest - 0.1], nice=False))
     up = alt.Y("layer:O", title="layer", scale=alt.Scale(domain=layers), axis=alt.Axis(grid=False))
     parts = [
         *([_edges(edges, nodes, COLUMN_OF[run["measure"]], across, up)] if len(edges) else []),

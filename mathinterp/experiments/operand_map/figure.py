@@ -182,8 +182,8 @@ def _kept(results: Results) -> list[Figure]:
     """Nothing where the run kept none."""
     rows = results.frame(
         """SELECT CASE ranking WHEN 'top' THEN 'of largest effect' ELSE 'random' END AS neurons, k, n, accuracy,
-                  baseline_accuracy, baseline_accuracy - drop_high AS low, baseline_accuracy - drop_low AS high, faithfulness,
-                  ablation
+                  baseline_accuracy, baseline_accuracy - drop_high AS low, baseline_accuracy - drop_low AS high,
+                  faithfulness, ablation
            FROM (SELECT * REPLACE (unnest(CASE k WHEN 0 THEN ['top', 'random'] ELSE [ranking] END) AS ranking)
                  FROM operand_faithfulness WHERE run_id = $run)
            ORDER BY k"""
