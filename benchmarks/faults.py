@@ -34,6 +34,7 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from benchmarks.disturbed import Disturbed  # noqa: E402
+from benchmarks.service import service  # noqa: E402
 from benchmarks.trial import (  # noqa: E402
     LIMIT,
     NODES,
@@ -190,11 +191,24 @@ def two_drivers(trial: Trial) -> None:
         expect(trial, driver, 0)
 
 
+def service_replica_kill(trial: Trial) -> None:
+    """Kill -9 of one of three replicas of a warm service, in the middle of a shard that it was asked for."""
+    trial.order(together=1)  # a service loads a model where it is asked first
+    with service(str(trial.folder), NODES, "--experiment", "benchmarks.disturbed:Disturbed") as (url, _, _):
+        driver = trial.start("--service", url)
+        trial.under_way(driver)
+        pid, key = trial.at_work(trial.replicas())
+        since = time.time()
+        os.kill(pid, signal.SIGKILL)
+        expect(trial, driver, 0)
+    trial.measure(pid, key, since)
+
+
 FAULTS: dict[str, Callable[[Trial], None]] = {
     fault.__name__: fault
     for fault in (
         replica_kill, raylet_kill, raylet_hang, node_hang, driver_kill, driver_sigterm, full_store, store_away,
-        memory_of_a_shard, memory_of_a_batch, poison, two_drivers,
+        memory_of_a_shard, memory_of_a_batch, poison, two_drivers, service_replica_kill,
     )
 }  # fmt: skip
 

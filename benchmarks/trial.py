@@ -45,16 +45,16 @@ class Trial:
         self.notebook.mkdir(parents=True)
         self.order()
 
-    def order(self, **faults: str) -> None:
-        """Tell replicas which shards fail, by name with __ for /."""
+    def order(self, together: int = NODES, **faults: str) -> None:
+        """Tell replicas how many of them begin together, and which shards fail, by name with __ for /."""
         named = {name.replace("__", "/"): fault for name, fault in faults.items()}
-        orders = {"seconds": self.seconds, "together": NODES, "faults": named}
+        orders = {"seconds": self.seconds, "together": together, "faults": named}
         (self.notebook / "orders.json").write_text(json.dumps(orders))
 
-    def start(self) -> subprocess.Popen[str]:
-        """The command, as the driver of a submitted job."""
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """The command with ``more`` words, as the driver of a submitted job."""
         words = ["scan", "benchmarks.disturbed:Disturbed", "--notebook", str(self.notebook), "--store", str(self.store),
-                 "--limit", str(LIMIT), "--replicas", str(NODES), "--quiet"]  # fmt: skip
+                 "--limit", str(LIMIT), "--replicas", str(NODES), "--quiet", *more]  # fmt: skip
         environment = {**os.environ, "RAY_ADDRESS": self.cluster.address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
         command = [sys.executable, "-m", "mathinterp.cli.entry", *words]
         driver = subprocess.Popen(
