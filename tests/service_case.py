@@ -14,8 +14,8 @@ from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
-from mathinterp.service.router import Router
 from mathinterp.service.listening import bound_socket, listening
+from mathinterp.service.router import Router
 from mathinterp.service.shelf import Limits, Shelf
 
 ROOM = Limits(card=0, memory=10**10)

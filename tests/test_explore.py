@@ -297,6 +297,20 @@ def test_rows_of_an_unfinished_run_come_with_a_note(tmp_path: Path) -> None:
         assert sql(page, "SELECT * FROM runs")[1]["notes"] == []
 
 
+def test_two_runs_are_compared_and_named_ones_are_shown_alone(tmp_path: Path) -> None:
+    first, second, third = (
+        fill(Store(tmp_path), PROMPTS, baseline(), heads(), model=name, model_fingerprint=name) for name in "abc"
+    )
+    with explore(str(tmp_path), run_ids=[third], compare=(first, second)) as page:
+        index = asked(page, "GET", "/")[1].decode()
+        assert all(f'id="run-{run}"' in index for run in (first, second, third))
+        assert 'id="compare"' in index
+    with explore(str(tmp_path), run_ids=[third]) as page:
+        index = asked(page, "GET", "/")[1].decode()
+        assert f'id="run-{third}"' in index
+        assert f'id="run-{first}"' not in index
+
+
 def test_mistakes_are_told_before_anything_is_served(store: str, tmp_path: Path, page: Exploring) -> None:
     with pytest.raises(UserError, match="there is no store at"):
         explore(str(tmp_path / "none"))

@@ -12,6 +12,7 @@ PORT = 8391
 @click.command()
 @store_option()
 @click.option("--run", "run_ids", multiple=True, help="Run to show; may be repeated. Default: all that are finished.")
+@click.option("--compare", nargs=2, default=None, metavar="RUN RUN", help="Two runs to put side by side, on top.")
 @click.option(
     "--port", type=Whole(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0: one that is free."
 )
@@ -19,7 +20,9 @@ PORT = 8391
     "--host", default="127.0.0.1", show_default=True,
     help="Address to listen on. By default only this machine reaches the page; what goes to others is not encrypted.",
 )  # fmt: skip
-def explore(store: str, run_ids: tuple[str, ...], port: int, host: str) -> None:
+def explore(
+    store: str, run_ids: tuple[str, ...], compare: tuple[str, str] | None, port: int, host: str
+) -> None:  # fmt: skip
     """Look at a store in a browser, also while runs are still written to it, and ask it in SQL.
 
     The page of 'mathinterp report', and what is finished meanwhile; how far other runs are; and a place for queries
@@ -34,6 +37,6 @@ def explore(store: str, run_ids: tuple[str, ...], port: int, host: str) -> None:
     from mathinterp.report.explore import explore as serve
 
     interrupt.say("the page is no longer served")
-    with serve(store, host=host, port=port, run_ids=run_ids) as page:
+    with serve(store, host=host, port=port, run_ids=run_ids, compare=compare) as page:
         console.print(f"{page.url}\nOpen it in a browser; Ctrl-C ends it", highlight=False, soft_wrap=True)
         page.wait()

@@ -58,6 +58,7 @@ def explore(
     host: str = "127.0.0.1",
     port: int = 0,
     run_ids: Sequence[str] = (),
+    compare: tuple[str, str] | None = None,
     query_seconds: float = SECONDS,
 ) -> Exploring:
     """Serve a store's page from this process, to browsers that have its token.
@@ -67,6 +68,7 @@ def explore(
         host: where to listen; by default this machine alone can reach it. What goes over a network is not encrypted.
         port: 0: one that is free.
         run_ids: the runs to show, also unfinished ones; none: all that are finished.
+        compare: two runs to put side by side.
         query_seconds: the most that a query from the page may take.
     Raises:
         UserError: there is no store, or no such run, or the port is taken.
@@ -78,13 +80,13 @@ def explore(
     """
     opened = Store(store)
     opened.require_runs()
-    for run in run_ids:
+    for run in (*run_ids, *(compare or ())):
         opened.runs.record(run)
     token = secrets.token_urlsafe(32)
     with ExitStack() as stack:
         bound = stack.enter_context(closing(bound_socket(host, port)))
         port = bound.getsockname()[1]
-        front = Front(store, host, port, token, run_ids, query_seconds)
+        front = Front(store, host, port, token, run_ids, compare, query_seconds)
         stack.callback(front.close)
         stack.enter_context(listening(front.app(), bound))
         return Exploring(host, port, token, stack.pop_all())

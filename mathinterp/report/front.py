@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from aiohttp import web
 
 from mathinterp.errors import UserError
-from mathinterp.report.asking import Asker
+from mathinterp.report.asking import SECONDS, Asker
 from mathinterp.report.contents import WEB
 from mathinterp.report.live import Looking, Pages, State
 from mathinterp.service.listening import is_ours, same_token
@@ -59,11 +59,18 @@ class Front:
     """The handlers of one page."""
 
     def __init__(
-        self, store: str, host: str, port: int, token: str, run_ids: Sequence[str], query_seconds: float
-    ):  # fmt: skip
+        self,
+        store: str,
+        host: str,
+        port: int,
+        token: str,
+        run_ids: Sequence[str] = (),
+        compare: tuple[str, str] | None = None,
+        query_seconds: float = SECONDS,
+    ):
         self._host, self._token, self._seconds = host, token, query_seconds
         self._store, self._cookie = store, cookie_name(port)
-        self._looking, self._pages = Looking(store, run_ids), Pages(store, run_ids)
+        self._looking, self._pages = Looking(store, run_ids, compare), Pages(store, run_ids, compare)
         self._look, self._make = asyncio.Lock(), asyncio.Lock()
         self._askers = [Asker(store) for _ in range(ASKERS)]
         self._free: asyncio.Queue[Asker] = asyncio.Queue()

@@ -38,8 +38,8 @@ class State:
 class Looking:
     """What a store holds, looked up as often as is cheap."""
 
-    def __init__(self, store: str, run_ids: Sequence[str] = ()):
-        self._store, self._named = Store(store), set(run_ids)
+    def __init__(self, store: str, run_ids: Sequence[str] = (), compare: tuple[str, str] | None = None):
+        self._store, self._all, self._named = Store(store), not run_ids, {*run_ids, *(compare or ())}
         self._state: State | None = None
         self._next = 0.0
 
@@ -57,7 +57,7 @@ class Looking:
         shown = sorted(
             (row.run_id, row.shards_done, row.files)
             for row in rows
-            if (row.run_id in self._named if self._named else row.status == "finished")
+            if row.run_id in self._named or (self._all and row.status == "finished")
         )
         version = hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
         finished = sum(row.status == "finished" for row in rows)
@@ -79,8 +79,8 @@ def _progress(row: RunRow) -> dict[str, Any]:
 class Pages:
     """The page's files, of a version that is not far behind."""
 
-    def __init__(self, store: str, run_ids: Sequence[str] = ()):
-        self._given, self._run_ids = store, run_ids
+    def __init__(self, store: str, run_ids: Sequence[str] = (), compare: tuple[str, str] | None = None):
+        self._given, self._run_ids, self._compare = store, run_ids, compare
         self.version = ""
         self._files: Mapping[str, bytes] = {}
         self._next = 0.0
@@ -93,7 +93,7 @@ class Pages:
         if version != self.version and (not self._files or time.monotonic() >= self._next):
             vega_bundle()  # the first time it takes seconds
             started = time.monotonic()
-            files = dict(contents(Store(self._given), self._run_ids, served=True))
+            files = dict(contents(Store(self._given), self._run_ids, self._compare, served=True))
             mark = f'<body data-version="{version}">'.encode()
             self._files = {**files, "index.html": files["index.html"].replace(b"<body>", mark, 1)}
             self.version = version
