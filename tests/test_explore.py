@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def page(store: str) -> Iterator[Exploring]:
-    with explore(store, query_seconds=1.5) as page:
+    with explore(store) as page:
         yield page
 
 
@@ -58,7 +58,7 @@ def asked(page: Exploring, method: str, path: str, body: object = None, **header
     content = None if body is None else json.dumps(body).encode()
     answer = urllib3.request(
         method, f"http://127.0.0.1:{page.port}{path}", body=content, headers=sent,
-        retries=False, redirect=False, timeout=120,
+        retries=False, redirect=False, timeout=300,
     )  # fmt: skip
     return answer.status, answer.data
 
@@ -86,7 +86,7 @@ def test_nothing_is_answered_without_the_token(page: Exploring, method: str, pat
 
 
 def test_the_printed_url_leaves_the_token_in_a_cookie_that_no_script_and_no_other_site_has(page: Exploring) -> None:
-    first = urllib3.request("GET", page.url, redirect=False, timeout=120)
+    first = urllib3.request("GET", page.url, redirect=False, timeout=300)
     assert re.fullmatch(rf"{page.cookie}={page.token}; HttpOnly; Path=/; SameSite=Strict", first.headers["Set-Cookie"])
     assert page.token.encode() not in first.data
     assert len(page.token) >= 32
@@ -205,13 +205,18 @@ def test_a_huge_result_is_cut_and_says_so(page: Exploring, monkeypatch: pytest.M
 ENDLESS = "SELECT count(*) FROM range(1000000000000) AS a, range(1000000) AS b"
 
 
-def test_an_endless_query_is_stopped_and_the_next_one_is_answered(page: Exploring) -> None:
+def test_an_endless_query_is_stopped_and_the_next_one_is_answered(store: str) -> None:
+    with explore(store, query_seconds=4.0) as page:
+        check_endless(page)
+
+
+def check_endless(page: Exploring) -> None:
     started = time.monotonic()
     for query in (ENDLESS, "WITH RECURSIVE t AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM t) SELECT sum(n) FROM t"):
         status, answer = sql(page, query)
         assert status == 400
-        assert answer["error"].startswith("SQL: stopped; a query from the page may take 1.5 s.")
-    assert 2.5 < time.monotonic() - started < 60
+        assert answer["error"].startswith("SQL: stopped; a query from the page may take 4 s.")
+    assert 7.5 < time.monotonic() - started < 60
     assert sql(page, "SELECT 41 + 1 AS n")[1]["rows"] == [["42"]]
 
 
@@ -250,6 +255,7 @@ def test_a_csv_file_that_is_not_whole_does_not_look_whole(store: str, monkeypatc
 def test_the_state_follows_runs_and_the_page_follows_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(live, "SHARE", 10.0**9)
+    monkeypatch.setattr(live, "MOST_SECONDS", 0.0)
     store = Store(tmp_path)
     run = open_run(store, ["baseline/00000", "head_scan/00000", "head_scan/00001"], model="<b>odd")
     store.write_prompts("feedbeef00000000", PROMPTS)
@@ -259,7 +265,7 @@ def test_the_state_follows_runs_and_the_page_follows_the_state(tmp_path: Path, m
         expected = {"run": run.run_id, "scan": "heads", "model": "<b>odd", "prompts": "two-digit", "status": "at work"}
         assert state["others"] == [{**expected, "done": 1, "shards": 3}]
         assert state["finished"] == 0
-        first = urllib3.request("GET", page.url, redirect=False, timeout=120)
+        first = urllib3.request("GET", page.url, redirect=False, timeout=300)
         assert first.status == 200
         index = asked(page, "GET", "/")[1].decode()
         assert f'data-version="{state["version"]}"' in index
