@@ -237,7 +237,7 @@ def test_the_difference_of_two_runs_is_that_of_their_effects_by_sql(tmp_path: Pa
     found = {(row["name"], row["operation"]): row["difference"] for row in rows}
     assert len(found) == len(expected) == len(HEADS) * 4
     for row in expected:
-        assert found[row["name"], row["operation"]] == pytest.approx(row["difference"], rel=1e-4, abs=1e-6)
+        assert found[row["name"], row["operation"]] == pytest.approx(row["difference"], rel=1e-3, abs=1e-4)
     assert "assets/data/compare-scatter.js" in made
     page = made["index.html"].decode()
     assert "Different model: m (weights-1) and tuned (weights-2)." in page
@@ -297,7 +297,7 @@ def test_odd_text_is_text_in_every_file(tmp_path: Path) -> None:
     assert len(data) == 2
     assert not any(b"<" in content for content in data)
     texts = [row[1] for row in given(next(c for c in data if b'"cells"' in c))[1]["prompts"]]
-    assert max(map(len, texts)) >= len(MANY)
+    assert sum(text.endswith("... (100,000 characters)") for text in texts) == 1
 
 
 @pytest.mark.slow

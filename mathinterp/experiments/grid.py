@@ -81,10 +81,10 @@ def ablation_grid(results: Results, node: str, table: str) -> Grid | None:
     found = results.frame(CELLS, node=node)
     if found.empty:
         return None
-    prompts = results.frame(PROMPTS)
+    prompts = results.rows(PROMPTS)
     units = found[["layer", "head"]].fillna(-1).astype(int)
     index = pd.MultiIndex.from_frame(units.drop_duplicates().sort_values(["layer", "head"]))
-    column = pd.Index(prompts["prompt_id"])
+    column = pd.Index([row["prompt_id"] for row in prompts])
     where = index.get_indexer(pd.MultiIndex.from_frame(units)), column.get_indexer(found["prompt_id"])
     cells = np.full((len(index), len(column)), MISSING, np.uint8)
     change = np.full(cells.shape, np.nan, np.float32)
@@ -102,7 +102,7 @@ def ablation_grid(results: Results, node: str, table: str) -> Grid | None:
         word="head" if node == "head" else "MLP",
         layers=index.get_level_values(0).to_numpy(),
         heads=index.get_level_values(1).to_numpy(),
-        prompts=[{**row, "predicted": _written(row["predicted"], words)} for row in prompts.to_dict("records")],
+        prompts=[{**row, "predicted": _written(row["predicted"], words)} for row in prompts],
         cells=cells,
         change=change,
         answers=[_written([int(each) for each in text.strip("[]").split(",")], words) for text in texts],

@@ -93,11 +93,11 @@ def short_names(first: Shown, second: Shown) -> tuple[str, str]:
 def differences(first: Row, second: Row) -> list[str]:
     """What is the same and what differs, by the records."""
     found = []
-    for what, name in (("model", "model_fingerprint"), ("prompts", "prompts_fingerprint")):
+    for what, name, more in (("model", "model_fingerprint", ""), ("prompts", "prompts_fingerprint", " or tokens")):
         if first[name] == second[name]:
             found.append(f"The same {what}: {first[what]} ({first[name]}).")
         else:
-            found.append(f"Different {what}: {first[what]} ({first[name]}) and {second[what]} ({second[name]}).")
+            found.append(f"Different {what}{more}: {first[what]} ({first[name]}) and {second[what]} ({second[name]}).")
     for what, name in (("Scan", "scan"), ("Code", "code_version"), ("Result format", "result_format")):
         if first[name] != second[name]:
             found.append(f"{what}: {first[name]} and {second[name]}.")

@@ -14,9 +14,12 @@
     return element;
   }
 
-  const nats = (value) => `${value > 0 ? "+" : ""}${value.toFixed(2)}`;
+  const nats = (value) => (Math.abs(value) < 0.005 ? "0.00" : `${value > 0 ? "+" : ""}${value.toFixed(2)}`);
   const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-  const labelled = (text, control) => make("label", {}, make("span", {}, text), control);
+  const labelled = (text, control) => {
+    control.setAttribute("aria-label", text); // else the label's name would have the choices in it
+    return make("label", {}, make("span", {}, text), control);
+  };
 
   class Explorer {
     constructor(room, cells) {
@@ -59,7 +62,7 @@
           labelled(`${word[0].toUpperCase()}${word.slice(1)}s`, this.named), labelled("Colour", this.quantity), labelled("Order", this.order), clear),
         this.status,
         make("div", { class: "panels" },
-          make("div", {}, this.mapTitle, this.map, make("p", { class: "hint" }, `Drag to choose ${word}s, click for one ${word}'s sentences.`)),
+          make("div", {}, this.mapTitle, this.map, make("p", { class: "hint" }, `Layer 0 is below. Drag to choose ${word}s, click for one ${word}'s sentences.`)),
           make("div", {}, make("h4", {}, `${word}s (down) by prompts (across)`), this.heat, this.legend,
             make("p", { class: "hint" }, "Drag to choose, click a cell for its sentences."))),
         make("div", { class: "panels even" },
@@ -333,7 +336,7 @@
 
     bars(h, p) {
       const found = this.cells.attention(h, p);
-      if (!found) return "no row";
+      if (!found) return "not scanned";
       return make("span", { class: "bars" }, ...found.slice(0, 3).map(({ type, mass }) => {
         const bar = make("i", {});
         bar.style.width = `${Math.round(60 * mass)}px`;
