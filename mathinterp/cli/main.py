@@ -17,6 +17,7 @@ from mathinterp import logs
 from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
+from mathinterp.cli.explore import explore
 from mathinterp.cli.group import Group
 from mathinterp.cli.interrupt import past_click
 from mathinterp.cli.league import league
@@ -62,7 +63,7 @@ class Commands(Group):
         "Set beside the papers": ("reproduce",),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
-        "Serve results, and run on a cluster": ("sql", "report", "runs", "check", "submit", "serve"),
+        "Serve results, and run on a cluster": ("sql", "report", "explore", "runs", "check", "submit", "serve"),
     }
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
@@ -143,7 +144,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve, reproduce,
+    report, explore, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve, reproduce,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

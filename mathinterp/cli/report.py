@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mathinterp.cli.options import json_option, out_folder, store_option
+from mathinterp.cli.options import json_option, out_file, out_folder, store_option
 from mathinterp.cli.output import console, print_json
 from mathinterp.text import counted
 
@@ -16,9 +16,14 @@ from mathinterp.text import counted
 @store_option()
 @click.option("--out", default="report", show_default=True, callback=out_folder, help="Folder for the page.")
 @json_option()
+@click.option(
+    "--card", callback=out_file, metavar="FILE",
+    help="Write a results card in place of the page: what was found, and how sure, on a page of Markdown.",
+)  # fmt: skip
 def report(
-    run_ids: tuple[str, ...], compare: tuple[str, str] | None, pictures: bool, store: str, out: str, as_json: bool
-) -> None:
+    run_ids: tuple[str, ...], compare: tuple[str, str] | None, pictures: bool, store: str, out: str, as_json: bool,
+    card: str | None,
+) -> None:  # fmt: skip
     """Write a page about finished runs that opens by double-click, offline; computes nothing again.
 
     Each run has its figure, the tables and sentences that its own command prints, where its numbers come from, and SQL
@@ -30,12 +35,18 @@ def report(
       mathinterp report
       mathinterp report --run 1a2b3c4d5e6f --out figures --pictures
       mathinterp report --compare 1a2b3c4d5e6f 6f5e4d3c2b1a
+      mathinterp report --card card.md
     """
+    from mathinterp.report.card import write_card
     from mathinterp.report.page import write_report
     from mathinterp.store import Store
 
     opened = Store(store)
     opened.require_runs()
+    if card is not None:
+        made = write_card(opened, card, run_ids)
+        print_json({"card": str(made)}) if as_json else console.print(str(made), highlight=False, soft_wrap=True)
+        return
     written = write_report(opened, Path(out), run_ids, compare, pictures=pictures)
     if as_json:
         print_json({"page": str(written.page), "figures": [str(path) for path in written.figures]})

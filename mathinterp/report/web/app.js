@@ -116,7 +116,7 @@
 
   // ---- views ----
 
-  function show() {
+  function show(moved = true) {
     const asked = decodeURIComponent(location.hash.slice(1));
     const views = all(".view");
     const known = views.some((view) => view.id === asked);
@@ -127,8 +127,8 @@
       if (link.getAttribute("href") === `#${chosen}`) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    openMenu(false);
-    if (known) {
+    if (moved) openMenu(false);
+    if (known && moved) {
       scrollTo(0, 0);
       one("#main").focus({ preventScroll: true });
     }
@@ -195,7 +195,20 @@
     button.remove();
   }
 
+  // A view that was put on the page after it was read: its data are loaded anew when they are needed.
+  function added(view) {
+    const key = view.id.replace(/^run-/, "");
+    for (const name of [`data/${key}`, `data/${key}-figure`]) scripts.delete(name);
+    for (const figure of [...drawn.keys()].filter((each) => !each.isConnected)) {
+      drawn.get(figure).finalize();
+      drawn.delete(figure);
+    }
+    for (const figure of all("figure.chart", view)) seen.observe(figure);
+    show(false);
+  }
+
   window.mathinterp = {
+    added,
     figure: (key, spec) => given.figures.set(key, spec),
     grid: (key, data) => given.grids.set(key, data),
     colour,
