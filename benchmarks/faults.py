@@ -160,7 +160,7 @@ def store_away(trial: Trial) -> None:
 
 def memory_of_a_shard(trial: Trial) -> None:
     """The GPU is full within a shard, where nothing halves the batch (simulated)."""
-    trial.order(**{SHARD.replace("/", "__"): "memory"})
+    trial.order({SHARD: "memory"})
     expect(trial, trial.start(), 0)
     if trial.record()["attempts"] != {SHARD: 2}:
         raise AssertionError(trial.record()["attempts"])
@@ -168,7 +168,7 @@ def memory_of_a_shard(trial: Trial) -> None:
 
 def memory_of_a_batch(trial: Trial) -> None:
     """The GPU is full within a batch, and half as much is tried (simulated)."""
-    trial.order(**{SHARD.replace("/", "__"): "batch"})
+    trial.order({SHARD: "batch"})
     expect(trial, trial.start(), 0)
     if "memory_ran_out" not in trial.record()["notes"]:
         raise AssertionError("no batch was halved")
@@ -176,7 +176,7 @@ def memory_of_a_batch(trial: Trial) -> None:
 
 def poison(trial: Trial) -> None:
     """A shard that always raises; the second command finds it mended."""
-    trial.order(**{SHARD.replace("/", "__"): "poison"})
+    trial.order({SHARD: "poison"})
     expect(trial, trial.start(), 1)
     if SHARD not in trial.said[-1] or trial.files() != SHARDS - 1:
         raise AssertionError(f"{trial.files()} shards, {trial.said[-1]}")

@@ -77,7 +77,9 @@ class Work:
 
 def summed(part: torch.Tensor) -> torch.Tensor:
     """The sum of all processes' parts."""
-    total: torch.Tensor = wait_tensor(all_reduce(part, "sum", dist.group.WORLD))
+    world = dist.group.WORLD
+    assert world is not None
+    total: torch.Tensor = wait_tensor(all_reduce(part, "sum", world))
     return total
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,10 +45,9 @@ class Trial:
         self.notebook.mkdir(parents=True)
         self.order()
 
-    def order(self, together: int = NODES, **faults: str) -> None:
-        """Tell replicas how many of them begin together, and which shards fail, by name with __ for /."""
-        named = {name.replace("__", "/"): fault for name, fault in faults.items()}
-        orders = {"seconds": self.seconds, "together": together, "faults": named}
+    def order(self, faults: Mapping[str, str] | None = None, together: int = NODES) -> None:
+        """Tell replicas which shards fail, by key, and how many of them begin together."""
+        orders = {"seconds": self.seconds, "together": together, "faults": dict(faults or {})}
         (self.notebook / "orders.json").write_text(json.dumps(orders))
 
     def start(self, *more: str) -> subprocess.Popen[str]:

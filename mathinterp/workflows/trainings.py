@@ -141,17 +141,17 @@ def _job(name: str, training: Training, base: Any, say: Say) -> "TuningJob":
 def _benchmarks(training: Training, spec: ModelSpec) -> dict[str, str]:
     """The base model on the benchmarks whose files are there; tuned ones are evaluated by whoever has trained them."""
     from mathinterp.evaluation import jobs
+    from mathinterp.evaluation.task_files import ORDER
 
     data = training.asked.data
     if data is None:
         raise UserError("needs the benchmarks' public files (`data`)")
-    tasks = [
-        name for name in ("gsm8k", "svamp", "addsub", "singleeq", "mmlu", "commonsense_qa") if (data / name).is_dir()
-    ]
+    tasks = [name for name in ORDER if (data / name).is_dir()]
     if not tasks:
         raise UserError(f"`data` {data} has no folder of a benchmark, for example svamp")
-    settings = jobs.Settings(str(data), training.asked.limit)
-    found = jobs.evaluate(tasks, spec, settings, training.asked.store.url, **training.place)
+    found = jobs.evaluate(
+        tasks, spec, store=training.asked.store.url, data_dir=str(data), limit=training.asked.limit, **training.place
+    )
     if not found.complete:
         raise Unfinished("benchmarks are incomplete")
     return {}
