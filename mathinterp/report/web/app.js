@@ -39,7 +39,7 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // Steps between two colours: between two alone Vega goes by way of other hues.
-  const ramp = (from, to) => [0, 0.25, 0.5, 0.75, 1].map((share) => window.mathinterp.mixed(from, to, share));
+  const ramp = (from, to) => Array.from({ length: 17 }, (_, i) => i / 16).map((share) => window.mathinterp.mixed(from, to, share));
 
   function vegaConfig() {
     const [text, line, card, good, none, bad] = ["--text", "--line", "--card", "--mended", "--right", "--broken"].map(colour);
