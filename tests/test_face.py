@@ -36,7 +36,8 @@ from tests.toy_scan import ToyScan
 
 ROOT = Path(__file__).parents[1]
 NAMES = [
-    "ablate", "connect", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap",
+    "ablate", "connect", "evaluate", "experiments", "league", "load", "open_store", "plan", "prompts", "run",
+    "stability", "tune", "wrap",
 ]  # fmt: skip
 DOCUMENTED = (
     "mathinterp", "mathinterp.face", "mathinterp.experiments.question", "mathinterp.prompts.given",
@@ -81,7 +82,7 @@ def test_names_are_there_at_the_first_use() -> None:
     assert {*NAMES, "UserError"} == set(mi.__all__) <= set(dir(mi))
     printed = without_warm_up("import mathinterp as mi; print(*(getattr(mi, name) is not None for name in mi.__all__))")
     assert set(printed.split()) == {"True"}
-    assert all(callable(getattr(mi, name)) for name in NAMES if name != "experiments")
+    assert all(callable(getattr(mi, name)) for name in NAMES if name not in ("experiments", "tune"))
     with pytest.raises(AttributeError, match="no attribute 'knockouts'"):
         _ = mi.knockouts  # type: ignore[attr-defined]
 

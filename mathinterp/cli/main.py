@@ -29,6 +29,7 @@ from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
 from mathinterp.cli.report import report
+from mathinterp.cli.reproduce import reproduce
 from mathinterp.cli.runs import check, runs
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
@@ -59,6 +60,7 @@ class Commands(Group):
         "Look before you run": ("models", "prompts", "plan", "selftest"),
         "Scan a model": ("scan", "pipeline", "league"),
         "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
+        "Set beside the papers": ("reproduce",),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
         "Serve results, and run on a cluster": ("sql", "report", "explore", "runs", "check", "submit", "serve"),
@@ -142,7 +144,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, explore, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve,
+    report, explore, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve, reproduce,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)
