@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from mathinterp.cli.main import main
 from mathinterp.store import Store
+from mathinterp.store.files import StoreFailed
 from mathinterp.store.manifest import read_record
 from tests.runs_case import FEW, many_files
 from tests.small_store import fill, open_run, prompt
@@ -66,6 +67,28 @@ def test_a_record_that_no_run_wrote_is_named_and_left_out(tmp_path: Path, change
     path.write_text(json.dumps(record))
     assert command("runs", "delete", run, "--yes", "--force", "--store", store.url)[0] == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
+def test_a_record_that_is_no_file_is_named_by_every_reader(tmp_path: Path, kind: str) -> None:
+    store, run = many_files(tmp_path / "store", FEW)
+    path = tmp_path / "store" / "runs" / f"{run}.json"
+    path.unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda place: os.symlink(place.name, place)}[kind](path)
+    for words in (["list"], ["show", run], ["compare", run, run], ["check"], ["compact", run]):
+        code, told = command("runs", *words, "--store", store.url)
+        assert code == (0 if words == ["list"] else 2 if run in words else 1) or kind == "folder", told
+    assert Store(store.url).record(run) is None
+
+
+def test_a_store_that_became_a_file_ends_a_run_in_one_line(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    run = open_run(store, FEW)
+    os.rename(tmp_path / "store", tmp_path / "away")
+    (tmp_path / "store").write_text("x")
+    for close in (lambda: run.note({"a": 1}), run.finish):
+        with pytest.raises(StoreFailed, match="cannot be written"):
+            close()
 
 
 def test_numbers_beyond_what_json_can_say_again_are_refused(tmp_path: Path) -> None:

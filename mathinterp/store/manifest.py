@@ -66,7 +66,7 @@ def file_of(run: str, shard: str) -> str:
 
 
 def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, Any] | None:
-    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read.
+    """The record of a run; None if there is none. Raises ValueError if it is not one, or no file that can be read.
 
     Args:
         now: as ``StoreFiles.read``.
@@ -75,6 +75,10 @@ def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, 
         content = files.read(record_name(run), now=now)
     except FileNotFoundError:
         return None
+    except StoreFailed:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror or error})") from error
     record = _value(content.decode())
     if not isinstance(record, dict) or record.get("run_id") != run or not _fields_fit(record):
         raise ValueError("not the record of this run")
