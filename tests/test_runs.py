@@ -284,6 +284,20 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch)
 
 
 @pytest.mark.slow
+def test_an_export_whose_files_have_no_place_is_refused_in_one_line(tmp_path: Path) -> None:
+    store, run = many_files(tmp_path / "store", FEW)
+    (tmp_path / "x.csv.json").mkdir()
+    (tmp_path / "y.baseline.csv").mkdir()
+    shown, long = ["--view", "runs"], "a" * 248 + ".csv"
+    for name, more in (("x.csv", shown), ("y.csv", []), (long, []), (long, shown)):
+        for force in ([], ["--force"]):
+            done = command("export", run, "--out", tmp_path / name, "--store", store.url, *more, *force)
+            assert done.exit_code == 2, done.exception
+            assert "--out" in done.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["store", "x.csv.json", "y.baseline.csv"]
+
+
+@pytest.mark.slow
 def test_check_names_each_fault_with_what_mends_it(tmp_path: Path) -> None:
     store, run = many_files(tmp_path)
     folder = Path(store.url, "head_scan", f"run_id={run}")

@@ -37,6 +37,16 @@ def own_cache(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+NO_SERVICES = ("http://[::1", "http://[x]", "http://a b", "http://127.0.0.1:99999", "http://a\x1b[31m]", "http://\u202ea",
+               "http://u:p@127.0.0.1:9", "", "http://")  # fmt: skip
+
+
+def private_pipe(folder):
+    """A pipe that nobody writes to, which only its owner may read."""
+    os.mkfifo(folder / "pipe", 0o600)
+    return folder / "pipe"
+
+
 def serve(*words):
     return CliRunner().invoke(main, ["serve", *words])
 
@@ -54,11 +64,14 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
             (["start", "--host", "0.0.0.0"], "--host 0.0.0.0 can be reached by others: give a token, by --token-file"),
             (["start", "--host", "0.0.0.0", "--token-file", str(token)], f"may be read by others; chmod 600 {token}"),
             (["start", "--token-file", str(tmp_path / "nosuch")], "cannot be read (No such file or directory)"),
+            (["start", "--token-file", "~nobody-of-this-name/x"], "there is no home folder of that name"),
+            (["start", "--token-file", str(private_pipe(tmp_path))], "a device or a pipe; give a file"),
             (["start", "--experiment", "nosuch:X"], "there is no experiment 'nosuch:X'"),
             (["start", "--port", port, "--foreground"], f"cannot listen on 127.0.0.1:{port} (Address already in use)"),
             (["status"], "no service of yours runs on this machine; 'mathinterp serve start' starts one"),
             (["stop"], "no service of yours runs on this machine"),
             (["status", "--service", "http://127.0.0.1:9"], "no service answers at http://127.0.0.1:9"),
+            *((["status", "--service", url], "give a URL like") for url in NO_SERVICES),
         ):
             done = serve(*words)
             assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output

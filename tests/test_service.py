@@ -41,6 +41,14 @@ def service() -> Iterator[Service]:
         yield mi.connect(url, user="ada")
 
 
+NESTED = (
+    b'{"experiment": {"~": "mathinterp.experiments.heads:Heads", "fields": {"layers": '
+    + b"[" * 600
+    + b"]" * 600
+    + b"}}}"
+)
+
+
 def rows(store: Path, table: str) -> Any:
     return Store(store).arrow(f"SELECT * FROM {table} ORDER BY ALL")
 
@@ -274,6 +282,10 @@ def test_pages_of_a_browser_and_other_names_are_refused(service):
         ("/v1/sessions/nosuch/replicas", b"{}", "does not know this question"),
         ("/v1/ablate", b'{"spec": {"name": "bundled", "trust_remote_code": true}}', "runs no code"),
         ("/v1/nosuch", b"{}", "Not Found"),
+        ("/v1/ablate", b'{"spec": {"name": "bundled"}, "model_fingerprint": "\\ud800"}', "surrogates not allowed"),
+        ("/v1/ablate", b'{"spec": {"name": "\xed\xa0\x80"}}', "no JSON"),
+        ("/v1/sessions", b"[" * 100_000, "no JSON"),
+        ("/v1/experiments", NESTED, "nested too deep"),
     ],
 )
 def test_requests_that_are_none_are_one_line(service, path, body, said):
@@ -281,6 +293,12 @@ def test_requests_that_are_none_are_one_line(service, path, body, said):
     assert 400 <= status < 500
     assert said in told["error"]
     assert "\n" not in told["error"]
+
+
+def test_a_body_that_is_not_packed_as_its_header_says_is_refused(service):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    status, told = raw(service.requests.url, "POST", "/v1/sessions", body=b"{}", headers=headers)
+    assert (status, told["kind"]) == (400, "user")
 
 
 def test_no_service_a_wrong_url_and_a_service_that_ends_meanwhile(tmp_path):

@@ -39,7 +39,7 @@ def shown_row(row: "RunRow") -> dict[str, Any]:
         "rows": row.rows,
         "size": written_bytes(row.bytes),
         "started": row.started_at[:16].replace("T", " "),
-        "age": ago(age(row.started_at)),
+        "age": ago(max(age(row.started_at), 0.0)),  # a clock that was ahead
         "written": None if row.last_write is None else f"{ago(row.last_write)} ago",
     }
 
@@ -147,4 +147,4 @@ def ago(seconds: float) -> str:
 
 def first_line(text: str | None) -> str | None:
     """Of an error with its traceback, the error."""
-    return None if text is None else text.splitlines()[0]
+    return None if text is None else "".join(text.splitlines()[:1])

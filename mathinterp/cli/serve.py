@@ -173,7 +173,7 @@ def status(service: str | None, as_json: bool) -> None:
     """
     from mathinterp.service.requests import Requests
 
-    url = service or _only(None).url
+    url = _only(None).url if service is None else service
     found = Requests(url).json("GET", "/v1/status", seconds=10.0)
     if as_json:
         print_json({"url": url, **found})

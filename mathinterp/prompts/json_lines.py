@@ -88,7 +88,7 @@ def json_value(
             text, parse_float=parse_float or real, parse_int=parse_int, parse_constant=constant,
             object_pairs_hook=lambda pairs: _without_repeats(pairs, where),
         )  # fmt: skip
-        if text.count("[") + text.count("{") > MOST_DEPTH and _is_deeper(value, MOST_DEPTH):
+        if text.count("[") + text.count("{") > MOST_DEPTH and is_deeper(value, MOST_DEPTH):
             raise RecursionError
         return value
     except json.JSONDecodeError as error:
@@ -103,7 +103,7 @@ def json_value(
         raise UserError(f"{where}: a number is too {'long' if long else 'large'} to read; write it as text") from error
 
 
-def _is_deeper(value: Any, most: int) -> bool:
+def is_deeper(value: Any, most: int) -> bool:
     """Whether lists and objects are nested in more than ``most`` levels."""
     level = [value]
     for _ in range(most + 1):

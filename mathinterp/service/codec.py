@@ -56,9 +56,9 @@ def decode(given: Any) -> Any:
     """What ``encode`` was given; raises UserError for anything else."""
     if given is None or isinstance(given, bool | str | int | float):
         return given
-    if isinstance(given, list):
-        return [decode(each) for each in given]
     try:
+        if isinstance(given, list):
+            return [decode(each) for each in given]
         kind = given[KIND]
         if kind == "tuple":
             return tuple(decode(each) for each in given["of"])
@@ -78,6 +78,8 @@ def decode(given: Any) -> Any:
         return found
     except UserError:
         raise
+    except RecursionError as error:
+        raise UserError("the request cannot be read: it is nested too deep") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the request cannot be read: {type(error).__name__} {error}") from error
 

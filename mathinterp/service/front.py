@@ -267,8 +267,11 @@ def _tables(answer: Answer) -> web.Response:
 
 async def _json(request: web.Request) -> dict[str, Any]:
     try:
-        found = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
+        text = (await request.read()).decode()
+        found = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # half a character: an error that quotes it ends a Ray process
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError, web.RequestPayloadError) as error:
         raise UserError(f"the request cannot be read: it is no JSON ({one_line(str(error))})") from error
     if not isinstance(found, dict):
         raise UserError("the request cannot be read: it is no JSON object")

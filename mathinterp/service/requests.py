@@ -14,10 +14,11 @@ import urllib3
 
 from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
+from mathinterp.gates import shortened
 from mathinterp.service.front import ABOUT, SIZES, USER
 from mathinterp.service.shelf import Resolving
 from mathinterp.service.state import TOKEN_VARIABLE, token_of
-from mathinterp.text import one_line
+from mathinterp.text import one_line, visible
 
 CONNECT_SECONDS = 10.0
 ABOUT_SECONDS = 10.0  # for what the service answers at once
@@ -66,9 +67,9 @@ class Requests:
     """
 
     def __init__(self, url: str, *, token: str | None = None, user: str | None = None):
-        parts = urlsplit(url if isinstance(url, str) else "")
-        if not _names_a_service(parts):
-            raise UserError(f"`service` '{url}': give a URL like http://127.0.0.1:8390")
+        parts = _service_parts(url)
+        if parts is None:
+            raise UserError(f"`service` '{shortened(visible(str(url)))}': give a URL like http://127.0.0.1:8390")
         self.url = f"{parts.scheme}://{parts.netloc.rstrip(':')}"
         token = token_of(None) if token is None else token
         self._headers = {USER: quote((user or _own_name())[:64])}
@@ -139,21 +140,24 @@ class Requests:
     def _json(self, answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
         try:
             found = json.loads(answer.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise UserError(f"{self.url} is no service of mathinterp: it answers {answer.status} and no JSON object")
         return found
 
 
-def _names_a_service(parts: SplitResult) -> bool:
-    """Whether a URL says where a service is, and no more."""
+def _service_parts(url: object) -> SplitResult | None:
+    """The parts of a URL that says where a service is, and no more; else None."""
+    text = url if isinstance(url, str) else ""
     try:
+        parts = urlsplit(text)
         _ = parts.port
-    except ValueError:
-        return False
+    except ValueError:  # also of brackets that hold no address
+        return None
     further = parts.path.strip("/") or parts.query or parts.fragment or parts.username or parts.password
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not further
+    plain = text.isprintable() and " " not in text
+    return parts if plain and parts.scheme in ("http", "https") and parts.hostname and not further else None
 
 
 def _reason(error: Exception) -> str:

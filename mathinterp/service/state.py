@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 
 from mathinterp.errors import UserError
+from mathinterp.gates import check_place
 from mathinterp.models.cache import cache_folder, write_atomic
+from mathinterp.prompts.json_lines import read_text
 from mathinterp.service.listening import url_of
 
 TOKEN_VARIABLE = "MATHINTERP_SERVICE_TOKEN"
@@ -127,14 +129,15 @@ def token_of(file: str | None) -> str | None:
     token, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
     file = os.environ.get(FILE_VARIABLE) if file is None and token is None else file
     if file is not None:
+        check_place(file, "`token_file`")
         where = f"`token_file` '{file}'"
         try:
             mode = os.stat(Path(file).expanduser()).st_mode
-            token = Path(file).expanduser().read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{where} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        except OSError as error:
+            raise UserError(f"{where} cannot be read ({error.strerror})") from error
         if stat.S_IMODE(mode) & 0o077:
             raise UserError(f"{where} may be read by others; chmod 600 {file}")
+        token = read_text(Path(file).expanduser(), "`token_file`").strip()
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UserError(
             f"{where}: a token has {SHORTEST_TOKEN} or more plain characters; openssl rand -hex 32 makes one"

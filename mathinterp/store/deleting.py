@@ -108,7 +108,7 @@ def _mark(store: "Store", run: str) -> None:
     """From here on the run is not read any more."""
     record = _raw_record(store, run)
     if record is not None and "deleting" not in record:
-        content = json.dumps({**record, "deleting": timestamp()}, indent=1, ensure_ascii=False)
+        content = json.dumps({**record, "deleting": timestamp()})  # whatever it holds
         store.files.write(record_name(run), content.encode() + b"\n")
 
 

@@ -1,7 +1,8 @@
 """The rows of a query as CSV, Parquet or JSON, batch by batch."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from mathinterp.errors import UserError
 from mathinterp.gates import check_place
 from mathinterp.local_files import whole_file
+from mathinterp.store.files import StoreFailed
 from mathinterp.store.query import json_rows, unique_names
 
 
@@ -69,9 +71,17 @@ def export(rows: pa.RecordBatchReader, path: Path) -> int:
     Returns the number of rows; raises UserError as ``check_export`` does, and if writing fails.
     """
     check_export(path)
+    with writing(path), whole_file(path) as temporary, temporary.open("xb") as file:
+        return WRITERS[path.suffix](rows, file)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An OSError within the block as a UserError about the file."""
     try:
-        with whole_file(path) as temporary, temporary.open("xb") as file:
-            return WRITERS[path.suffix](rows, file)
+        yield
+    except StoreFailed:
+        raise
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"`output` '{path}' cannot be written ({why}); name another file") from error

@@ -9,9 +9,10 @@ import pyarrow as pa
 
 import mathinterp
 from mathinterp.errors import UserError, did_you_mean
+from mathinterp.gates import check_place
 from mathinterp.local_files import whole_file
 from mathinterp.store.catalog import catalog
-from mathinterp.store.export import check_export, export
+from mathinterp.store.export import check_export, export, writing
 from mathinterp.store.manifest import timestamp
 from mathinterp.store.recut import original_shards
 from mathinterp.store.writer import FOOTER_KEY
@@ -44,10 +45,12 @@ def export_run(store: "Store", run: str, path: Path, view: str | None, force: bo
     views = [view] if view is not None else tables
     named = {each: path if len(views) == 1 else path.with_name(f"{path.stem}.{each}{path.suffix}") for each in views}
     queries = {each: _query(store, run, each) for each in views}
-    if not force:
-        for place in [each for file in named.values() for each in (file, _beside(file)) if each is not None]:
-            if place.exists() or place.is_symlink():
-                raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
+    for place in [each for file in named.values() for each in (file, _beside(file)) if each is not None]:
+        check_place(place, "`output`")
+        if place.is_dir() and not place.is_symlink():
+            raise UserError(f"`output` '{place}' is a folder; name another file")
+        if not force and (place.exists() or place.is_symlink()):
+            raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
     return [_export(store, record, each, queries[each], file) for each, file in named.items()]
 
 
@@ -86,9 +89,10 @@ def _export(store: "Store", record: dict[str, Any], view: str, sql: str, path: P
     if beside is None:
         written = export(_with_about(rows, about), path)
         return Exported(view, str(path), written, str(path))
-    beside.unlink(missing_ok=True)  # of a file that is replaced: never beside other rows than its own
+    with writing(beside):
+        beside.unlink(missing_ok=True)  # of a file that is replaced: never beside other rows than its own
     written = export(rows, path)
-    with whole_file(beside) as temporary:
+    with writing(beside), whole_file(beside) as temporary:
         temporary.write_text(json.dumps({**about, "rows": written}, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return Exported(view, str(path), written, str(beside))
 

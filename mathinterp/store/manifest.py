@@ -7,7 +7,6 @@ files has; knows nothing about what is in the rows.
 import hashlib
 import json
 import logging
-import math
 import re
 import socket
 import time
@@ -16,8 +15,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import Unfinished, UserError
+from mathinterp.gates import real
+from mathinterp.prompts.json_lines import MOST_DEPTH, is_deeper
 from mathinterp.store.files import StoreFailed, StoreFiles
-from mathinterp.store.recut import adopt, is_cut, original_shards, originals_in
+from mathinterp.store.recut import SHARD, adopt, is_cut, original_shards, originals_in
 from mathinterp.versions import command, differences, merged
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RUN_ID_LENGTH = 12
-_SHARD = re.compile(r"[^/]+/\d{5,}")
+MOST_NUMBER = 10**11  # of seconds since 1970, rows, bytes and the like in a record
 RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_LENGTH}}}")
 RESULT_FORMAT = 1  # raise it when stored rows of the same parameters would differ: other columns, other cut of shards
 
@@ -65,7 +66,7 @@ def file_of(run: str, shard: str) -> str:
 
 
 def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, Any] | None:
-    """The record of a run; None if there is none. Raises ValueError if it is not one, OSError if it cannot be read.
+    """The record of a run; None if there is none. Raises ValueError if it is not one, or no file that can be read.
 
     Args:
         now: as ``StoreFiles.read``.
@@ -74,10 +75,11 @@ def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, 
         content = files.read(record_name(run), now=now)
     except FileNotFoundError:
         return None
-    try:
-        record = json.loads(content.decode(), parse_constant=_no_number)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
+    except StoreFailed:
+        raise
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror or error})") from error
+    record = _value(content.decode())
     if not isinstance(record, dict) or record.get("run_id") != run or not _fields_fit(record):
         raise ValueError("not the record of this run")
     if "deleting" in record:
@@ -88,21 +90,39 @@ def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, 
     return record
 
 
+def _value(text: str) -> Any:
+    """The value of a record's JSON, if all of it can be written again; raises ValueError."""
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=real)
+        if is_deeper(value, MOST_DEPTH):
+            raise RecursionError
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if "\\ud" in text or "\\uD" in text:  # half a character would end whatever prints or stores it
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def _fields_fit(record: Mapping[str, Any]) -> bool:
     """Whether the fields of a record have the types that SQL and a resume expect of them, and there are shards."""
     texts = ("scan", "model", "model_fingerprint", "prompts", "prompts_fingerprint", "dtype", "code_version")
     shards, files, hosts = record.get("shards"), record.get("files", {}), record.get("hosts")
+    versions = record.get("versions", [])
     return (
         all(isinstance(record.get(name), str) for name in texts)
         and all(isinstance(record.get(name), dict) for name in ("parameters", "errors", "attempts", "notes"))
-        and isinstance(record.get("result_format"), int)
-        and isinstance(record.get("versions", []), list)
+        and all(isinstance(why, str) for why in record["errors"].values())
+        and all(_is_number(count, int) for count in record["attempts"].values())
+        and _notes_fit(record["notes"])
+        and _is_number(record.get("result_format"), int)
+        and isinstance(record.get("command"), str | None)
+        and isinstance(versions, list) and all(_are_texts(entry) for entry in versions)
         and isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
-        and isinstance(record.get("wall_seconds"), int | float) and math.isfinite(record["wall_seconds"])
-        and _is_time(record.get("started_at"))
-        and (record.get("finished_at") is None or _is_time(record["finished_at"]))
+        and _is_number(record.get("wall_seconds"))
+        and _is_time(record.get("started_at")) and "finished_at" in record
+        and (record["finished_at"] is None or _is_time(record["finished_at"]))
         and isinstance(shards, list) and len(shards) > 0
-        and all(isinstance(shard, str) and _SHARD.fullmatch(shard) for shard in shards)
+        and all(isinstance(shard, str) and SHARD.fullmatch(shard) for shard in shards)
         and len(set(shards)) == len(shards)
         and is_cut(record)
         and _are_grown(record.get("grown", []), original_shards(record))
@@ -121,21 +141,36 @@ def _are_grown(grown: Any, shards: list[str]) -> bool:
     )
 
 
+def _notes_fit(notes: Mapping[str, Any]) -> bool:
+    """Whether those notes that are computed with are what ``close_run`` wrote."""
+    nodes = notes.get("memory_ran_out", [])
+    times = [notes[name] for name in ("model_loaded_at", "seconds_from_loaded_model") if name in notes]
+    return all(map(_is_number, times)) and isinstance(nodes, list) and all(isinstance(node, str) for node in nodes)
+
+
 def _is_file_entry(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
-        and isinstance(entry.get("rows"), int)
-        and isinstance(entry.get("bytes"), int)
+        and all(_is_number(entry.get(name), int) for name in ("rows", "bytes"))
         and isinstance(entry.get("sha256"), str)
     )
 
 
+def _are_texts(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
+
+
+def _is_number(value: Any, kind: Any = (int, float)) -> bool:
+    """A count, or seconds: not below nothing, nor beyond what dates and SQL know."""
+    return isinstance(value, kind) and not isinstance(value, bool) and 0 <= value < MOST_NUMBER
+
+
 def _is_time(value: Any) -> bool:
+    """Whether it is a time of which it is known how long ago it was."""
     try:
-        datetime.fromisoformat(value)
+        return datetime.fromisoformat(value).tzinfo is not None
     except (TypeError, ValueError):
         return False
-    return True
 
 
 def _no_number(text: str) -> Any:

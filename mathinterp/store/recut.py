@@ -4,11 +4,13 @@
 which of these it holds, in order, with their rows. Whatever reads a store needs ``shards`` alone. Knows records.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 Record = Mapping[str, Any]
 Merged = Mapping[str, Mapping[str, int]]  # new shard -> the shards in it, in their order -> rows
+SHARD = re.compile(r"\w+/[0-9]{5,18}")  # table and number
 FIELDS = ("shards", "cut", "compacted", "files")  # what a recut changes in a record
 
 
@@ -68,8 +70,8 @@ def is_cut(record: Record) -> bool:
     held = [shard for each in compacted.values() for shard in each]
     rows = [rows for each in compacted.values() for rows in each.values()]
     return (
-        all(isinstance(shard, str) for shard in cut)
-        and all(isinstance(count, int) for count in rows)
+        all(isinstance(shard, str) and SHARD.fullmatch(shard) for shard in (*cut, *compacted))
+        and all(isinstance(count, int) and count >= 0 for count in rows)
         and len(set(held)) == len(held)
         and set(held) <= set(cut)
         and not set(compacted) & set(cut)

@@ -334,7 +334,8 @@ def _identity(name: str) -> dict[str, str]:
 
 def _is_of(said: Any, version: FileVersion) -> bool:
     """Whether what is known, maybe from a file that anyone can write, is of this version."""
-    return isinstance(said, list) and len(said) == 4 and said[:2] == [version.size, version.stamp]
+    same = isinstance(said, list) and len(said) == 4 and said[:2] == [version.size, version.stamp]
+    return same and isinstance(said[2], str | None) and isinstance(said[3], int)
 
 
 def _reads_prompts(record: Record) -> bool:
