@@ -44,7 +44,7 @@ def load(
     """A model by any name that the command line takes; its weights are loaded when they are first needed.
 
     Args:
-        name: "bundled", "smollm2", a Hugging Face folder, a ``.gguf`` file, a hub id, or "random:<shape>".
+        name: "bundled", "smollm2", a Hugging Face folder, a ``.gguf`` file, a hub id, or "random:SHAPE".
         adapter: a PEFT LoRA folder, or the name of one that comes with the package; merged into the weights.
         dtype: "float32", "bfloat16", "float16", "float64", or "auto": float32 on a CPU, bfloat16 on a GPU.
         device: "cpu" or "cuda" in this process; None: a GPU where there is one.
@@ -107,7 +107,9 @@ def plan(experiment: Experiment, model: Model | str, prompts: Any = None, *, sto
     """What a run would cost, before anything loads.
 
     Args:
-        experiment, model, prompts: as for ``run``.
+        experiment: as for ``run``.
+        model: as for ``run``.
+        prompts: as for ``run``.
         store: where earlier runs are looked up, for an experiment that needs one.
     Returns:
         FLOPs, rows, bytes, memory, and seconds on GPUs of known kinds and, in float32, on this CPU; None: the

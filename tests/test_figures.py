@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from mathinterp.errors import UserError
@@ -28,6 +29,8 @@ from mathinterp.experiments.results import Results
 from mathinterp.experiments.stability.figure import draw as draw_stability
 from mathinterp.report.page import draw
 from mathinterp.store import Store
+from mathinterp.tuning.training.figure import draw as draw_tuning
+from mathinterp.tuning.training.tables import TUNING_RUNS
 from tests.charts import check_parts, expressions_of, parts_of, table_of, texts_of
 from tests.small_store import fill, open_run, prompt, scores
 
@@ -214,9 +217,24 @@ def test_stability_has_a_figure_with_its_bar(head_store: tuple[Store, str], monk
     stability.stability_of(store, other, draws=20)
     figure = draw_stability(Results(store, other))
     assert figure is not None
-    rows, view = table_of(figure, "pairwise"), store.sql(f"SELECT * FROM stability_overlap WHERE run_id = '{other}'")
-    assert len(rows) == len(view) > 0
-    assert sorted(rows["pairwise"]) == pytest.approx(sorted(view["pairwise"]), rel=1e-3)
+    rows, view = table_of(figure, "compared"), store.sql(f"SELECT * FROM stability_overlap WHERE run_id = '{other}'")
+    assert len(rows) == 2 * len(view) > 0
+    pairwise = rows[rows["compared"].str.endswith("any two draws")]
+    assert sorted(pairwise["jaccard"]) == pytest.approx(sorted(view["pairwise"]), rel=1e-3)
+    assert pairwise["low"].isna().all(), "the range is of draws with the run's own ranking"
     assert {part["encoding"]["x"].get("datum") for part, _ in parts_of(figure.to_dict())} >= {0.8}
     assert check_parts(figure) == 1
     assert rows_of(figure)
+
+
+def test_the_course_of_a_fine_tuning_has_a_figure(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = open_run(store, ["tuning_runs/00000"], scan="precise")
+    assert draw_tuning(Results(store, run.run_id)) is None, "nothing was trained yet"
+    course = [{"step": step, "loss": 1 / step, "lr": 1e-3, "samples_per_second": 9.0, "tokens_per_second": 90.0,
+               "memory": 2_000_000_000, "trained_parameters": 512} for step in (10, 20, 30)]  # fmt: skip
+    store.write_shard(run.run_id, "tuning_runs", 0, pa.Table.from_pylist(course, TUNING_RUNS), {})
+    figure = draw_tuning(Results(store, run.run_id))
+    assert figure is not None
+    assert list(table_of(figure, "loss")["loss"]) == [0.1, 0.05, 0.03333]
+    assert check_parts(figure) == 3

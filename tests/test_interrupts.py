@@ -88,6 +88,21 @@ def test_a_second_signal_ends_it_at_once():
     interrupted(process, signal.SIGINT)
 
 
+@pytest.mark.parametrize("number", CODES)
+def test_nothing_is_raised_into_the_import_of_torch(number, tmp_path):
+    (tmp_path / "torch.py").write_text(
+        f"import os, signal\ntry:\n    os.kill(os.getpid(), {int(number)})\n    sum(range(10**7))\n"
+        "finally:\n    print('raised', flush=True)\n"
+    )
+    code = "from mathinterp.cli import interrupt\ninterrupt.install()\nwith interrupt.unwinding():\n    import torch\n"
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stdout) == (CODES[number], "")
+    assert done.stderr.strip() == LINE
+
+
 @pytest.mark.slow
 def test_one_that_cannot_be_unwound_is_ended():
     code = (

@@ -8,8 +8,11 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.experiments.results import Shown, Summary
-from mathinterp.report.page import Drawn, draw, render, write_report
+from mathinterp.report.contents import render
+from mathinterp.report.page import draw, write_report
+from mathinterp.report.runs import Found
 from mathinterp.store import Store
+from tests.explorer_pages import made_up_run
 from tests.small_store import fill, open_run, prompt
 
 PROMPTS = [prompt("p0", "add"), prompt("p1", "sub")]
@@ -32,7 +35,7 @@ def head_store(tmp_path: Path) -> tuple[Store, str]:
 @pytest.mark.slow
 def test_the_page_names_the_run_and_its_figures_and_shows_the_rows(head_store: tuple[Store, str]) -> None:
     store, run = head_store
-    written = write_report(store, Path(store.url).parent / "page")
+    written = write_report(store, Path(store.url).parent / "page", pictures=True)
     assert sorted(path.suffix for path in written.figures) == [".png", ".svg"]
     assert all(path.stat().st_size > 1000 for path in written.figures)
     page = written.page.read_text(encoding="utf-8")
@@ -46,10 +49,11 @@ def test_the_page_names_the_run_and_its_figures_and_shows_the_rows(head_store: t
 
 def test_text_on_the_page_is_escaped() -> None:
     summary = Summary([Shown("a < b", [{"<i>": "<script>"}]), "x & y"], {}, ["SELECT '<'"], ["<b>few</b>"])
-    page = render("s3://<bucket>", [Drawn("1a", "heads: <m>", "1a.png", "1a.svg", summary)])
+    page = render("s3://<bucket>", Found([made_up_run(summary, model="<m>")]))
     for text in ("a &lt; b", "&lt;i&gt;", "&lt;script&gt;", "x &amp; y", "&lt;b&gt;few", "&lt;bucket&gt;", "&lt;m&gt;"):
         assert text in page
     assert "<script>" not in page
+    assert "<m>" not in page
 
 
 @pytest.mark.slow
@@ -66,7 +70,7 @@ def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[S
 def test_an_unfinished_run_is_left_out_unless_named(head_store: tuple[Store, str], tmp_path: Path) -> None:
     store, run = head_store
     stopped = open_run(store, ["head_scan/00000"], model="other", model_fingerprint="weights-2")
-    written = write_report(store, tmp_path / "page")
+    written = write_report(store, tmp_path / "page", pictures=True)
     assert [path.name for path in written.figures] == [f"heads-{run}.png", f"heads-{run}.svg"]
     with pytest.raises(UserError, match=f"run {stopped.run_id} has none of its 1 shards"):
         write_report(store, tmp_path / "other", [stopped.run_id])

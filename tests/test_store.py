@@ -291,6 +291,20 @@ def test_problem_files_are_inspected_once_per_version(tmp_path, monkeypatch):
     assert len([name for name in opened if name.endswith(".parquet")]) == 4
 
 
+def test_prompts_written_in_parts_are_those_written_at_once(tmp_path, monkeypatch):
+    prompts = [prompt(str(number), carry=["memorize"] * (1 + number % 3)) for number in range(8)]
+    whole, parts = Store(tmp_path / "whole"), Store(tmp_path / "parts")
+    whole.write_prompts(FINGERPRINT, prompts)
+    monkeypatch.setattr("mathinterp.store.store.PROMPTS_AT_ONCE", 3)
+    parts.write_prompts(FINGERPRINT, prompts)
+    for table, rows in (("prompts", 8), ("answer_tokens", 15)):
+        [name] = parts.files.find(table, ".parquet")
+        assert pq.ParquetFile(parts.files.open(name)).num_row_groups == 3
+        found = [pq.read_table(store.files.open(name)) for store in (whole, parts)]
+        assert found[0].num_rows == rows
+        assert found[0].equals(found[1], check_metadata=True)
+
+
 def test_prompts_are_written_once_and_repaired(store):
     prompts = [prompt("a", carry=("change-one", "memorize")), prompt("b", operation=None, operand_b=None)]
     store.write_prompts(FINGERPRINT, prompts)

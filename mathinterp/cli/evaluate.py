@@ -98,7 +98,7 @@ def evaluate(
 
 def _print(summary: "EvaluationSummary", runs: "Sequence[RunSummary]") -> None:
     print_table(
-        summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, exact McNemar p"
+        summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, p (paired score test)"
     )
     for line in summary.remarks:
         console.print(line, highlight=False)

@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,9 +48,14 @@ def install() -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     first, _State.handled = not _State.handled, True
     _State.came = _State.came or number
-    if first and _State.unwinds:
+    if first and _State.unwinds and not _imports_torch():
         raise KeyboardInterrupt
     end()
+
+
+def _imports_torch() -> bool:
+    """An exception in the C++ initialisers of torch aborts the process; nothing runs yet that has to be closed."""
+    return bool(getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False))
 
 
 def _watch(read: int) -> None:

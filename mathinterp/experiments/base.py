@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.figures import Figure
     from mathinterp.experiments.finished_run import HeadRanking
+    from mathinterp.experiments.grid import Grid
     from mathinterp.experiments.growing import Growing
     from mathinterp.experiments.ranking import Ranking
     from mathinterp.models.anatomy import Anatomy, ModelShape
@@ -243,6 +244,11 @@ class Experiment(ABC):
         """
         own = cls._beside("figure", "draw")
         return own(*cls._asked(results, shown)) if own else None
+
+    @classmethod
+    def grid(cls, results: Results) -> Grid | None:
+        """Every component by every prompt, for a page that shows single cells; None: there is no such grid."""
+        return None
 
     @classmethod
     def draws(cls) -> bool:

@@ -206,7 +206,7 @@ def headed(figure: Figure, title: str, description: str, about: Sequence[str] = 
 
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most so many letters; six of them, of text without an end."""
-    return textwrap.wrap(printable(text), width, max_lines=6, placeholder=" ...") or [""]
+    return textwrap.wrap(printable(text), width, max_lines=6, placeholder=" ...", break_on_hyphens=False) or [""]
 
 
 def label_of(figure: Figure) -> str:

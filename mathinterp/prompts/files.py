@@ -83,7 +83,7 @@ def prompts_of_records(
     ``read_prompts`` does.
     """
     rows: list[tuple[Prompt, dict[str, str]]] = []
-    taken: dict[str, str] = {}
+    taken: dict[str, int] = {}
     single = 0
     for where, number, record in records:
         if isinstance(record, Prompt):
@@ -93,21 +93,19 @@ def prompts_of_records(
             continue
         else:
             prompt, more = prompt_of(record, number, where)
-        take_id(prompt, where, where.rpartition(", ")[2], taken)
+        take_id(prompt, number, where, taken)
         rows.append((prompt, more))
     if single:
         logger.warning(f"{single} of {single + len(rows)} rows have no counterfactual and are left out")
     return rows
 
 
-def take_id(prompt: Prompt, where: str, place: str, taken: dict[str, str]) -> None:
+def take_id(prompt: Prompt, number: int, where: str, taken: dict[str, int]) -> None:
     """Note which row has the prompt's id; raises UserError where an earlier one has it, naming that one's place."""
-    if prompt.prompt_id in taken:
-        raise UserError(
-            f"{where}: prompt_id '{prompt.prompt_id}' is already that of {taken[prompt.prompt_id]}; give each prompt"
-            " its own"
-        )
-    taken[prompt.prompt_id] = place
+    earlier = taken.setdefault(prompt.prompt_id, number)
+    if earlier != number:  # kept as numbers, since 200,000 texts take 25 MB: a place ends in the row's own number
+        place = re.sub(r"\d+(?=]?$)", lambda own: f"{int(own[0]) - number + earlier}", where.rpartition(", ")[2])
+        raise UserError(f"{where}: prompt_id '{prompt.prompt_id}' is already that of {place}; give each prompt its own")
 
 
 def write_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from mathinterp.errors import UserError
-from mathinterp.prompts.alignment import AT_ONCE, token_columns
+from mathinterp.prompts.alignment import token_columns
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
@@ -39,7 +39,7 @@ from mathinterp.store.manifest import (
 from mathinterp.store.reader import StoreReader
 from mathinterp.store.recut import place_of, restored
 from mathinterp.store.survey import PROMPT_TABLES
-from mathinterp.store.writer import encode, of_one_shard, whole_rows
+from mathinterp.store.writer import encode, encode_parts, of_one_shard, whole_rows
 from mathinterp.versions import differences
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VIEWS_FILE = "views.sql"
+PROMPTS_AT_ONCE = 10_000
 
 
 class Store(StoreReader):
@@ -293,9 +294,10 @@ class Store(StoreReader):
         self.files.remove_stale(*places)
         makers = {"prompts": _prompt_columns, "answer_tokens": token_columns}
         missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
-        for table in missing:  # in parts, as lists of Python take many times the memory of Arrow
-            parts = (prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE))
-            self._write_prompt_table(table, fingerprint, map(makers[table], parts))
+        counts = {"prompts": len(prompts), "answer_tokens": sum(len(prompt.scored) for prompt in prompts)}
+        for table in missing:  # in parts, so that never all of them are in memory a second time
+            parts = (prompts[start : start + PROMPTS_AT_ONCE] for start in range(0, len(prompts), PROMPTS_AT_ONCE))
+            self._write_prompt_table(table, fingerprint, map(makers[table], parts), counts[table])
         more = [
             {"prompt_id": prompt.prompt.prompt_id, "name": name, "value": value}
             for prompt in prompts
@@ -306,15 +308,17 @@ class Store(StoreReader):
         ]
         if more:
             columns_of = {name: [row[name] for row in more] for name in ("prompt_id", "name", "value")}
-            self._write_prompt_table("prompt_columns", fingerprint, [columns_of])
+            self._write_prompt_table("prompt_columns", fingerprint, [columns_of], len(more))
         if missing or more:
             self.write_views()
 
-    def _write_prompt_table(self, table: str, fingerprint: str, parts: Iterable[dict[str, list[Any]]]) -> None:
+    def _write_prompt_table(
+        self, table: str, fingerprint: str, parts: Iterable[dict[str, list[Any]]], count: int
+    ) -> None:
         config = {"table": table, "prompts_fingerprint": fingerprint, "result_format": RESULT_FORMAT}
         schema = catalog().tables[table].schema
-        rows = pa.concat_tables([schema.empty_table(), *(pa.Table.from_pydict(part, schema) for part in parts)])
-        seal(self.files, f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", encode(rows, table, config))
+        content = encode_parts((pa.Table.from_pydict(part, schema) for part in parts), count, table, config)
+        seal(self.files, f"{table}/prompts_fingerprint={fingerprint}/{table}.parquet", content)
 
     def write_views(self) -> None:
         """Bring views.sql up to date, also after the store was moved; raises OSError if a write is needed and fails."""

@@ -7,7 +7,7 @@ of rows stands there since pages have checksums: a file without it has none.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -32,18 +32,27 @@ def encode(rows: pa.Table, table: str, config: dict[str, Any]) -> bytes:
 
     Raises AssertionError if the columns are not those of the table.
     """
+    return encode_parts([rows], rows.num_rows, table, config)
+
+
+def encode_parts(parts: Iterable[pa.Table], count: int, table: str, config: dict[str, Any]) -> bytes:
+    """As ``encode`` of all parts together, which are ``count`` rows; one part is in memory, and is a row group."""
     assert table in catalog().tables, f"table '{table}' belongs to no known experiment"
     stored = catalog().tables[table]
-    footer = {FOOTER_KEY: json.dumps({**config, "rows": rows.num_rows}, sort_keys=True, allow_nan=False).encode()}
-    buffer = BytesIO()
-    pq.write_table(
-        conform(rows, table, stored.schema).replace_schema_metadata(footer),
+    footer = {FOOTER_KEY: json.dumps({**config, "rows": count}, sort_keys=True, allow_nan=False).encode()}
+    buffer, written = BytesIO(), 0
+    with pq.ParquetWriter(
         buffer,
+        stored.schema.with_metadata(footer),
         compression="zstd",
         use_dictionary=list(stored.dictionary) or False,
         use_byte_stream_split=[path for field in stored.schema for path in _float_paths(field)] or False,
         write_page_checksum=True,
-    )
+    ) as writer:
+        for rows in parts:
+            writer.write_table(conform(rows, table, stored.schema).replace_schema_metadata(footer))
+            written += rows.num_rows
+    assert written == count, f"{written} rows of {table}, not {count}"
     return buffer.getvalue()
 
 

@@ -8,24 +8,30 @@ from mathinterp.experiments.reach import ROUGH
 from mathinterp.experiments.results import Results
 from mathinterp.experiments.stability.result import BAR, FEW_TEMPLATES
 
-PAIRWISE = Tip("pairwise", "Jaccard index of any two draws")
+JACCARD = Tip("jaccard", "Jaccard index")
 
 
 def draw(results: Results) -> Figure | None:
-    """Jaccard indices of the first k, a panel for each operation; dashed: the bar. None where no draws are stored."""
+    """Jaccard indices of the first k, a panel for each operation; dashed: the bar. None where no draws are stored.
+
+    Of each draw with the run's own ranking, with the range of 95 % of them, and of any two draws, which the bar is for.
+    """
     rows = results.frame(
         """SELECT CASE WHEN count(DISTINCT node) OVER () > 1 THEN operation || ', ' || node ELSE operation END AS panel,
-                  operation, node, over, 'first ' || k AS first, k, jaccard, jaccard_low AS low, jaccard_high AS high,
-                  pairwise, nodes, units
-           FROM stability_overlap WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, node, k, over"""
+                  operation, node, over, 'first ' || k AS first, k, nodes, units,
+                  over || unnest([': any two draws', ': with the run''s own']) AS compared,
+                  unnest([pairwise, jaccard]) AS jaccard, unnest([NULL, jaccard_low]) AS low,
+                  unnest([NULL, jaccard_high]) AS high
+           FROM stability_overlap WHERE run_id = $run
+           ORDER BY operation = 'all' DESC, operation, node, k, over, compared"""
     )
     if rows.empty:
         return None
     tips = [
-        Tip("first", "nodes", "text"), Tip("node", "kind", "text"), OPERATION,
-        Tip("over", "draws of", "text"), PAIRWISE,
-        Tip("jaccard", "with the run's own"), interval("low", "high", "", "95 % of draws, with the run's own"),
-        Tip("units", "drawn", "whole"), Tip("nodes", "nodes ranked", "whole"),
+        Tip("first", "nodes", "text"), Tip("node", "kind", "text"), OPERATION, Tip("compared", "draws of", "text"),
+        JACCARD,
+        interval("low", "high", "", "95 % of draws"), Tip("units", "drawn", "whole"),
+        Tip("nodes", "nodes ranked", "whole"),
     ]  # fmt: skip
     of_prompts, of_templates = rows[rows["over"] == "prompts"]["units"], rows[rows["over"] == "templates"]["units"]
     doubts = []
@@ -35,11 +41,11 @@ def draw(results: Results) -> Figure | None:
         doubts.append(f"{of_templates.min()} templates per operation are too few to mean much")
     return titled(
         intervals(
-            rows, Tip("first", ""), PAIRWISE, ("low", "high"), tips, series=Tip("over", "draws of"), panel="panel",
-            rule=[BAR], x_scale=alt.Scale(domain=[0, 1]),
+            rows, Tip("first", ""), JACCARD, ("low", "high"), tips, series=Tip("compared", "draws of"),
+            panel="panel", rule=[BAR], x_scale=alt.Scale(domain=[0, 1]),
         ),
         results, f"Would other prompts give the same first nodes? (dashed: {BAR})",
-        "Points of the mean Jaccard index of any two draws, and bars that hold 95 % of the draws' index with the run's"
-        f" own ranking, for the first nodes of each operation; the bar of a stable list is {BAR}.",
+        "Points of the mean Jaccard index of the first nodes of each operation: of draws with the run's own ranking,"
+        f" with the range of 95 % of them, and of any two draws; in a stable list any two have {BAR} or more.",
         doubts,
     )  # fmt: skip
