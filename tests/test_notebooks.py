@@ -43,10 +43,10 @@ def kinds_shown(book: nbformat.NotebookNode) -> list[list[str]]:
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def test_there_are_the_six_notebooks_and_the_readme_names_them():
+def test_there_are_the_six_notebooks_and_the_documentation_names_them():
     assert [path.stem for path in NOTEBOOKS] == list(LIMITS)
-    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    assert [name for name in LIMITS if f"notebooks/{name}.ipynb" not in readme] == []
+    page = (FOLDER.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    assert [name for name in LIMITS if f"notebooks/{name}.ipynb" not in page] == []
 
 
 @each_notebook
