@@ -99,6 +99,8 @@ def test_colours_are_as_far_on_both_sides_of_nothing_and_text_has_none(head_stor
     assert -low == high == 1
     assert cells["encoding"]["color"]["scale"]["domainMid"] == 0
     written = json.dumps({**spec, "datasets": {}})
+    colours = spec["config"]["range"]["diverging"]
+    assert (colours[0], colours[16], colours[-1]) == ("#0072b2", "#eceae6", "#c8470a")  # gain, nothing, harm
     assert not any(name in written for name in ("labelColor", "titleColor", "background", '"fill":', "subtitleColor"))
 
 

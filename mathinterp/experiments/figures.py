@@ -27,6 +27,12 @@ Part: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart  # the last only b
 
 WIDTH, HEIGHT = 250, 200  # pixels of a panel; with its axis it fits a phone of 360
 COLUMNS = 3  # panels in a row
+Rgb: TypeAlias = tuple[int, int, int]
+GAIN, NOTHING, HARM = (
+    (0, 114, 178),
+    (236, 234, 230),
+    (200, 71, 10),
+)  # as on the report page, which has others for the dark
 TITLE, SUBTITLE = 44, 56  # letters in a line
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 DOUBTS = 4  # under a title
@@ -201,7 +207,17 @@ def headed(figure: Figure, title: str, description: str, about: Sequence[str] = 
     lines = [line for text in about for line in wrapped(text, SUBTITLE)]
     heading = alt.TitleParams(text=wrapped(title, TITLE), subtitle=lines, anchor="start")
     said = " ".join(printable(text) for text in (title, description, *about[1:]) if text)
-    return figure.properties(title=heading, description=said, usermeta={"label": label})
+    figure = figure.properties(title=heading, description=said, usermeta={"label": label})
+    drawn: Figure = figure.configure_range(diverging=[*_ramp(GAIN, NOTHING), *_ramp(NOTHING, HARM)[1:]])
+    return drawn
+
+
+def _ramp(low: Rgb, high: Rgb) -> list[str]:
+    """Steps between two colours: between two alone Vega goes by way of other hues."""
+    return [
+        "#" + "".join(f"{round(start + (stop - start) * step / 16):02x}" for start, stop in zip(low, high, strict=True))
+        for step in range(17)
+    ]
 
 
 def wrapped(text: str, width: int) -> list[str]:

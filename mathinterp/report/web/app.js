@@ -69,6 +69,7 @@
   // The chart with rows, and as many panels in a row as there is room for.
   function fitted(spec, width) {
     const copy = structuredClone(spec);
+    delete copy.config?.range; // colours are those of the page, light or dark
     for (const name in copy.datasets ?? {}) copy.datasets[name] = asRows(copy.datasets[name]);
     if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 50)));
     return copy;
