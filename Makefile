@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TINY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-ray test-larger check lint types test-tiny test-quick bench clean
+.PHONY: docs demo test test-ray test-larger check lint types test-tiny test-quick bench notebooks clean
 
 demo: $(STAMP)
 	$(BIN)/mathinterp scan heads --store demo-results
@@ -38,8 +38,14 @@ test-tiny:  # all others, on two cores
 test-quick:  # of these, the quick ones, on three families of models
 	$(TINY) -m "not ray and not alone and not bundled and not slow and not families"
 
+docs: $(STAMP)  # the documentation site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(STAMP)  # each result is a line of benchmarks/results/NAME.jsonl
 	$(BIN)/python benchmarks/run_all.py
+
+notebooks: $(STAMP)  # runs them and keeps what they show
+	$(BIN)/python -m recipes.notebooks
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

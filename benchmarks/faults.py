@@ -34,6 +34,7 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from benchmarks.disturbed import Disturbed  # noqa: E402
+from benchmarks.service import service  # noqa: E402
 from benchmarks.trial import (  # noqa: E402
     LIMIT,
     NODES,
@@ -159,7 +160,7 @@ def store_away(trial: Trial) -> None:
 
 def memory_of_a_shard(trial: Trial) -> None:
     """The GPU is full within a shard, where nothing halves the batch (simulated)."""
-    trial.order(**{SHARD.replace("/", "__"): "memory"})
+    trial.order({SHARD: "memory"})
     expect(trial, trial.start(), 0)
     if trial.record()["attempts"] != {SHARD: 2}:
         raise AssertionError(trial.record()["attempts"])
@@ -167,7 +168,7 @@ def memory_of_a_shard(trial: Trial) -> None:
 
 def memory_of_a_batch(trial: Trial) -> None:
     """The GPU is full within a batch, and half as much is tried (simulated)."""
-    trial.order(**{SHARD.replace("/", "__"): "batch"})
+    trial.order({SHARD: "batch"})
     expect(trial, trial.start(), 0)
     if "memory_ran_out" not in trial.record()["notes"]:
         raise AssertionError("no batch was halved")
@@ -175,7 +176,7 @@ def memory_of_a_batch(trial: Trial) -> None:
 
 def poison(trial: Trial) -> None:
     """A shard that always raises; the second command finds it mended."""
-    trial.order(**{SHARD.replace("/", "__"): "poison"})
+    trial.order({SHARD: "poison"})
     expect(trial, trial.start(), 1)
     if SHARD not in trial.said[-1] or trial.files() != SHARDS - 1:
         raise AssertionError(f"{trial.files()} shards, {trial.said[-1]}")
@@ -190,11 +191,24 @@ def two_drivers(trial: Trial) -> None:
         expect(trial, driver, 0)
 
 
+def service_replica_kill(trial: Trial) -> None:
+    """Kill -9 of one of three replicas of a warm service, in the middle of a shard that it was asked for."""
+    trial.order(together=1)  # a service loads a model where it is asked first
+    with service(str(trial.folder), NODES, "--experiment", "benchmarks.disturbed:Disturbed") as (url, _, _):
+        driver = trial.start("--service", url)
+        trial.under_way(driver)
+        pid, key = trial.at_work(trial.replicas())
+        since = time.time()
+        os.kill(pid, signal.SIGKILL)
+        expect(trial, driver, 0)
+    trial.measure(pid, key, since)
+
+
 FAULTS: dict[str, Callable[[Trial], None]] = {
     fault.__name__: fault
     for fault in (
         replica_kill, raylet_kill, raylet_hang, node_hang, driver_kill, driver_sigterm, full_store, store_away,
-        memory_of_a_shard, memory_of_a_batch, poison, two_drivers,
+        memory_of_a_shard, memory_of_a_batch, poison, two_drivers, service_replica_kill,
     )
 }  # fmt: skip
 

@@ -33,6 +33,8 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "adaptive_orders": ("--json",),
     "store_growth": ("--json",),
     "split_model": (),
+    "tensor_parallel": (),
+    "sharded_sft": (),
     "faults": ("--json",),
     "service": ("--json",),
 }  # name -> options that make it print JSON

@@ -87,12 +87,14 @@ def cold_start(model: str, limit: int, store: str) -> tuple[float, str]:
 
 
 @contextmanager
-def service(folder: str) -> Iterator[tuple[str, int, float]]:
-    """The URL of a service with one replica, its process, and the seconds until it answered."""
+def service(folder: str, replicas: int = 1, *more: str) -> Iterator[tuple[str, int, float]]:
+    """The URL of a service with ``more`` options, its process, and the seconds until it answered."""
     told = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache"}
     started = time.perf_counter()
-    words = ["serve", "start", "--port", "0", "--replicas", "1"]
-    subprocess.run([*COMMAND, *words], env=told, check=True, capture_output=True)
+    words = ["serve", "start", "--port", "0", "--replicas", str(replicas), *more]
+    done = subprocess.run([*COMMAND, *words], env=told, text=True, capture_output=True)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
     seconds = time.perf_counter() - started
     try:
         (state,) = Path(folder, "cache/mathinterp/services").glob("*.json")

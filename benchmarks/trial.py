@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,16 +45,15 @@ class Trial:
         self.notebook.mkdir(parents=True)
         self.order()
 
-    def order(self, **faults: str) -> None:
-        """Tell replicas which shards fail, by name with __ for /."""
-        named = {name.replace("__", "/"): fault for name, fault in faults.items()}
-        orders = {"seconds": self.seconds, "together": NODES, "faults": named}
+    def order(self, faults: Mapping[str, str] | None = None, together: int = NODES) -> None:
+        """Tell replicas which shards fail, by key, and how many of them begin together."""
+        orders = {"seconds": self.seconds, "together": together, "faults": dict(faults or {})}
         (self.notebook / "orders.json").write_text(json.dumps(orders))
 
-    def start(self) -> subprocess.Popen[str]:
-        """The command, as the driver of a submitted job."""
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """The command with ``more`` words, as the driver of a submitted job."""
         words = ["scan", "benchmarks.disturbed:Disturbed", "--notebook", str(self.notebook), "--store", str(self.store),
-                 "--limit", str(LIMIT), "--replicas", str(NODES), "--quiet"]  # fmt: skip
+                 "--limit", str(LIMIT), "--replicas", str(NODES), "--quiet", *more]  # fmt: skip
         environment = {**os.environ, "RAY_ADDRESS": self.cluster.address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
         command = [sys.executable, "-m", "mathinterp.cli.entry", *words]
         driver = subprocess.Popen(

@@ -1,7 +1,7 @@
 """mathinterp: find, explain and improve the parts of a language model that do arithmetic.
 
 ``import mathinterp as mi`` gives ``load``, ``wrap``, ``prompts``, ``run``, ``plan``, ``ablate``, ``stability``,
-``league``, ``open_store``, ``connect`` and ``experiments``. They are imported when they are first used.
+``league``, ``evaluate``, ``tune``, ``open_store``, ``connect`` and ``experiments``. They are imported when first used.
 
 >>> import mathinterp as mi
 >>> model = mi.load("bundled")
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mathinterp import experiments as experiments
+    from mathinterp import tune as tune
     from mathinterp.connected import connect as connect
     from mathinterp.errors import UserError as UserError
+    from mathinterp.evaluation.jobs import evaluate as evaluate
     from mathinterp.experiments.question import ablate as ablate
     from mathinterp.face import load as load
     from mathinterp.face import open_store as open_store
@@ -32,21 +34,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "UserError", "ablate", "connect", "experiments", "league", "load", "open_store", "plan", "prompts", "run",
-    "stability", "wrap",
+    "UserError", "ablate", "connect", "evaluate", "experiments", "league", "load", "open_store", "plan", "prompts",
+    "run", "stability", "tune", "wrap",
 ]  # fmt: skip
 
 _ROOMS = {
     "UserError": "errors",
     "ablate": "experiments.question",
     "connect": "connected",
+    "evaluate": "evaluation.jobs",
     "league": "workflows.league",
 }  # of what is not in face.py
 
 
 def __getattr__(name: str) -> Any:
     """A public function or room, imported now (PEP 562)."""
-    if name in ("experiments", "prompts"):  # rooms; that of prompts can be called
+    if name in ("experiments", "prompts", "tune"):  # modules; that of prompts can be called
         return import_module(f"mathinterp.{name}")
     if name in __all__:
         return getattr(import_module(f"mathinterp.{_ROOMS.get(name, 'face')}"), name)

@@ -26,9 +26,9 @@ from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from mathinterp.experiments.figures import Figure
     from mathinterp.experiments.stability.result import Stability
 
 
@@ -44,7 +44,7 @@ def load(
     """A model by any name that the command line takes; its weights are loaded when they are first needed.
 
     Args:
-        name: "bundled", "smollm2", a Hugging Face folder, a ``.gguf`` file, a hub id, or "random:<shape>".
+        name: "bundled", "smollm2", a Hugging Face folder, a ``.gguf`` file, a hub id, or "random:SHAPE".
         adapter: a PEFT LoRA folder, or the name of one that comes with the package; merged into the weights.
         dtype: "float32", "bfloat16", "float16", "float64", or "auto": float32 on a CPU, bfloat16 on a GPU.
         device: "cpu" or "cuda" in this process; None: a GPU where there is one.
@@ -107,7 +107,9 @@ def plan(experiment: Experiment, model: Model | str, prompts: Any = None, *, sto
     """What a run would cost, before anything loads.
 
     Args:
-        experiment, model, prompts: as for ``run``.
+        experiment: as for ``run``.
+        model: as for ``run``.
+        prompts: as for ``run``.
         store: where earlier runs are looked up, for an experiment that needs one.
     Returns:
         FLOPs, rows, bytes, memory, and seconds on GPUs of known kinds and, in float32, on this CPU; None: the
@@ -191,7 +193,7 @@ class Run:
         return summary
 
     def figure(self, **shown: Any) -> "Figure | None":
-        """The experiment's picture of the run; None: it has none to draw."""
+        """The experiment's chart of the run, an Altair object; None: it has none to draw."""
         with _fields_of(type(self.experiment).show_options), self.store.held():
             return type(self.experiment).figure(self._results, type(self.experiment).show_options(**shown))
 

@@ -31,7 +31,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     A link at ``path`` is replaced; what it points to is left alone. Raises OSError.
     """
-    temporary = path.with_name(f".{uuid4().hex}.tmp{path.suffix}")  # matplotlib goes by the suffix
+    temporary = path.with_name(f".{uuid4().hex}.tmp{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)

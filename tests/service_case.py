@@ -14,8 +14,8 @@ from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
+from mathinterp.service.listening import bound_socket, listening
 from mathinterp.service.router import Router
-from mathinterp.service.serve import _bound, listening
 from mathinterp.service.shelf import Limits, Shelf
 
 ROOM = Limits(card=0, memory=10**10)
@@ -116,7 +116,7 @@ def served(
         return made
 
     with routed(host, slots, silence) as (router, workers):
-        bound = _bound("127.0.0.1", 0)
+        bound = bound_socket("127.0.0.1", 0)
         with listening(Front(router, {"device": "cpu", "node": "here"}, token).app(), bound):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}", router, workers
         bound.close()

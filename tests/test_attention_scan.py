@@ -30,6 +30,7 @@ from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.token_types import TOKEN_TYPES, operand_spans, typed_tokens
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
+from tests.charts import table_of
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.statistics_twin import student_interval
@@ -445,9 +446,10 @@ def test_command_prints_heads_by_type_and_resumes(tmp_path: Path) -> None:
     assert len(found["top"]) == 5 * 8
     counted = Store(store).rows("SELECT count(*) AS n, count(DISTINCT (layer, head)) AS heads FROM attention_scan")
     assert counted == [{"n": 12 * 8 * 6, "heads": 12}]
-    bars = draw(Results(Store(store), found["run_id"]), ShownHeads()).axes[0].patches
-    assert len(bars) == 8 * 6, "eight heads, six token types"
-    assert sum(bar.get_height() for bar in bars) == pytest.approx(8, abs=1e-4)
+    bars = table_of(draw(Results(Store(store), found["run_id"]), ShownHeads()), "mass")
+    every = bars[bars["operation"] == "all"]
+    assert len(every) == 8 * 6, "eight heads, six token types"
+    assert every["mass"].sum() == pytest.approx(8, abs=1e-3)
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--heads", "0.9"])
     assert wrong.exit_code == 2
     assert "head 0.9 does not exist" in wrong.stderr

@@ -22,6 +22,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.alignment import tokenize_prompts
 from tests import attribution_twin as twin
 from tests.attribution_twin import contrasts
+from tests.charts import table_of
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.bundled
@@ -72,7 +73,8 @@ def test_rows_are_the_engines_whatever_the_files(model, store, monkeypatch, meth
     shown = run.summary.data["top"]
     means = run.sql("SELECT * FROM node_attribution_effects WHERE run_id = $run AND operation = 'all'")
     assert abs(shown[0]["effect"]) == pytest.approx(means["effect"][means["node"] != "neuron"].abs().max())
-    assert run.figure().axes
+    drawn = table_of(run.figure(), "effect").query("operation == 'all'")
+    assert sorted(drawn["effect"]) == pytest.approx(sorted(means["effect"][means["node"] != "neuron"]), rel=1e-3)
 
 
 def test_exact_effects_are_those_of_plain_patching(model, store) -> None:

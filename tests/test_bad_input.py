@@ -29,7 +29,6 @@ CASES = [
     (["tune", "zero", "--from", "HEADS", "--top", "9", "--out", "new"], "--top 9: the ranking has only 4 heads"),
     (["knockout", "--from", "' OR 1=1 --"], "no run '' OR 1=1 --'"),
     (["report", "--run", "nosuch", "--out", "new"], "no run nosuch"),
-    (["report", "--run", "RUN", "--out", "new"], "is a scan of neurons, which has no figure"),
     # heads, layers and neurons that do not exist
     (["neuron", "8.1"], "layer 8 does not exist"),
     (["maskkeep", *NEURONS, "--deep-layers", "x"], "--deep-layers 'x' cannot be read"),

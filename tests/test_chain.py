@@ -422,5 +422,5 @@ def test_command_tells_draws_and_resumes_a_sentences_chain(tmp_path: Path) -> No
     assert (again["run_id"], again["shards_reused"], again["shards_done"]) == (found["run_id"], 1, 0)
     assert again["chain"] == found["chain"]
     page = write_report(Store(tmp_path / "s"), tmp_path / "page").page.read_text(encoding="utf-8")
-    assert f"chain-{found['run_id']}.png" in page
+    assert f'data-name="chain-{found["run_id"]}"' in page
     assert "deep_neuron" in page

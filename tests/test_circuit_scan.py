@@ -25,6 +25,7 @@ from mathinterp.experiments.mlps import Mlps
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
 from tests import attribution_twin as twin
+from tests.charts import table_of
 
 pytestmark = pytest.mark.bundled
 PROMPTS = mi.prompts("operand_pairs", limit=5)
@@ -249,7 +250,10 @@ def test_summary_and_figure_show_both_orders(run) -> None:
     text = str(run.summary)
     assert "Faithfulness of the first nodes by relp" in text
     assert f"CPR {run.summary.data['cpr']:.3f}" in text
-    assert len(run.figure().axes[0].get_lines()) == 4
+    curves = table_of(run.figure(), "faithfulness")
+    assert set(curves["ordering"]) == {"signed scores", "absolute scores"}
+    stored = run.sql("SELECT faithfulness FROM circuit_curves WHERE run_id = $run")["faithfulness"]
+    assert sorted(curves["faithfulness"]) == pytest.approx(sorted(stored), rel=1e-3)
     assert run.sql("SELECT notes ->> 'forwards_per_prompt' AS n FROM runs WHERE run_id = $run")["n"].item() == "14"
 
 

@@ -29,19 +29,21 @@ from mathinterp.models.units import Neuron
 from mathinterp.prompts import load_prompts, write_prompts
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.store import Store
+from tests.charts import table_of
 from tests.small_store import open_run
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.toy_scan import ToyScan
 
 ROOT = Path(__file__).parents[1]
 NAMES = [
-    "ablate", "connect", "experiments", "league", "load", "open_store", "plan", "prompts", "run", "stability", "wrap",
+    "ablate", "connect", "evaluate", "experiments", "league", "load", "open_store", "plan", "prompts", "run",
+    "stability", "tune", "wrap",
 ]  # fmt: skip
 DOCUMENTED = (
     "mathinterp", "mathinterp.face", "mathinterp.experiments.question", "mathinterp.prompts.given",
     "mathinterp.store.reader",
 )  # fmt: skip
-HEAVY = ("torch", "transformers", "ray", "pandas", "pyarrow", "duckdb", "matplotlib")
+HEAVY = ("torch", "transformers", "ray", "pandas", "pyarrow", "duckdb", "altair")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def test_names_are_there_at_the_first_use() -> None:
     assert {*NAMES, "UserError"} == set(mi.__all__) <= set(dir(mi))
     printed = without_warm_up("import mathinterp as mi; print(*(getattr(mi, name) is not None for name in mi.__all__))")
     assert set(printed.split()) == {"True"}
-    assert all(callable(getattr(mi, name)) for name in NAMES if name != "experiments")
+    assert all(callable(getattr(mi, name)) for name in NAMES if name not in ("experiments", "tune"))
     with pytest.raises(AttributeError, match="no attribute 'knockouts'"):
         _ = mi.knockouts  # type: ignore[attr-defined]
 
@@ -216,7 +218,9 @@ def test_a_run_answers(run: Run) -> None:
     assert run.summary.data["top"][0]["operation"] == "all"
     assert "Largest drops" in str(run.summary)
     assert "heads cost more than" in repr(run.summary)
-    assert run.figure().axes
+    drawn = table_of(run.figure(), "drop").query("operation == 'all'").set_index("name")["drop"]
+    worst = run.summary.data["top"][0]
+    assert drawn.max() == drawn[worst["node"]] == pytest.approx(worst["drop"], rel=1e-3)
     with pytest.raises(UserError, match="Did you mean head_effects"):
         run.table("head_effect")
     with pytest.raises(UserError, match="for a query use sql"):

@@ -8,12 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from mathinterp.experiments.ablation import ABLATIONS
-from mathinterp.experiments.registry import experiments
+from mathinterp.experiments.figures import save
+from mathinterp.experiments.registry import experiments, find
+from mathinterp.experiments.results import Results
 from mathinterp.store.manifest import RESULT_FORMAT
+from tests.charts import check_parts, texts_of
 from tests.golden.models import word_model
 from tests.golden.runs import FOLDER, INDEX, GoldenStore, run_all
 
 INDEXED = json.loads(INDEX.read_text(encoding="utf-8"))
+WITHOUT_A_FIGURE = {"gender_neurons", "concept_zeroing", "edit", "prune", "sweep_neurons"}  # their tables say it all
 WITHOUT: dict[str, str] = {}  # experiments without golden rows, each with its reason
 OF_A_SAVED_MODEL = {"gender neurons", "edit"}  # its files, and so its fingerprint, differ between library versions
 
@@ -66,3 +70,22 @@ def assert_equal(table: str, made: pa.Table, expected: pa.Table) -> None:
         found, wanted = made[column].to_pylist(), expected[column].to_pylist()
         different = [row for row, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]]
         assert not different, f"{table}.{column}, row {different[0]}: {found[different[0]]} was {wanted[different[0]]}"
+
+
+@pytest.mark.parametrize("name", INDEXED["run_ids"])
+@pytest.mark.bundled
+def test_every_figure_is_drawn_and_tells_what_its_data_have(golden: GoldenStore, name: str, tmp_path: Path) -> None:
+    results = Results(golden.store, golden.ids[name])
+    (run,) = results.rows("SELECT scan FROM runs WHERE run_id = $run")
+    experiment = find(run["scan"])
+    if run["scan"] in WITHOUT_A_FIGURE:
+        assert not experiment.draws()
+        return
+    figure = experiment.figure(results, experiment.show_options())
+    assert figure is not None
+    assert check_parts(figure) > 0
+    spec = figure.to_dict()
+    assert len(spec["description"]) > 40
+    assert len(json.dumps(spec)) < 300_000
+    _, svg = save(figure, tmp_path / "figure")
+    assert "".join(spec["title"]["text"]) in texts_of(svg.read_text("utf-8")), "lines of one text"

@@ -20,6 +20,7 @@ from mathinterp.models.anatomy import model_shape
 from mathinterp.store import Store
 from tests import ablation_twin
 from tests.ablation_twin import slow_rows
+from tests.charts import table_of
 from tests.head_sets import RANKING
 from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 
@@ -221,10 +222,10 @@ def test_the_command_ranks_knocks_out_shows_and_resumes(tmp_path: Path) -> None:
     assert [(row["k"], row["rank"]) for row in examples] == [(k, rank) for k in (0, 1, 2) for rank in range(1, 6)]
     assert examples[0]["probability"] >= examples[1]["probability"] > 0
     assert {row["token"] for row in examples} <= set(tiny_tokenizer().get_vocab())
-    lines = {line.get_label(): line for line in draw(Results(store, found["run_id"])).axes[0].lines}
-    assert set(lines) == {"effect-rank", "random-rank", "random, layer-rank"}
+    lines = table_of(draw(Results(store, found["run_id"])), "heads_out").query("operation == 'all'")
+    assert set(lines["heads_out"]) == {"ranked heads", "random heads", "random heads, same layers"}
     drawn = [row["effect"] for row in found["curve"]]
-    np.testing.assert_allclose(lines["effect-rank"].get_ydata(), drawn, atol=1e-9)
+    np.testing.assert_allclose(lines.query("heads_out == 'ranked heads'")["accuracy"], drawn, rtol=1e-3)
     shown = command(*words)  # nothing left to compute: no Ray
     assert shown.exit_code == 0, shown.output
     for part in ("Accuracy (%), first k heads out", "random_layer", "has halved", "knockout_curve", "nothing left"):

@@ -28,6 +28,7 @@ from mathinterp.tuning.lora_sweep import LoraSweep, adapter_folder
 from mathinterp.tuning.sft import SftConfig, train
 from mathinterp.tuning.sweep import claim_folder, split_samples
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
+from tests.charts import table_of
 from tests.exact import PROMPTS, one_at_a_time
 from tests.statistics_twin import part_of, score_interval
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
@@ -230,9 +231,9 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
 
     curves = LoraSweep.figure(Results(Store(tmp_path / "store"), told["sweep"]["run_id"]), NothingToShow())
     assert curves is not None
-    points = curves.axes[0].lines[0].get_xydata()
+    points = table_of(curves, "gain").query("operation == 'all'")[["layer", "accuracy", "low", "high"]]
     every = curve[curve["operation"] == "all"].sort_values("layer")
-    np.testing.assert_allclose(points, np.array([every["layer"], 100 * every["accuracy"]]).T)
+    np.testing.assert_allclose(points, every[["layer", "accuracy", "low", "high"]], rtol=1e-3)
 
     assert write_report(Store(tmp_path / "store"), tmp_path / "report").page.is_file()
 

@@ -14,6 +14,7 @@ from mathinterp.cluster import run as cluster_run
 from mathinterp.errors import UserError
 from mathinterp.experiments.league.measures import agreements
 from mathinterp.store import Store
+from tests.charts import table_of
 from tests.statistics_twin import student_interval
 
 RNG = np.random.default_rng(0)
@@ -146,7 +147,10 @@ def test_the_view_says_what_stored_effects_say_and_a_second_call_computes_nothin
     with pytest.raises(UserError, match=r"exact.* have scores that do not compare"):
         mi.run(mi.experiments.Circuit((found.runs["heads"], found.runs["atp"])), model, prompts, store=str(tmp_path))
     assert "relp" in str(found.summary)
-    assert len(found.figure().axes) == 9
+    drawn = table_of(found.figure(), "measure")
+    assert len(set(drawn["measure"])) == 9
+    best = drawn[drawn["measure"] == "Spearman, of sizes"].set_index("method")["value"]
+    assert best.to_dict() == pytest.approx(table.loc[best.index, "spearman_absolute"].to_dict(), rel=1e-3)
     told.clear()
     again = mi.league(model, prompts, **asked)
     assert again.id == found.id

@@ -20,6 +20,7 @@ from mathinterp.experiments.mask import Mask
 from mathinterp.models.anatomy import Anatomy
 from tests import attribution_twin as twin
 from tests.attribution_twin import contrasts
+from tests.charts import table_of
 from tests.tiny import tiny_model
 
 PROMPTS = contrasts(6)
@@ -116,4 +117,6 @@ def test_rows_are_one_training(tmp_path) -> None:
     best = scores.sort_values("open", ascending=False).iloc[0]
     assert (first["node"], first["layer"]) == (best["node"], best["layer"])
     assert "a node is open with probability" in str(run.summary)
-    assert len(run.figure().axes) == 2
+    figure = run.figure()
+    assert list(table_of(figure, "step")["change"]) == pytest.approx(list(course["change"]), rel=1e-3)
+    assert sorted(table_of(figure, "log_alpha")["open"]) == pytest.approx(sorted(scores["open"]), rel=1e-3)

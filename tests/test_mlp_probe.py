@@ -33,6 +33,7 @@ from mathinterp.prompts.token_types import typed_tokens
 from mathinterp.report.page import draw
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
+from tests.charts import table_of
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 from tests.small_store import FINGERPRINT, open_run, prompt
 from tests.statistics_twin import student_interval
@@ -335,8 +336,8 @@ def test_command_prints_the_curve(tmp_path: Path) -> None:
     assert [row["layer"] for row in found["curve"]] == [0, 1, 2]
     assert set(found["overtakes"]) == {"all", "add", "sub", "mul", "div"}
     assert Store(store).rows("SELECT count(*) AS n FROM mlp_probe") == [{"n": 3 * 8 * 3}]
-    lines = {line.get_label(): line.get_ydata() for line in draw(Store(store), found["run_id"]).axes[0].lines}
-    np.testing.assert_allclose(lines["C"], [row["out_c"] for row in found["curve"]])
+    lines = table_of(draw(Store(store), found["run_id"]), "mlp_out").query("operation == 'all' and target == 'C'")
+    np.testing.assert_allclose(lines["mlp_out"], [row["out_c"] for row in found["curve"]], rtol=1e-3)
     wrong = CliRunner().invoke(main, [*[str(word) for word in command], "--vectors", "none"])
     assert wrong.exit_code == 2
     assert "Invalid value for '--vectors': 'none' is not one of" in wrong.stderr

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from matplotlib.axes import Axes
 
 import mathinterp as mi
 from mathinterp.engine.hooks import edited_input
@@ -269,8 +268,8 @@ def test_the_summary_and_the_figure_say_what_the_rows_say(run: Run) -> None:
     accuracy = run.table("operand_faithfulness").set_index(["ranking", "k"]).loc[("top", 50), "accuracy"]
     assert f"first answer token is right in {100 * accuracy:.4g} % of the pairs" in str(run.summary)
     assert "of 0.9 or more, most often " in str(run.summary)
-    titles = [axis.get_title() for axis in run.figure().findobj(Axes)]
-    heads = [title for title in titles if title.startswith("head ")]
+    titles = [part["title"] for part in run.figure().to_dict()["concat"]]
+    heads = [" ".join(title["subtitle"]) for title in titles if "head " in title["text"]]
     assert len(heads) == 2
     assert all("where" in title and "AUROC" in title and "shuffled" in title for title in heads)
     assert len(run.summarize(top=3).data["heads"]) == 3

@@ -25,6 +25,7 @@ from mathinterp.models.units import Head, Mlp
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.store import Store
+from tests.charts import parts_of, table_of
 from tests.path_twin import PAIRS, anatomy_of, forward, patched_logits
 from tests.small_store import FINGERPRINT, open_run
 from tests.statistics_twin import student_interval, student_p_value
@@ -268,11 +269,16 @@ def test_the_command_line_reports_key_heads(tmp_path: Path) -> None:
     assert (found["shards_done"], found["shards_reused"], len(found["pairs"])) == (0, found["shards"], 4)
     assert all(set(row) >= {"node", "effect", "low", "high", "q", "key"} for row in found["top"])
     store = Store(tmp_path / "store")
-    grid = np.asarray(draw(Results(store, found["run_id"]), ShownNodes()).axes[0].images[0].get_array())
-    assert grid.shape == (5, 9), "layers 0 to 4; eight heads and the MLP"
-    for row in store.rows("SELECT * FROM path_effects WHERE operation = 'all'"):
-        column = -1 if row["node"] == "mlp" else row["head"]
-        assert grid[row["layer"], column] == pytest.approx(100 * row["mean"])
+    figure = draw(Results(store, found["run_id"]), ShownNodes())
+    ((cells, _), *_) = parts_of(figure.to_dict())
+    assert cells["encoding"]["x"]["scale"]["domain"] == [*"01234567", "MLP"]
+    assert cells["encoding"]["y"]["scale"]["domain"] == [4, 3, 2, 1, 0]
+    drawn = table_of(figure, "effect").query("operation == 'all'").set_index(["layer", "place"])["effect"]
+    effects = store.rows("SELECT * FROM path_effects WHERE operation = 'all'")
+    assert len(drawn) == len(effects)
+    for row in effects:
+        place = "MLP" if row["node"] == "mlp" else str(row["head"])
+        assert drawn[row["layer"], place] == pytest.approx(row["mean"], rel=1e-3)
     refused = CliRunner().invoke(main, [*words, "--receiver", "1.0.q"])
     assert refused.exit_code == 2
     assert "layer 2 is not before the receiver 1.0.q" in refused.output

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import mathinterp
 from benchmarks import run_all
 
 ROOT = Path(__file__).parents[1]
@@ -74,3 +75,32 @@ def test_every_benchmark_is_run_but_checks():
         "trial",
     }  # these measure nothing by themselves
     assert {file.stem for file in (ROOT / "benchmarks").glob("*.py")} - checks == set(run_all.BENCHMARKS)
+
+
+PAPERS = {
+    "2409.14144": (
+        "Interpreting Arithmetic Mechanism in Large Language Models through Comparative Neuron Analysis",
+        ["Zeping Yu", "Sophia Ananiadou"],
+    ),
+    "2409.01659": (
+        "Interpreting and Improving Large Language Models in Arithmetic Calculation",
+        ["Wei Zhang", "Chaoqun Wan", "Yonggang Zhang", "Yiu-ming Cheung", "Xinmei Tian", "Xu Shen", "Jieping Ye"],
+    ),
+}
+
+
+def test_the_citation_is_of_this_version_and_names_both_papers():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # what its JSON schema requires
+    assert (cited["cff-version"], cited["title"], cited["type"]) == ("1.2.0", PROJECT["name"], "software")
+    assert cited["authors"] == [{"name": "mathinterp contributors"}]
+    assert (cited["version"], cited["license"]) == (mathinterp.__version__, PROJECT["license"])
+    found = {}
+    for paper in cited["references"]:
+        (number,) = (each["value"].removeprefix("arXiv:") for each in paper["identifiers"])
+        assert paper["url"] == f"https://arxiv.org/abs/{number}"
+        names = [f"{each['given-names']} {each['family-names']}" for each in paper["authors"]]
+        found[number] = (paper["title"], names)
+    assert found == PAPERS
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"https://arxiv.org/abs/{number}" in readme for number in found)

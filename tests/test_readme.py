@@ -1,7 +1,7 @@
-"""Every command that the README shows, in its order, in one empty folder, as on a fresh machine.
+"""Every command that the README and the pages of PAGES show, in this order, in one empty folder, as on a fresh machine.
 
 Scans run in this process instead of on Ray, and those of SHORTENED on fewer prompts. NOT_RUN lists what is parsed alone
-(test_documentation.py) and why; before each of them the README says what it needs.
+(test_documentation.py) and why; before each of them the text says what it needs.
 """
 
 import re
@@ -15,7 +15,11 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.cluster import run as cluster_run
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGES = ("quickstart", "asking", "heads", "neurons", "tuning", "models-and-prompts", "clusters")
+README = "\n".join(
+    page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PAGES))
+)
 NOT_RUN = {
     "make ": "installs into an environment of its own",
     "pip install": "needs the package index",
@@ -26,6 +30,9 @@ NOT_RUN = {
     "ray start": "makes a cluster that would outlive the test",
     "mathinterp scan heads --address": "needs that cluster",
     "mathinterp submit": "needs a cluster",
+    "mathinterp selftest --model meta-llama": "needs a model from the hub",
+    "mathinterp plan heads --model meta-llama": "needs a model from the hub",
+    "mathinterp scan heads --model meta-llama": "needs a model from the hub",
     "mathinterp serve": "starts processes that stay; tests/test_serve_command.py does",
     "mathinterp scan heads --heads 0.6,0.1 --limit 20 --service": "needs such a service",
 }
@@ -43,7 +50,7 @@ SAID_BEFORE = {
 
 
 def blocks() -> Iterator[str]:
-    """The README's bash blocks."""
+    """Their bash blocks."""
     yield from re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 
 

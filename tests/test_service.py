@@ -23,7 +23,7 @@ from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
 from mathinterp.models.catalog import ModelSpec
-from mathinterp.service import front
+from mathinterp.service import listening
 from mathinterp.service.shelf import Limits
 from mathinterp.store import Store
 from tests.service_case import served
@@ -250,8 +250,8 @@ def raw(url: str, method: str = "GET", path: str = "/v1/service", **more: Any) -
 def test_a_wrong_token_is_refused(monkeypatch):
     monkeypatch.delenv("MATHINTERP_SERVICE_TOKEN", raising=False)
     compared = []
-    same = front.hmac.compare_digest
-    monkeypatch.setattr(front.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or same(a, b))
+    same = listening.hmac.compare_digest
+    monkeypatch.setattr(listening.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or same(a, b))
     with served(1, token=TOKEN) as (url, _, _):
         for token in (None, "another token, as long"):
             with pytest.raises(UserError, match=f"the service at {url} wants another token; set MATHINTERP_SERVICE"):

@@ -4,12 +4,12 @@ import json
 import tempfile
 from pathlib import Path
 
+import altair as alt
 import duckdb
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from mathinterp.cli.main import main
 from mathinterp.cli.output import print_table
@@ -17,10 +17,13 @@ from mathinterp.cluster.replica import loading_turn
 from mathinterp.errors import UserError
 from mathinterp.experiments.figures import save
 from mathinterp.experiments.results import Results, Shown, Summary
-from mathinterp.report.page import Drawn, render, write_report
+from mathinterp.report.contents import render
+from mathinterp.report.page import write_report
+from mathinterp.report.runs import Found
 from mathinterp.store import Store
 from mathinterp.store.reading import check_reads
 from mathinterp.text import file_name, one_line, printable, quoted
+from tests.explorer_pages import made_up_run
 from tests.small_store import fill, open_run, prompt
 
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -88,10 +91,13 @@ def test_a_record_whose_id_is_sql_or_html_makes_no_file_and_no_image(tmp_path, m
 
 def test_every_text_of_the_page_is_escaped():
     summary = Summary([Shown(IMAGE, [{IMAGE: IMAGE}]), IMAGE, Shown(IMAGE, [])], {}, [IMAGE], [IMAGE])
-    page = render(IMAGE, [Drawn(IMAGE, IMAGE, f'"{IMAGE}', f'"{IMAGE}', summary)])
-    assert page.count("<img") == 1, "the run's figure"
-    assert page.count("&lt;img") == 13
-    assert 'src="&#34;&lt;img' in page
+    names = ("run_id", "scan", "model", "prompts", "dtype", "model_fingerprint", "prompts_fingerprint", "code_version")
+    run = made_up_run(summary, parameters={IMAGE: IMAGE}, command=f'"{IMAGE}', **dict.fromkeys(names, IMAGE))
+    page = render(IMAGE, Found([run], [{**run.run, "why": IMAGE}], [IMAGE]))
+    assert "<img" not in page
+    assert page.count("&lt;img") > 40
+    assert '"&#34;&lt;img' not in page, "text that holds a quotation mark ends no attribute"
+    assert "&#34;&lt;img" in page
 
 
 # ---- terminals ----
@@ -141,24 +147,28 @@ def test_the_report_replaces_links_and_leaves_their_targets(tmp_path):
     page = tmp_path / "page"
     page.mkdir()
     (tmp_path / "kept").write_text("kept")
-    names = ["index.html", f"heads-{run}.png", f"heads-{run}.svg"]
+    names = ["index.html", "assets", f"heads-{run}.png", f"heads-{run}.svg"]
     for name in names:
         (page / name).symlink_to(tmp_path / "kept")
-    write_report(store, page)
+    write_report(store, page, pictures=True)
     assert (tmp_path / "kept").read_text() == "kept"
     assert sorted(path.name for path in page.iterdir()) == sorted(names)
     assert not any(path.is_symlink() for path in page.iterdir())
 
 
-def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path, monkeypatch):
-    def half(self, file, **_):
-        Path(file).write_bytes(b"half")
+@pytest.mark.parametrize("which", ["write_bytes", "write_text"])
+def test_a_figure_that_cannot_be_written_leaves_no_half_file(tmp_path, monkeypatch, which):
+    write = getattr(Path, which)
+
+    def half(self, what, **_):
+        write(self, what[: len(what) // 2])
         raise OSError("disk full")
 
-    monkeypatch.setattr(Figure, "savefig", half)
+    monkeypatch.setattr(Path, which, half)
+    chart = alt.Chart(alt.InlineData(values=[{"a": 1}])).mark_point().encode(x="a:Q")
     with pytest.raises(OSError, match="disk full"):
-        save(Figure(), tmp_path / "figure")
-    assert list(tmp_path.iterdir()) == []
+        save(chart, tmp_path / "figure")
+    assert [path.suffix for path in tmp_path.iterdir()] == ([] if which == "write_bytes" else [".png"])
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,8 @@ def test_controls_are_not_called_what_they_control():
 
 
 @pytest.mark.ray
-def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, tiny_folder, monkeypatch):
+@pytest.mark.parametrize("way", ["--cache", "--shard-model"])
+def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(way, tmp_path, tiny_folder, monkeypatch):
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # how often Ray Train looks for deaths
     monkeypatch.chdir(tmp_path)  # relative paths hold although Ray Train's workers run elsewhere
     shutil.copytree(tiny_folder, "base")
@@ -199,7 +200,7 @@ def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, ti
     words = (
         "tune", "precise", "--model", "base", "--heads", "1.0,1.3,2.1", "--data", "one_digit:3", "--data",
         "few.jsonl:1", "--held-out", "few.jsonl", "--steps", 6, "--batch", 8, "--micro-batch", 3, "--lr", 1e-2,
-        "--workers", 2, "--cpu", "--cache", "--log-every", 2, "--checkpoint-every", 4, "--store", "store", "--out",
+        "--workers", 2, "--cpu", way, "--log-every", 2, "--checkpoint-every", 4, "--store", "store", "--out",
         "out", *(("--tensorboard", "board") if has_tensorboard else ()),
     )  # fmt: skip
     result = cli(*words, "--json")
@@ -207,7 +208,10 @@ def test_two_workers_one_of_which_dies_a_second_command_and_a_merge(tmp_path, ti
     assert marker.exists()
     assert "data, few.jsonl: 8 samples of" in result.stderr
     assert "warning: 8 of 8 held-out samples are trained on too" in result.stderr
-    assert "the cache takes up to 0.00 GiB" in result.stderr
+    assert ("the cache takes up to 0.00 GiB" in result.stderr) == (way == "--cache")
+    [run] = Store("store").rows("SELECT notes FROM runs")
+    notes = json.loads(run["notes"])
+    assert (notes["workers"], notes["sharded"]) == (2, way == "--shard-model")
     assert "going on after step 4" in result.stderr
     told = json.loads(result.stdout)
     assert told["trained_now"]

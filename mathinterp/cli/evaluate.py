@@ -83,8 +83,10 @@ def evaluate(
     """
     from mathinterp.evaluation import jobs
 
-    settings = jobs.Settings(data_dir, limit, fewshot, examples, seed)
-    found = jobs.evaluate(tasks, spec_of(options), settings, store, **options)
+    found = jobs.evaluate(
+        tasks, spec_of(options), store=store, data_dir=data_dir, limit=limit, fewshot=fewshot, examples=examples,
+        seed=seed, **options,
+    )  # fmt: skip
     if as_json:
         runs = [{"task": job.task, **run_json(run)} for job, run in zip(found.jobs, found.runs, strict=True)]
         print_json({"runs": runs, "results": found.summary.results, "table": found.summary.table})
@@ -96,7 +98,7 @@ def evaluate(
 
 def _print(summary: "EvaluationSummary", runs: "Sequence[RunSummary]") -> None:
     print_table(
-        summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, exact McNemar p"
+        summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, p (paired score test)"
     )
     for line in summary.remarks:
         console.print(line, highlight=False)

@@ -238,14 +238,14 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
 def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) -> list[Path]:
     if out is None or not type(chosen).draws():
         return []
-    from mathinterp.experiments.figures import save
+    from mathinterp.experiments.figures import label_of, save
     from mathinterp.text import file_name
 
     figure = type(chosen).figure(results, shown)
     if figure is None:
         return []
     out.mkdir(parents=True, exist_ok=True)
-    parts = [chosen.name, results.run_id, *([str(figure.get_label())] if figure.get_label() else [])]
+    parts = [chosen.name, results.run_id, *([label] if (label := label_of(figure)) else [])]
     return list(save(figure, out / file_name("-".join(parts))))
 
 

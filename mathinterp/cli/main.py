@@ -17,6 +17,7 @@ from mathinterp import logs
 from mathinterp.cli.chain import chain
 from mathinterp.cli.edit import edit
 from mathinterp.cli.evaluate import evaluate
+from mathinterp.cli.explore import explore
 from mathinterp.cli.group import Group
 from mathinterp.cli.interrupt import past_click
 from mathinterp.cli.league import league
@@ -28,6 +29,7 @@ from mathinterp.cli.pipeline import pipeline
 from mathinterp.cli.plan import plan
 from mathinterp.cli.prompts import prompts
 from mathinterp.cli.report import report
+from mathinterp.cli.reproduce import reproduce
 from mathinterp.cli.runs import check, runs
 from mathinterp.cli.scan import scan
 from mathinterp.cli.selftest import selftest
@@ -58,9 +60,10 @@ class Commands(Group):
         "Look before you run": ("models", "prompts", "plan", "selftest"),
         "Scan a model": ("scan", "pipeline", "league"),
         "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
+        "Set beside the papers": ("reproduce",),
         "Tune and edit": ("tune", "edit"),
         "Evaluate": ("evaluate",),
-        "Serve results, and run on a cluster": ("sql", "report", "runs", "check", "submit", "serve"),
+        "Serve results, and run on a cluster": ("sql", "report", "explore", "runs", "check", "submit", "serve"),
     }
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
@@ -141,7 +144,7 @@ def main() -> None:
 
 for command in (
     models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve,
+    report, explore, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve, reproduce,
 ):  # fmt: skip
     main.add_command(command)
 add_verbosity(main)

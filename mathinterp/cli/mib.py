@@ -10,6 +10,7 @@ from mathinterp.cli.options import Real, json_option, model_options, out_file, s
 from mathinterp.cli.output import console, print_json
 from mathinterp.errors import UserError
 
+EFFECTS = ("logit_difference", "logprob")  # of attribution/ranking.py, which help need not import
 LIMIT = "--limit is taken before pairs that do not fit the tokenizer are left out: fewer may remain."
 
 
@@ -52,19 +53,27 @@ def mib() -> None:
 @click.option(
     "--fraction", type=Real(0), default=0.1, show_default=True, help="Share of the nodes that are in the circuit."
 )
+@click.option(
+    "--effect", type=click.Choice(EFFECTS), default=EFFECTS[0], show_default=True,
+    help="What nodes are scored by: the change of the logit difference, answer minus distractor, as MIB has it; or of"
+    " the answer's log-probability, of scans whose prompts have no distractors.",
+)  # fmt: skip
 @click.option("--signed", is_flag=True, help="Rank by signed scores, not by absolute ones.")
 @model_options()
 @store_option()
 @click.option("--out", required=True, callback=out_file, metavar="FILE", help="Where the circuit is written.")
 @json_option()
 def export(
-    rank_from: str, fraction: float, signed: bool, store: str, out: str, as_json: bool, **options: Any
+    rank_from: str, fraction: float, effect: str, signed: bool, store: str, out: str, as_json: bool, **options: Any
 ) -> None:  # fmt: skip
     """Write a ranking of heads and MLPs as a circuit in MIB's JSON, which EAP-IG reads.
 
+    From finished scans of attribution, mask, paths, heads or mlps; with all scores, as MIB takes them as importances.
+
     \b
-    Example:
+    Examples:
       mathinterp mib export --from RUN_ID --out importances.json
+      mathinterp mib export --from RUN_ID --effect logprob --out importances.json
     """
     from mathinterp.experiments.circuit import read_runs
     from mathinterp.experiments.circuit.mib_json import write_circuit
@@ -77,9 +86,10 @@ def export(
     model = resolve(spec_of(options))
     opened = Store(store)
     opened.require_runs()
-    scores = scores_from(opened, read_runs(rank_from) or (), "node", model)
+    scores = scores_from(opened, read_runs(rank_from) or (), "node", model, effect)
     count = int(fraction * scores.scored)
-    write_circuit(out, scores, count, "signed" if signed else "absolute", model.shape)
+    about = {"model": model.label, "model_fingerprint": model.fingerprint, "effect": effect}
+    write_circuit(out, scores, count, "signed" if signed else "absolute", model.shape, about)
     told = {"file": out, "method": scores.method, "scored": scores.scored, "nodes": count}
     if as_json:
         print_json(told)

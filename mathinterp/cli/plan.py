@@ -140,7 +140,7 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
         + f" {_tera(cost.flops)} TFLOP"
         + (f" ({_tera(cost.plain_flops)} by full forward passes)" if cost.plain_flops else "")
         + (f" and {_tera(cost.terms)} * 10^12 terms of neurons' sums" if cost.terms else ""),
-        "results": f"{cost.rows:,} rows, about {_size(cost.result_bytes)}",
+        "results": f"{cost.rows:,} rows, about {size(cost.result_bytes)}",
     }
     print_table([{"what": name, "how much": value} for name, value in facts.items()], title="Plan")
     print_table(
@@ -148,10 +148,10 @@ def _print(cost: "Plan", label: str, prompts: int, devices: list[dict[str, Any]]
             {
                 "device": row["device"],
                 "dtype": row["dtype"],
-                "memory of a replica": _size(row["peak_bytes"]),
-                "weights": _size(row["model_bytes"]),
-                "clean passes": _size(row["cache_bytes"]),
-                "computing time": _duration(row["seconds"]),
+                "memory of a replica": size(row["peak_bytes"]),
+                "weights": size(row["model_bytes"]),
+                "clean passes": size(row["cache_bytes"]),
+                "computing time": duration(row["seconds"]),
             }
             for row in devices
         ],
@@ -177,7 +177,8 @@ def _written(value: object) -> str:
     return ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes for people."""
     if count < 1e6:
         return f"{count / 1e3:.0f} kB"
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
@@ -187,7 +188,8 @@ def _tera(flops: float) -> str:
     return f"{flops / 1e12:,.0f}" if flops >= 1e14 else f"{flops / 1e12:.3g}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds for people."""
     if seconds < 0.1:
         return "under 0.1 s"
     if seconds < 180:

@@ -1,38 +1,56 @@
-"""``mathinterp report``: figures and a page from a store."""
+"""``mathinterp report``: a page of a store's runs, in a folder."""
 
 from pathlib import Path
 
 import click
 
-from mathinterp.cli.options import json_option, out_folder, store_option
+from mathinterp.cli.options import json_option, out_file, out_folder, store_option
 from mathinterp.cli.output import console, print_json
+from mathinterp.text import counted
 
 
 @click.command()
-@click.option("--run", "run_ids", multiple=True, help="Run to draw; may be repeated. Default: all that can be drawn.")
+@click.option("--run", "run_ids", multiple=True, help="Run to show; may be repeated. Default: all that are finished.")
+@click.option("--compare", nargs=2, default=None, metavar="RUN RUN", help="Two runs to put side by side, on top.")
+@click.option("--pictures", is_flag=True, help="Also each figure as PNG and SVG, beside the page.")
 @store_option()
-@click.option(
-    "--out", default="report", show_default=True, callback=out_folder, help="Folder for the page and the figures."
-)
+@click.option("--out", default="report", show_default=True, callback=out_folder, help="Folder for the page.")
 @json_option()
-def report(run_ids: tuple[str, ...], store: str, out: str, as_json: bool) -> None:
-    """Draw finished runs (PNG and SVG) and write one HTML page about them; computes nothing again.
+@click.option(
+    "--card", callback=out_file, metavar="FILE",
+    help="Write a results card in place of the page: what was found, and how sure, on a page of Markdown.",
+)  # fmt: skip
+def report(
+    run_ids: tuple[str, ...], compare: tuple[str, str] | None, pictures: bool, store: str, out: str, as_json: bool,
+    card: str | None,
+) -> None:  # fmt: skip
+    """Write a page about finished runs that opens by double-click, offline; computes nothing again.
 
-    Each run has its figure, the tables and sentences that its own command prints, and SQL to go on with.
+    Each run has its figure, the tables and sentences that its own command prints, where its numbers come from, and SQL
+    to go on with; scans of heads and MLPs have every component on every prompt, down to the sentences that break.
+    Runs that are not whole are named and not drawn.
 
     \b
     Examples:
       mathinterp report
-      mathinterp report --run 1a2b3c4d5e6f --out figures
+      mathinterp report --run 1a2b3c4d5e6f --out figures --pictures
+      mathinterp report --compare 1a2b3c4d5e6f 6f5e4d3c2b1a
+      mathinterp report --card card.md
     """
+    from mathinterp.report.card import write_card
     from mathinterp.report.page import write_report
     from mathinterp.store import Store
 
     opened = Store(store)
     opened.require_runs()
-    written = write_report(opened, Path(out), run_ids)
+    if card is not None:
+        made = write_card(opened, card, run_ids)
+        print_json({"card": str(made)}) if as_json else console.print(str(made), highlight=False, soft_wrap=True)
+        return
+    written = write_report(opened, Path(out), run_ids, compare, pictures=pictures)
     if as_json:
         print_json({"page": str(written.page), "figures": [str(path) for path in written.figures]})
         return
-    drawn = f"{len(written.figures) // 2} runs drawn, figures as PNG and SVG beside it"
-    console.print(f"{written.page}: {drawn}", highlight=False, soft_wrap=True)
+    drawn = f"{counted(written.runs, 'run')}; opens in any browser, also offline"
+    beside = f"; {len(written.figures)} figures beside it" if written.figures else ""
+    console.print(f"{written.page}: {drawn}{beside}", highlight=False, soft_wrap=True)

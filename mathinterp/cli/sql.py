@@ -34,8 +34,7 @@ def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: str 
     A query is one statement that reads: SELECT, DESCRIBE, SHOW or EXPLAIN. A table shows the first rows; --json, --csv
     and --output give all of them.
 
-    Accuracies, drops, effects and shares are fractions of 1, where the tables of other commands print per cent; only
-    columns whose names end in _percent are per cent.
+    Accuracies, drops, effects and shares are fractions of 1, where the tables of other commands print per cent.
 
     Files that cannot be trusted (half-written, foreign) are left out and named on stderr.
 

@@ -5,7 +5,6 @@ code serves every family, and torch.compile sees ordinary modules. A replacement
 itself when the call uses it: what is still loaded afterwards was never asked for, and that is an error.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +84,8 @@ class Twin:
     """
 
     def __init__(self, original: nn.Module, children: Mapping[str, nn.Module]):
-        self.module = copy.copy(original)
+        self.module = object.__new__(type(original))  # copy.copy would construct a sharded layer anew
+        self.module.__dict__ |= vars(original)
         self.module._modules = dict(original._modules)
         for name, child in children.items():
             assert name in original._modules, f"{type(original).__name__} has no {name}"

@@ -17,8 +17,10 @@ from mathinterp.evaluation.evaluate.summary import EvaluationSummary, summarize_
 from mathinterp.evaluation.harness import require_harness
 from mathinterp.evaluation.items import chosen_items, read_examples, read_items, refuse_leaks
 from mathinterp.evaluation.task_files import ALIASES, EXAMPLE_SOURCES, ORDER, digest, task_file
+from mathinterp.experiments.options import fields_given
 from mathinterp.gates import shortened
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
+from mathinterp.models.handle import Model, named_spec
 from mathinterp.models.reading import check_embedded, read_prompts
 from mathinterp.models.sources import find_adapter, find_source
 from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, Prompt, load_prompts
@@ -68,19 +70,25 @@ class Evaluated:
 
 
 def evaluate(
-    tasks: str | Sequence[str], spec: ModelSpec, settings: Settings, store: str, *, replicas: int | None = None,
-    gpus_per_replica: float | None = None, address: str | None = None,
+    tasks: str | Sequence[str], model: Model | ModelSpec | str, *, store: str = "results",
+    replicas: int | None = None, gpus_per_replica: float | None = None, address: str | None = None,
+    progress: bool = True, **settings: Any,
 ) -> Evaluated:  # fmt: skip
     """Evaluate a model on benchmarks and prompt sets, or resume that; every item's answer is kept in the store.
 
     Args:
-        tasks: names as ``parse_tasks`` takes them.
-        replicas, gpus_per_replica, address: as ``run_scan`` takes them.
+        tasks: "svamp,csqa": benchmarks, prompt sets and files.
+        model: a name, or what ``load`` returned; with its adapter.
+        replicas, gpus_per_replica, address, progress: as for every run.
+        settings: fields of ``Settings``: data_dir, limit, fewshot, examples, seed.
+    Returns:
+        ``summary``, whose ``table`` compares all models that were asked the same in this store, and ``runs``.
     Raises:
         UserError: a mistake in the arguments or files, or a text that the model cannot read, before anything runs.
         Unfinished: replicas died until none was left; the same call goes on from there.
     """
-    jobs = prepare_jobs(parse_tasks(tasks), spec, settings)
+    spec = model if isinstance(model, ModelSpec) else named_spec(model)
+    jobs = prepare_jobs(parse_tasks(tasks), spec, fields_given(settings, Settings)[0])
     check_jobs(jobs, spec)
     with ExitStack() as stack:
         if len(jobs) > 1:
@@ -94,6 +102,7 @@ def evaluate(
                 replicas=replicas,
                 gpus_per_replica=gpus_per_replica,
                 address=address,
+                progress=progress,
                 prompts_label=job.label,
             )
             for job in jobs

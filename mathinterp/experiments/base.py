@@ -21,12 +21,13 @@ from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
     from mathinterp.engine.cells import Cells
     from mathinterp.experiments.costs import Cost
+    from mathinterp.experiments.figures import Figure
     from mathinterp.experiments.finished_run import HeadRanking
+    from mathinterp.experiments.grid import Grid
     from mathinterp.experiments.growing import Growing
     from mathinterp.experiments.ranking import Ranking
     from mathinterp.models.anatomy import Anatomy, ModelShape
@@ -237,12 +238,17 @@ class Experiment(ABC):
 
     @classmethod
     def figure(cls, results: Results, shown: Any) -> Figure | None:
-        """A picture of a finished run; None: there is none to draw.
+        """An Altair chart of a finished run, with its data inside; None: there is none to draw.
 
         By default what ``draw`` in ``figure.py`` of its folder returns, called as ``summarize`` is.
         """
         own = cls._beside("figure", "draw")
         return own(*cls._asked(results, shown)) if own else None
+
+    @classmethod
+    def grid(cls, results: Results) -> Grid | None:
+        """Every component by every prompt, for a page that shows single cells; None: there is no such grid."""
+        return None
 
     @classmethod
     def draws(cls) -> bool:

@@ -6,10 +6,10 @@ message of the library names a field in backticks (`` `heads` ``); the command l
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import MOST, MOST_LAYERS, real, shortened, whole
 from mathinterp.models.units import Head, Neuron
 
@@ -52,6 +52,26 @@ def options_of(owner: type) -> dict[str, tuple[dataclasses.Field[Any], Option]]:
     return {
         each.name: (each, each.metadata[KEY]) for each in dataclasses.fields(owner) if KEY in each.metadata
     }  # fmt: skip
+
+
+def fields_given(given: Mapping[str, Any], *kinds: type) -> list[Any]:
+    """An object of each of these dataclasses from the values given by name.
+
+    Raises UserError for a name that none of them has, or a field without a default that is not given.
+    """
+    owned = [{each.name: each for each in dataclasses.fields(kind) if each.init} for kind in kinds]
+    known = [name for own in owned for name in own]
+    for name in given:
+        if name not in known:
+            raise UserError(f"`{name}` is not known.{did_you_mean(name, known)} There are {', '.join(known)}")
+    for own in owned:
+        for name, each in own.items():
+            if name not in given and each.default is each.default_factory is dataclasses.MISSING:
+                raise UserError(f"`{name}` is missing; give it")
+    return [
+        kind(**{name: value for name, value in given.items() if name in own})
+        for kind, own in zip(kinds, owned, strict=True)
+    ]
 
 
 def check_options(value: Any) -> None:

@@ -14,9 +14,10 @@ import logging
 import pkgutil
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def folders() -> tuple[str, ...]:
             packages = sorted(entry.name for entry in pkgutil.iter_modules([place]) if entry.ispkg)
             found += [f"{room}.{name}" for name in packages if (Path(place) / name / "tables.py").is_file()]
     return tuple(found)
+
+
+def part_of(table: str, part: str, function: str) -> Callable[..., Any] | None:
+    """What ``function`` of ``part``.py is in the folder that fills a table, whether or not an experiment does."""
+    for folder in folders():
+        if table in importlib.import_module(f"{folder}.tables").TABLES and find_spec(f"{folder}.{part}"):
+            return getattr(importlib.import_module(f"{folder}.{part}"), function, None)
+    return None
 
 
 @cache

@@ -10,6 +10,7 @@ from mathinterp.models.random_shapes import without_weights
 from mathinterp.models.split import dealt, layers_name
 
 ROOM = 0.92  # of a card's memory that weights may take: the rest is for the context, activations and kernels
+AT_ONCE = 4  # layers: one runs, the next is there, and buffers of both
 QUANTISED_BYTES = {"8bit": 1.0, "4bit": 0.57}  # of a weight in a matrix of a layer, scales included
 
 
@@ -26,6 +27,11 @@ class Weights:
         for size, card in zip(self.layers, dealt(len(self.layers), cards), strict=True):
             found[card] += size
         return found
+
+    def on_worker(self, workers: int) -> float:
+        """Bytes on each of so many workers: its share of the layers (sharded.py), and those gathered at one time."""
+        gathered = 0 if workers == 1 else AT_ONCE * max(self.layers)
+        return self.rest + sum(self.layers) / workers + gathered
 
     def cards_needed(self, card_bytes: int) -> int | None:
         """The fewest cards of that memory that hold the weights; None: no number of them does."""
@@ -75,4 +81,23 @@ def check_fits(model: ResolvedModel, cards: int, card_bytes: int) -> None:
     raise UserError(
         f"model '{model.label}' has {sum((*weights.layers, weights.rest)) / 1e9:.3g} GB of weights{share}, and a card"
         f" here has {card_bytes / 1e9:.3g} GB, of which {ROOM:.0%} may be weights: {helps}"
+    )
+
+
+def check_trainable(model: ResolvedModel, workers: int, card_bytes: int) -> None:
+    """Raise UserError for weights that do not fit the card of each of ``workers`` that share the layers; 1: it has all.
+
+    Gradients and the optimizer's state are not counted.
+    """
+    if runs_own_code(model):
+        return
+    weights = weights_of(model.config, DTYPES[model.dtype].itemsize)
+    if (here := weights.on_worker(workers)) <= ROOM * card_bytes:
+        return
+    fitting = (n for n in range(2, 1 + len(weights.layers)) if weights.on_worker(n) <= ROOM * card_bytes)
+    needed = next(fitting, None)
+    helps = "no number of them holds it" if needed is None else f"give `shard_model` with `workers` {needed}"
+    raise UserError(
+        f"model '{model.label}' has {here / 1e9:.3g} GB of weights on each card, and a card here has"
+        f" {card_bytes / 1e9:.3g} GB, of which {ROOM:.0%} may be weights: {helps}"
     )

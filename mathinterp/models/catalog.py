@@ -9,10 +9,12 @@ import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
@@ -37,6 +39,7 @@ from mathinterp.models.random_shapes import (
     random_model,
     stand_in_config,
 )
+from mathinterp.models.sharded import shard_layer, shard_model
 from mathinterp.models.sources import (
     ADAPTERS_FOLDER,
     BUNDLED_FOLDER,
@@ -150,12 +153,15 @@ def load(
     wanted: ResolvedModel | ModelSpec,
     device: torch.device | str | None = None,
     further: Sequence[torch.device | str] = (),
+    workers: DeviceMesh | None = None,
 ) -> LoadedModel:
     """Load a model onto ``device``; None: this machine's GPU if it has one, else its CPU.
 
-    Its layers are dealt out to that device and ``further`` ones, each read straight to its own (split.py). Given a
-    spec, resolves it for that device first. Raises UserError as ``resolve`` does, and for weights that are missing,
-    left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was resolved.
+    Its layers are dealt out to that device and ``further`` ones, each read straight to its own (split.py); or each is
+    shared out to ``workers``, all of which call this (sharded.py): then files are mapped, not read whole, where their
+    dtype is the one asked for. Given a spec, resolves it for that device first. Raises UserError as ``resolve`` does,
+    and for weights that are missing, left over, misshapen, NaN or infinite, and for a GPU without the bfloat16 that was
+    resolved.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported()
@@ -164,7 +170,8 @@ def load(
         raise UserError(f"{device} has no bfloat16: give `dtype` float16 or float32")
     dtype, cards = DTYPES[resolved.dtype], [device, *map(torch.device, further)]
     if resolved.source.kind == "random":
-        model = random_model(*parse_random(resolved.spec.name), cards=cards, dtype=dtype)
+        made = partial(shard_layer, device=device, workers=workers) if workers is not None else lambda layer: None
+        model = random_model(*parse_random(resolved.spec.name), cards=cards, dtype=dtype, made=made)
     else:
         folder, gguf_file = resolved.source.location, None
         if resolved.source.kind == "gguf":
@@ -172,7 +179,7 @@ def load(
         model = load_weights(
             folder,
             resolved.config,
-            device=device,
+            device=device if workers is None else torch.device("cpu"),
             further=cards[1:],
             dtype=dtype,
             gguf_file=gguf_file,
@@ -180,8 +187,10 @@ def load(
             trust_remote_code=resolved.spec.trust_remote_code,
             load_in=resolved.spec.load_in,
         )
+    if workers is not None:
+        shard_model(model, device, workers)
     model = prepare(model, resolved.label)
-    if device.type == "cpu":
+    if device.type == "cpu" and workers is None:
         align(model)
     return LoadedModel(model, resolved.tokenizer, Anatomy(model), resolved.fingerprint, resolved.dtype)
 

@@ -225,6 +225,17 @@ def model_of(given: "Model | str") -> Model:
     return given
 
 
+def named_spec(given: "Model | str") -> ModelSpec:
+    """How other processes find the model by themselves; raises UserError for one that is in memory alone."""
+    model = model_of(given)
+    if isinstance(model, WrappedModel):
+        raise UserError(
+            f"model '{model.label}' is in memory alone, and this needs its folder: save it and its tokenizer with"
+            " save_pretrained and give the folder's path"
+        )
+    return model.spec
+
+
 class WrappedModel(Model):
     """An object in memory; its content is its identity. It stays where it is, and comes back as it was.
 

@@ -21,6 +21,7 @@ from mathinterp.models.adapters import merge_adapter, merging_dtype
 from mathinterp.models.dropped import is_mask, refuse_dropped
 from mathinterp.models.families import family_of
 from mathinterp.models.quantised import quantization_config
+from mathinterp.models.sharded import kept_here
 from mathinterp.models.sources import weight_files
 from mathinterp.models.split import connect, device_map
 
@@ -148,7 +149,7 @@ def check_finite_weights(model: "PreTrainedModel", label: str) -> None:
     names, finite = [], []
     for name, parameter in model.named_parameters():
         names.append(name)
-        finite.append(torch.isfinite(parameter).all().to(model.device))
+        finite.append(torch.isfinite(kept_here(parameter)).all().to(model.device))
     bad = [name for name, good in zip(names, torch.stack(finite).tolist(), strict=True) if not good]
     if bad:
         raise UserError(

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from mathinterp.prompts.number_words import TENS, UNITS
 from mathinterp.prompts.templates import PAPER_A, PAPER_B
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -100,10 +101,14 @@ def random_fingerprint(shape: str, seed: int) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: torch.dtype) -> "PreTrainedModel":
+def random_model(
+    shape: str, seed: int, cards: Sequence[torch.device], dtype: torch.dtype,
+    made: "Callable[[nn.Module], object]" = lambda layer: None,
+) -> "PreTrainedModel":  # fmt: skip
     """Build the model directly on its device in ``dtype``, or its layers on several (split.py).
 
-    Its weights do not depend on the number of cards. The generators' states are left as they were.
+    Its weights do not depend on the number of cards. The generators' states are left as they were. ``made`` gets each
+    layer of a shape that no card holds before the next one is built.
     """
     from mathinterp.models.split import dealt, layers_of, spread
 
@@ -120,6 +125,7 @@ def random_model(shape: str, seed: int, cards: Sequence[torch.device], dtype: to
         with _drawn(seed + 1 + number, cards[card], dtype):
             layers.append(kind(model.config, number))
             layers[-1].apply(model._init_weights)
+        made(layers[-1])
     layers_of(model)[0] = layers[0]
     layers_of(model).extend(layers[1:])
     model.config.num_hidden_layers = len(layers)

@@ -14,7 +14,6 @@ line, and ``kind``: user, token, lost (ask again) or failed (with a traceback). 
 """
 
 import asyncio
-import hmac
 import json
 import secrets
 import time
@@ -30,7 +29,9 @@ from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.service.codec import decode_experiment
 from mathinterp.service.host import Answer, spec_of
+from mathinterp.service.listening import is_ours, same_token
 from mathinterp.service.router import Call, ReplicaLost, Router
+from mathinterp.service.settings import LOOPBACK
 from mathinterp.store.manifest import RESULT_FORMAT
 from mathinterp.text import one_line, printable
 
@@ -42,7 +43,6 @@ SIZES = "X-Mathinterp-Sizes"  # header: bytes of the parts of the body, as JSON:
 USER = "X-Mathinterp-User"  # header: a name, percent-encoded
 # Alike on both sides.
 ABOUT = {"mathinterp": mathinterp.__version__, "protocol": PROTOCOL, "result_format": RESULT_FORMAT}
-LOCAL = ("127.0.0.1", "localhost", "[::1]")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -120,9 +120,9 @@ class Front:
         """The token; where there is none, that no page in a browser asks under another name or from another origin."""
         if self._token is not None:
             given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(errors="replace"), f"Bearer {self._token}".encode()):
+            if not same_token(given, f"Bearer {self._token}"):
                 raise Refused(401, "token", "the service wants another token")
-        elif (request.host or "").rpartition(":")[0] not in LOCAL and request.host not in LOCAL:
+        elif not is_ours(request.host, LOOPBACK[0]):
             raise Refused(403, "token", f"the service is asked for as {request.host[:80]}; it answers to 127.0.0.1")
         if "Origin" in request.headers:
             raise Refused(403, "token", "the service answers no pages of a browser")

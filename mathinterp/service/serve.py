@@ -4,17 +4,14 @@ Knows how the parts are put together. Processes are actors of this one, not deta
 included, they end with it. docs/service.md says why.
 """
 
-import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from aiohttp import web
 
 from mathinterp.cluster.events import Event, Lost
 from mathinterp.cluster.places import Placement
@@ -22,6 +19,7 @@ from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.errors import UserError
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
+from mathinterp.service.listening import bound_socket, listening
 from mathinterp.service.router import Router
 from mathinterp.service.settings import Settings
 from mathinterp.service.shelf import Limits
@@ -62,7 +60,7 @@ def serving(settings: Settings) -> Iterator[Serving]:
     """
     settings.check()
     with ExitStack() as stack:
-        bound = stack.enter_context(closing(_bound(settings.host, settings.port)))
+        bound = stack.enter_context(closing(bound_socket(settings.host, settings.port)))
         workers, slots, device = _processes(settings, stack)
         router = Router(stack.enter_context(closing(workers)), slots)
         router.start()
@@ -70,22 +68,6 @@ def serving(settings: Settings) -> Iterator[Serving]:
         front = Front(router, {"device": device, "node": socket.gethostname()}, settings.token)
         stack.enter_context(listening(front.app(), bound))
         yield Serving(settings.host, bound.getsockname()[1], router)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that does not listen yet; bound before anything is started."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except (OSError, OverflowError) as error:
-        bound.close()
-        why = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"the service cannot listen on {host}:{port} ({why}); choose another `port` or `host`"
-        ) from error
-    return bound
 
 
 def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, int, str]:
@@ -110,25 +92,3 @@ def _limits(settings: Settings, placed: Placement) -> Limits:
     memory = int(MEMORY_SHARE * free / placed.replicas) if settings.memory_gb is None else settings.memory_gb * GB
     card = 0 if settings.card_gb is None else settings.card_gb * GB
     return Limits(card=int(card), memory=int(memory))
-
-
-@contextmanager
-def listening(app: web.Application, bound: socket.socket) -> Iterator[None]:
-    """Answer requests at a bound socket, from a thread with a loop of its own."""
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
-    thread = threading.Thread(target=loop.run_forever, name="front", daemon=True)
-    thread.start()
-
-    async def start() -> None:
-        await runner.setup()
-        await web.SockSite(runner, bound).start()
-
-    asyncio.run_coroutine_threadsafe(start(), loop).result()
-    try:
-        yield
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -19,6 +19,7 @@ from mathinterp.errors import UserError
 from mathinterp.gates import check_place
 from mathinterp.models.cache import cache_folder, write_atomic
 from mathinterp.prompts.json_lines import read_text
+from mathinterp.service.listening import url_of
 
 TOKEN_VARIABLE = "MATHINTERP_SERVICE_TOKEN"
 FILE_VARIABLE = "MATHINTERP_SERVICE_TOKEN_FILE"
@@ -53,9 +54,8 @@ def _file(port: int) -> Path:
 
 def write(host: str, port: int, log: str = "") -> Running:
     """Say that this process is a service."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "", "localhost") else f"[{host}]" if ":" in host else host
     created = psutil.Process().create_time()
-    running = Running(f"http://{shown}:{port}", host, port, os.getpid(), created, time.time(), log)
+    running = Running(url_of(host, port), host, port, os.getpid(), created, time.time(), log)
     folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomic(_file(port), json.dumps(asdict(running)))
     return running

@@ -23,7 +23,7 @@ from mathinterp.errors import UserError
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
 from mathinterp.store.manifest import RUN_ID_LENGTH
-from mathinterp.store.reading import check_reads, closed_connection
+from mathinterp.store.reading import NO_LIMITS, check_reads, closed_connection
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
 from mathinterp.store.survey import ELSEWHERE
 from mathinterp.text import one_line, quoted
@@ -96,9 +96,10 @@ def connect(
     *,
     allow_files: bool = False,
     locked: bool = True,
+    limits: Mapping[str, str] = NO_LIMITS,
 ) -> duckdb.DuckDBPyConnection:
     """A closed connection (see reading.py) with views of ``own_views``; the rest as for ``add_views``."""
-    connection = closed_connection(files, allow_files=allow_files, locked=locked)
+    connection = closed_connection(files, allow_files=allow_files, locked=locked, limits=limits)
     connection.execute(catalog().functions)
     add_views(connection, files, views, good or {}, known)
     return connection

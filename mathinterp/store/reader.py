@@ -55,6 +55,8 @@ class StoreReader:
         self._surveyor = Surveyor(self.files)
         self._held: Held | None = None
         self._of_others = Held()  # where one run is held: what queries of others share
+        self.limits: Mapping[str, str] = {}  # settings of DuckDB's for the connections of queries
+        self._asked: duckdb.DuckDBPyConnection | None = None  # of the last query
         self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
 
     @property
@@ -130,6 +132,11 @@ class StoreReader:
         """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
         return self._trusting(sql, lambda: query.stream(self._told_connection(sql, allow_files=allow_files), sql))
 
+    def interrupt(self) -> None:
+        """Stop the query that runs, from another thread; whoever asked it gets a UserError."""
+        if self._asked is not None:
+            self._asked.interrupt()
+
     def _told_connection(
         self, sql: str, values: Mapping[str, Any] | None = None, *, allow_files: bool = False
     ) -> duckdb.DuckDBPyConnection:
@@ -138,6 +145,7 @@ class StoreReader:
         views = query.views_of(sql)
         held = self._held_for(sql, values)
         connection = self._new_connection(views, held, allow_files=True) if allow_files else self._connect(views, held)
+        self._asked = connection
         found = self._survey(catalog().tables_of(views), held)
         warn_of_partial_runs(self, found, sql, values)
         return connection
@@ -174,7 +182,9 @@ class StoreReader:
         found = self._survey(catalog().tables_of(views), held)
         self._surveyor.name_missing_prompts(found)
         text = query.own_views(found.good, views)
-        return query.connect(self.files, text, found.good, allow_files=allow_files, locked=locked)
+        return query.connect(
+            self.files, text, found.good, allow_files=allow_files, locked=locked, limits=self.limits
+        )  # fmt: skip
 
     def _connect(self, views: Sequence[str], held: Held) -> duckdb.DuckDBPyConnection:
         """The connection of ``held``, with the views."""
@@ -183,7 +193,7 @@ class StoreReader:
             found = self._survey(catalog().tables_of(more), held)
             text = query.own_views(held.found.good, more)  # of a table without files, an empty view
             if held.connection is None:
-                held.connection = query.connect(self.files, text, held.found.good, held.known)
+                held.connection = query.connect(self.files, text, held.found.good, held.known, limits=self.limits)
             else:
                 query.add_views(held.connection, self.files, text, held.found.good, held.known)
             held.views |= set(more)

@@ -5,6 +5,8 @@ can stand behind EXPLAIN ANALYZE and, since version 2, in WITH: so settings and 
 """
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import duckdb
 
@@ -12,6 +14,7 @@ from mathinterp.errors import UserError
 from mathinterp.store.files import StoreFiles
 from mathinterp.text import quoted
 
+NO_LIMITS: Mapping[str, str] = MappingProxyType({})
 READS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 ONE = "one SELECT (also WITH, VALUES, FROM first), DESCRIBE, SHOW, SUMMARIZE or EXPLAIN of one"
 _EXPLAIN = re.compile(r"\s*EXPLAIN\b\s*(?:ANALYZE\b|\([\w\s,]*\))?", re.IGNORECASE)
@@ -21,16 +24,18 @@ _NODE = re.compile(
 
 
 def closed_connection(
-    files: StoreFiles, *, allow_files: bool = False, locked: bool = True
+    files: StoreFiles, *, allow_files: bool = False, locked: bool = True, limits: Mapping[str, str] = NO_LIMITS
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory connection that reaches the store alone, or every file with ``allow_files``; no extension is loaded.
 
-    Object stores are read through fsspec, with its credentials. locked: no setting can be changed any more.
+    Object stores are read through fsspec, with its credentials. locked: no setting can be changed any more. limits:
+    further settings of DuckDB's, as text.
     """
     connection = duckdb.connect()
     if files.filesystem is not None:
         connection.register_filesystem(files.filesystem)
     settings = {
+        **{name: quoted(value) for name, value in limits.items()},
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
         "allow_community_extensions": "false",

@@ -8,7 +8,7 @@ Shapes: B rows, T tokens of a row, N answer tokens, V vocabulary.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -28,13 +28,15 @@ class AnswerLoss(nn.Module):
     Its state dict holds the trained parameters and nothing else, so checkpoints do not repeat the frozen base.
     """
 
+    model: nn.Module  # not registered: workers bring into line what trains, and nothing else
     accepts_loss_kwargs = True  # the Trainer hands over the answer tokens of the whole step, all workers together
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, cache: InputCache | None = None) -> None:
         """``model`` owns the parameters (with an adapter or without); ``anatomy`` is that of its base."""
         super().__init__()
-        self.model = model
-        self._parts = anatomy  # not a module: its parts are registered through ``model``
+        self.trained = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
+        self.__dict__["model"] = model
+        self._parts = anatomy
         self._cache = cache
 
     def logits(
@@ -68,6 +70,11 @@ class AnswerLoss(nn.Module):
         """
         return {"loss": cross_entropy(self.logits(**batch), labels, reduction="sum") / num_items_in_batch}
 
+    def train(self, mode: bool = True) -> Self:
+        """Also of the model."""
+        self.model.train(mode)
+        return super().train(mode)
+
     def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
         """The trained parameters by name."""
         return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
@@ -95,7 +102,7 @@ class Evaluation:
     exact_match: float
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate(
     model: nn.Module,
     anatomy: Anatomy,
@@ -109,19 +116,24 @@ def evaluate(
 ) -> Evaluation:
     """Loss and accuracy on the answer tokens, the end token included, of the model as it is.
 
-    With several workers each takes its share, and all get the whole figures.
+    With several workers each takes its share, and all get the whole figures. All make as many forward passes, because
+    sharded layers are gathered together.
     """
     was_training = model.training
     model.eval()
     scorer = AnswerLoss(model, anatomy)
-    order = sorted(range(len(samples)), key=lambda index: len(samples[index].input_ids))[rank::world_size]
+    order = sorted(range(len(samples)), key=lambda index: len(samples[index].input_ids))
+    share = order[rank::world_size]
     totals = torch.zeros(4, dtype=torch.float64, device=device)  # loss, right tokens, right answers, tokens
-    for first in range(0, len(order), micro_batch):
-        piece = [samples[index] for index in order[first : first + micro_batch]]
+    for first in range(0, -(-len(order) // world_size), micro_batch):
+        counted = share[first : first + micro_batch]
+        piece = [samples[index] for index in counted or order[:1]]
         batch = padded(piece, pad_id, anatomy.shape.positions)
         gold_N = batch["labels"].to(device)
         with autocast(device, anatomy.dtype):
             logits_NV = scorer.logits(batch["input_ids_BT"].to(device), batch["before_N"].to(device))
+        if not counted:
+            continue
         right_N = logits_NV.argmax(-1) == gold_N
         exact = torch.stack([part.all() for part in right_N.split([len(sample.answer) for sample in piece])])
         loss = cross_entropy(logits_NV, gold_N, reduction="sum")

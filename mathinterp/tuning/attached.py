@@ -3,6 +3,7 @@
 Knows PEFT and anatomy. The adapter stays beside the weights, which are never changed; scoring runs through it.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,9 @@ def attached(anatomy: Anatomy, folder: Path) -> Iterator[nn.Module]:
     """
     if not (folder / "adapter_config.json").is_file():
         raise UserError(f"the adapter {folder} is not there: give the folder it was written to, which all nodes see")
-    put_on = PeftModel.from_pretrained(anatomy.model, str(folder), torch_device=str(anatomy.device))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT uses the old name
+        put_on = PeftModel.from_pretrained(anatomy.model, str(folder), torch_device=str(anatomy.device))
     with detached_after(put_on) as tuned:
         yield tuned
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mathinterp.cluster.ray_cluster import existing_cluster, local_card_bytes
 from mathinterp.errors import UserError
 from mathinterp.gates import real
+from mathinterp.models.card_memory import check_trainable
 from mathinterp.models.catalog import DTYPES, ModelSpec, ResolvedModel
 from mathinterp.tuning.bases import plain_spec, resolve_base, trains_on_gpu
+from mathinterp.tuning.controls import FullJob
 from mathinterp.tuning.data import Sample
 from mathinterp.tuning.lower_layers import cache_bytes
 from mathinterp.tuning.preview import Source, read_source
@@ -52,8 +55,12 @@ def tune(
 
 
 def resolve_tuned(spec: ModelSpec, settings: TuneSettings) -> ResolvedModel:
-    """The base of a fine-tuning; raises UserError as ``resolve_base`` does."""
-    return resolve_base(spec, on_gpu=trains_on_gpu(settings.gpu, settings.workers, settings.address))
+    """The base of a fine-tuning; raises UserError as ``resolve_base`` does, and for one too large for the cards."""
+    on_gpu = trains_on_gpu(settings.gpu, settings.workers, settings.address)
+    base = resolve_base(spec, on_gpu=on_gpu)
+    if on_gpu and not existing_cluster(settings.address) and (card := local_card_bytes()) is not None:
+        check_trainable(base, settings.workers if settings.shard_model else 1, card)
+    return base
 
 
 def prepare_tuning(
@@ -61,6 +68,8 @@ def prepare_tuning(
     say: Say = lambda line: None,
 ) -> Prepared:  # fmt: skip
     """Read the data and put together what trains; ``say`` gets what they come to. Raises UserError for mistakes."""
+    if settings.shard_model and isinstance(job, FullJob):
+        raise UserError("`shard_model` spreads frozen layers, and full training freezes none: train heads or a LoRA")
     names, weights = weighted(settings.data)
     data, held_out = (
         [_source(name, base, settings, what, say) for name in chosen]
@@ -84,7 +93,7 @@ def prepare_tuning(
     tuning = Tuning(
         job=job, model=plain_spec(base), model_fingerprint=base.fingerprint, samples=samples, held_out=kept,
         config=config, data_label=", ".join(settings.data), store_url=settings.store,
-        tensorboard=settings.tensorboard, chosen_from=chosen_from,
+        tensorboard=settings.tensorboard, sharded=settings.shard_model, chosen_from=chosen_from,
     )  # fmt: skip
     return Prepared(named(tuning, base), base, data, held_out)
 

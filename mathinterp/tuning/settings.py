@@ -42,6 +42,9 @@ class TuneSettings:
     max_tokens: int = option(512, "Longer samples are left out and counted.", least=2)
     seed: int = option(0, "Order of the data.", least=0, most=MOST_SEED)
     workers: int = option(1, "Data-parallel workers, a GPU each.", least=1)
+    shard_model: bool = option(
+        False, "Spread the frozen layers over the workers (FSDP2), for a model larger than a card; heads and LoRA only."
+    )
     checkpoint_every: int = option(100, "Steps.", least=1)
     log_every: int = option(10, "Steps.", least=1)
     recompute: bool = option(False, "Recompute activations: less memory, more time.")
@@ -65,6 +68,10 @@ class TuneSettings:
     def __post_init__(self) -> None:
         check_options(self)
         normalized(self, data=_names(self.data), held_out=_names(self.held_out))
+        if self.shard_model and self.workers < 2:
+            raise UserError("`shard_model` spreads a model over workers: give `workers` 2 or more")
+        if self.shard_model and self.cache:
+            raise UserError("`cache` with `shard_model`: workers gather layers together, and each keeps other samples")
 
 
 @dataclass(frozen=True)

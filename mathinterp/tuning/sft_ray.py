@@ -74,6 +74,7 @@ class Tuning:
     data_label: str
     store_url: str
     tensorboard: str | None = None  # folder; each run gets one of its own in it
+    sharded: bool = False  # frozen layers are spread over the workers
     chosen_from: str | None = None  # which run or SQL named the heads, for people; the heads themselves are parameters
     run_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)  # for the footers of result files
@@ -200,7 +201,8 @@ def fit(
         with result.checkpoint.as_directory() as folder, whole_folder(out) as part:
             shutil.copytree(Path(folder) / EXPORT_FOLDER, part, dirs_exist_ok=True)
     about = read_about(out / TUNING_FILE)
-    run.note({name: about[name] for name in ("trained_parameters", "before", "after", "device", "chosen_from")})
+    noted = {name: about[name] for name in ("trained_parameters", "before", "after", "device", "chosen_from")}
+    run.note({**noted, "workers": workers, "sharded": tuning.sharded})
     run.finish()
     return TuningResult(tuning.run_id, out, about, trained_now=True)
 

@@ -22,7 +22,9 @@ from peft import PeftModel
 from torch import nn
 
 from mathinterp.errors import UserError
-from mathinterp.models.catalog import LoadedModel, load
+from mathinterp.models.card_memory import check_trainable
+from mathinterp.models.catalog import LoadedModel, load, resolve
+from mathinterp.models.sharded import all_workers, introduce
 from mathinterp.models.sources import loadable_base
 from mathinterp.store import Store
 from mathinterp.tuning.about import card, evaluation_line, row_line
@@ -75,7 +77,12 @@ class _Worker:
         assert isinstance(device, torch.device)
         self.device = device
         torch.manual_seed(tuning.config.seed)
-        self.loaded: LoadedModel = load(tuning.model, device)
+        workers = all_workers(device) if tuning.sharded else None
+        resolved = resolve(tuning.model, device.type)
+        if device.type == "cuda":
+            card = torch.cuda.get_device_properties(device).total_memory
+            check_trainable(resolved, self.world_size if tuning.sharded else 1, card)
+        self.loaded: LoadedModel = load(resolved, device, workers=workers)
         if self.loaded.fingerprint != tuning.model_fingerprint:
             raise UserError(f"model '{tuning.model.name}' is another one on {ray.util.get_node_ip_address()}")
         self.model: nn.Module = tuning.job.build(self.loaded)
@@ -85,6 +92,8 @@ class _Worker:
     def run(self) -> None:
         """Train from the last checkpoint, or from the start, to the end."""
         tuning, config = self.tuning, self.tuning.config
+        if tuning.sharded:
+            introduce(self.loaded.anatomy)
         with latest_folder() as resume, tempfile.TemporaryDirectory() as scratch:
             done = 0 if resume is None else int(json.loads((resume / TRAINER_STATE).read_text())["global_step"])
             board = None

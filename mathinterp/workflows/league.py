@@ -21,7 +21,7 @@ from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.circuit import Circuit
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.league.measures import agreements
-from mathinterp.experiments.league.summary import draw, summarize
+from mathinterp.experiments.league.summary import summarize
 from mathinterp.experiments.league.tables import COMPARED, LEAGUE_SCORES
 from mathinterp.experiments.mask import Mask
 from mathinterp.experiments.mlps import Mlps
@@ -38,7 +38,7 @@ from mathinterp.versions import code_version
 from mathinterp.workflows.pipeline import StageUnfinished, Workers
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mathinterp.experiments.figures import Figure
 
 TABLE = "league_scores"
 DRAWS = 200  # bootstrap draws of prompts
@@ -73,6 +73,8 @@ class League:
 
     def figure(self) -> "Figure":
         """Methods by measures."""
+        from mathinterp.experiments.league.figure import draw
+
         return draw(self.results)
 
 

@@ -8,7 +8,7 @@ later layer being called with its attention output known. No attention runs, and
   where that one reads the stream after attention; in parallel blocks (GPT-J, GPT-NeoX), where it reads the layer's
   input beside attention, only MLPs of later layers.
 - freeze="all": everything else keeps its X_r output: the node's change goes straight to the final norm.
-freeze="none" is forward/patching.py.
+freeze="none" is in patching.py.
 
 Nothing here is per family: a layer is called with its attention (and for an MLP node its MLP) replaced by known
 outputs, so norms behind them (Gemma-2), scales and parallel blocks are the layer's own.

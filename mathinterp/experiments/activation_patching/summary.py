@@ -12,19 +12,13 @@ EFFECTS = "patching_effects WHERE run_id = $run AND operation = 'all' AND measur
 
 def summarize(results: Results, shown: ShownPatches) -> Summary:
     """The places of largest effect, site by site in both directions, and from which layer on END decides."""
-    measure, top = shown.measure, shown.top
+    measure = shown.measure
     pairs = results.rows(
         """SELECT count(*) AS pairs, count_if(kept) AS kept, 100 * avg(correct::INTEGER) AS "answered right (%)",
                avg(logprob_original) FILTER (kept) AS logprob, avg(logprob_counterfactual) FILTER (kept)
                AS "logprob on X_c" FROM patching_pairs WHERE run_id = $run"""
     )
-    places = results.rows(
-        f"""SELECT site, direction, layer, token_type, fraction, fraction_low AS low, fraction_high AS high, change, n
-            FROM {EFFECTS} QUALIFY row_number() OVER (PARTITION BY site, direction
-                ORDER BY fraction DESC NULLS LAST, layer, token_type) <= {top}
-            ORDER BY site DESC, direction, fraction DESC NULLS LAST, layer, token_type""",
-        measure=measure,
-    )
+    places = _places(results, shown)
     decides = results.rows(
         f"""SELECT direction, layer, token_type FROM {EFFECTS} AND site = 'residual'
             QUALIFY row_number() OVER (PARTITION BY direction, layer ORDER BY fraction DESC NULLS LAST, token_type) = 1
@@ -36,11 +30,6 @@ def summarize(results: Results, shown: ShownPatches) -> Summary:
     verdict = "; ".join(f"{direction}: {layers}" for direction, layers in when.items())
     if arrives:
         verdict = f"Of the residual streams that enter a layer, END's decides most ({verdict})."
-    unsure = [row for row in places if row["low"] is None]
-    kept = results.rows(
-        """SELECT coalesce(operation, 'none') AS operation, count(DISTINCT prompt_id) AS prompts
-           FROM patching_prompts WHERE run_id = $run GROUP BY ALL ORDER BY ALL"""
-    )
     return Summary(
         parts=[
             Shown("Pairs", pairs),
@@ -55,18 +44,36 @@ def summarize(results: Results, shown: ShownPatches) -> Summary:
             ),
             results.query("SELECT * FROM patching_pairs WHERE run_id = $run AND NOT kept LIMIT 10"),
         ],
-        warnings=[
-            *rough_warnings(kept),
-            *(
-                [
-                    "Some fractions have no interval: the pairs' two sentences do not surely differ in the score, or"
-                    " there are too few pairs; give more prompts (`limit`)"
-                ]
-                if unsure
-                else []
-            ),
-        ],
+        warnings=_warnings(results, places),
     )
+
+
+def _places(results: Results, shown: ShownPatches) -> list[Row]:
+    """The places of largest effect of each site and direction."""
+    return results.rows(
+        f"""SELECT site, direction, layer, token_type, fraction, fraction_low AS low, fraction_high AS high, change, n
+            FROM {EFFECTS} QUALIFY row_number() OVER (PARTITION BY site, direction
+                ORDER BY fraction DESC NULLS LAST, layer, token_type) <= {shown.top}
+            ORDER BY site DESC, direction, fraction DESC NULLS LAST, layer, token_type""",
+        measure=shown.measure,
+    )
+
+
+def doubts(results: Results, shown: ShownPatches) -> list[str]:
+    """What makes the fractions doubtful."""
+    return _warnings(results, _places(results, shown))
+
+
+def _warnings(results: Results, places: Sequence[Row]) -> list[str]:
+    kept = results.rows(
+        """SELECT coalesce(operation, 'none') AS operation, count(DISTINCT prompt_id) AS prompts
+           FROM patching_prompts WHERE run_id = $run GROUP BY ALL ORDER BY ALL"""
+    )
+    unsure = (
+        "Some fractions have no interval: the pairs' two sentences do not surely differ in the score, or there are too"
+        " few pairs; give more prompts (`limit`)"
+    )
+    return [*rough_warnings(kept), *([unsure] if any(row["low"] is None for row in places) else [])]
 
 
 def _end_from(decides: Sequence[Row]) -> dict[str, int | None]:

@@ -20,6 +20,8 @@ from mathinterp.models.units import Head, Mlp
 if TYPE_CHECKING:
     from mathinterp.experiments.ablated import AblationState
     from mathinterp.experiments.adaptive.blocks import Blocks
+    from mathinterp.experiments.grid import Grid
+    from mathinterp.experiments.results import Results
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -84,6 +86,13 @@ class AdaptiveAblation(Adaptive, Ablation):
     def notes(self, state: AblationState | Blocks) -> dict[str, Any]:
         """Engine, packing and noise floor of the run."""
         return state.notes
+
+    @classmethod
+    def grid(cls, results: Results) -> Grid | None:
+        """Nodes by prompts; of an adaptive run, whose nodes stopped at different prompts, there is none."""
+        from mathinterp.experiments.grid import ablation_grid
+
+        return ablation_grid(results, cls.node_table.removesuffix("_scan"), cls.node_table)
 
     def drops(
         self, rows: pa.Table, baseline: pa.Table | None, nodes: Sequence[Node], prompt_ids: Sequence[str]

@@ -1,33 +1,42 @@
-"""The map of an adaptive scan: what was decided of each node, and how many prompts that took."""
+"""The maps of an adaptive scan: what was decided of each node, and after how many prompts."""
 
-from matplotlib.figure import Figure
+import altair as alt
 
-from mathinterp.experiments.figures import node_grid, panels, whole_numbers
+from mathinterp.experiments.charts import amount_colour, node_map, signed_colour
+from mathinterp.experiments.figures import Figure, Tip, interval, titled
 from mathinterp.experiments.results import Results
 
 
-def draw_decisions(results: Results) -> Figure:
-    """Layers by heads (MLPs are a last column): estimates, marked where above the threshold, and prompts used."""
+def draw_decisions(results: Results, word: str, unit: str = "points") -> Figure:
+    """Layers by heads (MLPs are a last column): estimates, a dot where above the threshold, and prompts used.
+
+    Args:
+        word: what a node is called.
+        unit: of 100 * estimate.
+    """
     found = results.frame(
-        """SELECT node, layer, head, decision, -100 * estimate AS estimate, prompts_used, threshold
-           FROM decisions WHERE run_id = $run"""
+        """SELECT node, layer, head, decision, exact, estimate, low, high, prompts_used, prompts_run, cells AS prompts,
+                  threshold, decision = 'above' AS above
+           FROM decisions WHERE run_id = $run ORDER BY layer, head"""
     )
-    figure, axes = panels(2)
-    bound = float(found["estimate"].abs().max()) or 1.0
-    for axis, column, label in zip(
-        axes, ("estimate", "prompts_used"), ("change, estimated, points", "prompts used"), strict=True
-    ):
-        signed = column == "estimate"
-        low, high = (-bound, bound) if signed else (None, None)
-        colours = "RdBu" if signed else "viridis"
-        grid = node_grid(found, column)
-        image = axis.imshow(grid, cmap=colours, vmin=low, vmax=high, aspect="auto", origin="lower")
-        axis.set(xlabel="head", ylabel="layer")
-        whole_numbers(axis.xaxis, axis.yaxis)
-        figure.colorbar(image, ax=axis, label=label)
-    width = node_grid(found, "estimate").shape[1]
-    above = found[found["decision"] == "above"]
-    columns = above["head"].astype("Float64").fillna(width - 1).astype(int)
-    axes[0].plot(columns, above["layer"], "k.", markersize=4)
-    axes[0].set_title(f"dot: above {100 * found['threshold'].iloc[0]:g}" if len(found) else "nothing decided")
-    return figure
+    tips = [
+        Tip("decision", "decision", "text"),
+        Tip("estimate", "estimate", unit),
+        interval("low", "high", unit, "interval at every look"),
+        *(Tip(name, name.replace("_", " "), "whole") for name in ("prompts_used", "prompts_run", "prompts")),
+        Tip("exact", "certain", "text"),
+        Tip("threshold", "threshold", unit),
+    ]
+    estimates = node_map(
+        found, signed_colour("estimate", found["estimate"], "estimate", unit), tips, panel=None, dot="above"
+    ).properties(title="Estimate (dot: above the threshold)")
+    used = node_map(found, amount_colour("prompts_used", "prompts used", "whole"), tips, panel=None)
+    figure = alt.concat(estimates, used.properties(title="Prompts used"), columns=2).resolve_scale(color="independent")
+    counts = found["decision"].value_counts()
+    said = ", ".join(f"{count} {decision}" for decision, count in counts.items())
+    (rule,) = results.rows("SELECT (parameters ->> 'decide')::DOUBLE AS decide FROM runs WHERE run_id = $run")
+    return titled(
+        figure, results, f"Which {word}s are above {rule['decide']:g} {unit}",
+        f"Two maps of layers by {word}s: the estimate of each, and how many prompts its decision took. {said}.",
+        ["some are not decided yet"] if counts.get("open", 0) else [],
+    )  # fmt: skip

@@ -21,8 +21,6 @@ from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.costs import Cost
     from mathinterp.models.anatomy import ModelShape
     from mathinterp.prompts.prompt import TokenizedPrompt
@@ -158,10 +156,3 @@ class Attribution(Experiment):
         from mathinterp.experiments.attribution.summary import summarize
 
         return summarize(results, shown.top)
-
-    @classmethod
-    def figure(cls, results: Results, shown: ShownNodes) -> Figure:
-        """See summary.py."""
-        from mathinterp.experiments.attribution.summary import draw
-
-        return draw(results)

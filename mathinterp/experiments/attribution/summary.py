@@ -1,8 +1,5 @@
-"""What a finished attribution run says: the nodes of largest estimated effect, and the map of all."""
+"""What a finished attribution run says: the nodes of largest estimated effect."""
 
-from matplotlib.figure import Figure
-
-from mathinterp.experiments.figures import effect_map
 from mathinterp.experiments.results import Results, Shown, Summary, per_operation
 
 NODE = """CASE node WHEN 'head' THEN layer || '.' || head WHEN 'neuron' THEN 'neuron ' || layer || '.' || neuron
@@ -37,12 +34,3 @@ def summarize(results: Results, top: int) -> Summary:
                           " ORDER BY abs(effect) DESC LIMIT 10"),
         ],
     )  # fmt: skip
-
-
-def draw(results: Results) -> Figure:
-    """Layers by heads, coloured by the mean effect; MLPs are a last column."""
-    effects = results.frame(
-        """SELECT node, layer, head, operation, effect FROM node_attribution_effects
-           WHERE run_id = $run AND node <> 'neuron'"""
-    )
-    return effect_map(effects, "estimated change of the logit difference")

@@ -2,70 +2,107 @@
 
 import json
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import altair as alt
+import pandas as pd
 
 from mathinterp.experiments.chain import ChainOptions
 from mathinterp.experiments.chain.summary import chain_rows, name, title
+from mathinterp.experiments.charts import names_legend
+from mathinterp.experiments.figures import Figure, Tip, data_of, titled, with_tips
 from mathinterp.experiments.results import Results, Row
 
-STAGES = ("shallow_neuron", "attention", "head", "deep_neuron", "prediction")
-TITLES = {
-    "shallow_neuron": "shallow FFN neurons, before the\nhead's layer (log-odds, nats)",
-    "attention": "attention from END\n(log-odds, nats, read)",
-    "head": "arithmetic heads\n(fall of p when zeroed)",
-    "deep_neuron": "deep FFN neurons, from that\nhead's layer on (change, nats)",
-    "prediction": "prediction\n(p, and with the head zeroed)",
+STAGES = {
+    "shallow_neuron": ("shallow FFN neurons", "log-odds, nats"),
+    "attention": ("attention from END", "log-odds, nats"),
+    "head": ("arithmetic heads", "fall of p when zeroed"),
+    "deep_neuron": ("deep FFN neurons", "change, nats"),
+    "prediction": ("prediction", "p"),
 }
+TIPS = [
+    Tip("stage_name", "stage", "text"), Tip("name", "name", "text"), Tip("at", "at", "text"),
+    Tip("via", "through head", "text"),
+    Tip("strength", "strength"), Tip("unit", "strength is", "text"), Tip("weight", "attention weight"),
+    Tip("exact_effect", "exact effect"), Tip("share", "of prompts", "%"), Tip("tokens", "tokens", "text"),
+]  # fmt: skip
+BOX = 128  # pixels
 
 
 def draw(results: Results, shown: ChainOptions) -> Figure:
     """Five columns, left to right; a line joins a neuron and the head that moves it, and a head and what it reads."""
-    operation = shown.operation
-    rows, single = chain_rows(results, operation)
-    figure = Figure(figsize=(15, 5.2), layout="constrained", label=operation)
-    axis = figure.subplots()
-    places: list[tuple[str, Row, float]] = []
-    for column, stage in enumerate(STAGES):
-        part = [row for row in rows if row["stage"] == stage]
-        axis.text(column, 0.7, TITLES[stage], ha="center", va="bottom", fontsize=9, weight="bold")
-        for line, row in enumerate(part):
-            _draw_box(axis, column, -float(line), row, single)
-            places.append((stage, row, -float(line)))
-        if not part:
-            axis.text(column, 0, "none", ha="center", va="center", fontsize=8, color="grey")
-    _draw_lines(axis, places)
-    deepest = min((height for _, _, height in places), default=0.0)
-    axis.set(xlim=(-0.55, len(STAGES) - 0.45), ylim=(deepest - 0.7, 1.7))
-    axis.set_axis_off()
-    axis.set_title(title(results, operation, single), fontsize=10, parse_math=False)
-    return figure
+    rows, single = chain_rows(results, shown.operation)
+    places = [
+        row | {"line": line} for stage in STAGES for line, row in enumerate(r for r in rows if r["stage"] == stage)
+    ]
+    boxes = data_of(pd.DataFrame([_box(row, single) for row in places]))
+    domain = [heading for heading, _ in STAGES.values()]
+    scale = alt.Scale(domain=domain, paddingInner=0.25, paddingOuter=0.05)
+    deepest = max(row["line"] for row in places)
+    y_scale = alt.Scale(domain=[deepest + 0.5, -0.9], nice=False)
+    chart = alt.Chart(boxes).encode(x=alt.X("stage_name:O", scale=scale, axis=None))
+    middle = alt.Y("line:Q", scale=y_scale, axis=None)
+    rect = chart.mark_rect(opacity=0.3, cornerRadius=4).encode(
+        y=alt.Y("top:Q", scale=y_scale, axis=None), y2="bottom:Q",
+        color=alt.Color("acts:N", sort=["raises", "lowers"], legend=names_legend("the answer")),
+    )  # fmt: skip
+    texts = [
+        chart.mark_text(dy=dy, fontSize=10, limit=BOX - 6, tooltip=None).encode(y=middle, text=f"{text}:N")
+        for text, dy in (("heading", -13), ("value", 0), ("first_tokens", 13))
+    ]
+    lines = _lines(places)
+    joined = []
+    if lines:
+        rule = alt.Chart(data_of(pd.DataFrame(lines))).mark_rule(opacity=0.45, tooltip=None)
+        joined.append(rule.encode(
+            x=alt.X("stage_name:O", scale=scale, bandPosition=1, axis=None), x2=alt.X2("next_stage:O", bandPosition=0),
+            y=alt.Y("line:Q", scale=y_scale, axis=None), y2="next_line:Q",
+        ))  # fmt: skip
+    headings = alt.Chart(data_of(pd.DataFrame({"stage_name": domain, "line": -0.7})))
+    heads = headings.mark_text(fontSize=11, fontWeight="bold", tooltip=None).encode(
+        x=alt.X("stage_name:O", scale=scale, axis=None), y=middle, text="stage_name:N"
+    )
+    figure = alt.layer(*joined, with_tips(rect, TIPS), *texts, heads).properties(
+        width=(BOX + 36) * len(STAGES), height=56 * (deepest + 1.4)
+    )
+    return titled(
+        figure, results, title(results, shown.operation, single),
+        "Five columns, left to right: shallow neurons, what END attends to, arithmetic heads, deep neurons and the"
+        " prediction; lines join neurons to the head that moves them and heads to what they read and change.",
+        label=shown.operation,
+    )  # fmt: skip
 
 
-def _draw_box(axis: Axes, column: int, height: float, row: Row, single: bool) -> None:
-    head, strength = name(row), float(row["strength"])
+def _box(row: Row, single: bool) -> Row:
+    """A row of the data of boxes."""
+    stage_name, unit = STAGES[row["stage"]]
+    heading, strength = name(row), float(row["strength"])
+    at = row["token"] if single else row["token_type"]
     if row["stage"] in ("shallow_neuron", "attention"):
-        head += f" at {row['token'] if single else row['token_type']}"
-    second = f"{strength:.3g}"
+        heading += f" at {at}"
+    value = f"{strength:.3g}"
     if row["stage"] == "prediction" and single:
-        second = f"{strength:.2g}, zeroed {float(row['probability_zeroed']):.2g}"
+        value = f"{strength:.2g}, zeroed {float(row['probability_zeroed']):.2g}"
     if row["stage"] == "attention" and row["weight"] is not None:
-        second += f"  (weight {float(row['weight']):.2f})"
-    lines = [head, second]
-    if row["tokens"] is not None:
-        lines.append(" ".join(json.loads(row["tokens"])[:4]))
-    face = "mistyrose" if strength > 0 else "aliceblue"
-    axis.text(column, height, "\n".join(lines), ha="center", va="center", fontsize=7, parse_math=False,
-              bbox={"boxstyle": "round,pad=0.3", "facecolor": face, "edgecolor": "grey"})  # fmt: skip
+        value += f"  (weight {float(row['weight']):.2f})"
+    tokens = [] if row["tokens"] is None else json.loads(row["tokens"])
+    return {
+        "stage_name": stage_name, "line": row["line"], "top": row["line"] - 0.4, "bottom": row["line"] + 0.4,
+        "heading": heading, "value": value, "first_tokens": " ".join(tokens[:4]), "tokens": " ".join(tokens) or None,
+        "acts": "raises" if strength > 0 else "lowers", "name": name(row), "at": at, "unit": unit,
+        "via": row.get("via"), "strength": strength, "weight": row["weight"], "share": row["share"],
+        "exact_effect": row.get("exact_effect"),
+    }  # fmt: skip
 
 
-def _draw_lines(axis: Axes, places: list[tuple[str, Row, float]]) -> None:
+def _lines(places: list[Row]) -> list[Row]:
     """Neuron to the head that moves it, read to its head, zeroed head to the neurons that fall with it."""
-    for stage, row, height in places:
-        for other_stage, other, other_height in places:
-            moved = (stage, other_stage) == ("shallow_neuron", "attention") and row["via"] == other["name"]
-            read = (stage, other_stage) == ("attention", "head") and row["name"] == other["name"]
-            falls = (stage, other_stage) == ("head", "deep_neuron") and row["name"] == other["via"]
+    found = []
+    for row in places:
+        for other in places:
+            stages = row["stage"], other["stage"]
+            moved = stages == ("shallow_neuron", "attention") and row["via"] == other["name"]
+            read = stages == ("attention", "head") and row["name"] == other["name"]
+            falls = stages == ("head", "deep_neuron") and row["name"] == other["via"]
             if moved or read or falls:
-                start = STAGES.index(stage)
-                axis.plot([start, start + 1], [height, other_height], color="grey", linewidth=0.7, zorder=0)
+                ends = (STAGES[row["stage"]][0], row["line"], STAGES[other["stage"]][0], other["line"])
+                found.append(dict(zip(("stage_name", "line", "next_stage", "next_line"), ends, strict=True)))
+    return found

@@ -1,28 +1,35 @@
 """Faithfulness against the share of nodes that compute."""
 
-from matplotlib.figure import Figure
+import altair as alt
 
-from mathinterp.experiments.figures import panels
+from mathinterp.experiments.charts import curves
+from mathinterp.experiments.circuit.summary import doubts
+from mathinterp.experiments.figures import Figure, Tip, interval, titled
 from mathinterp.experiments.results import Results
 
 
 def draw(results: Results) -> Figure:
     """A line and its interval for each ordering; 1 is the whole model, 0 nothing."""
-    curves = results.frame(
-        """SELECT ordering, method, fraction, faithfulness, low, high FROM circuit_curves WHERE run_id = $run
-           ORDER BY ordering DESC, fraction"""
+    rows = results.frame(
+        """SELECT ordering || ' scores' AS ordering, method, fraction, nodes, faithfulness, low, high, n
+           FROM circuit_curves WHERE run_id = $run ORDER BY ordering DESC, fraction"""
     )
-    figure, (axis,) = panels(1)
-    for ordering, curve in curves.groupby("ordering", sort=False):
-        (line,) = axis.plot(curve["fraction"], curve["faithfulness"], marker="o", ms=3, label=f"{ordering} scores")
-        if curve["low"].notna().any():
-            axis.fill_between(
-                curve["fraction"], curve["low"].astype(float), curve["high"].astype(float), alpha=0.2,
-                color=line.get_color(),
-            )  # fmt: skip
-    for level in (0, 1):
-        axis.axhline(level, color="grey", lw=0.7)
-    axis.set(xscale="log", xlabel="share of nodes in the circuit", ylabel="faithfulness")
-    axis.set_title(f"circuits by {curves['method'].iloc[0]}" if len(curves) else "circuits")
-    axis.legend(fontsize=8)
-    return figure
+    faithfulness, nodes = Tip("faithfulness", "faithfulness"), Tip("nodes", "nodes", "whole")
+    share = Tip("fraction", "share of nodes in the circuit", "%")
+    tips = [
+        Tip("ordering", "nodes by", "text"),
+        share,
+        nodes,
+        faithfulness,
+        interval("low", "high", ""),
+        Tip("n", "prompts", "whole"),
+    ]
+    return titled(
+        curves(
+            rows, share, faithfulness, ("low", "high"), tips, series=Tip("ordering", "nodes by"),
+            x_scale=alt.Scale(type="log"), rule=[0, 1], panel=None,
+        ),
+        results, f"Circuits by {rows['method'].iloc[0]}" if len(rows) else "Circuits",
+        "Curves of faithfulness, 0 for nothing and 1 for the whole model, against the share of nodes that compute.",
+        doubts(results),
+    )  # fmt: skip

@@ -2,7 +2,8 @@
 
 Nodes are called input, a0.h0, m0 and logits. A node may have ``score`` and ``neurons_scores``: one number for each
 coordinate of what it writes into the residual stream, of a head the rows of all heads of its layer, as EAP-IG writes
-them. Edges of a circuit of nodes follow from its nodes.
+them. Edges of a circuit of nodes follow from its nodes. Files of ours say in ``mathinterp`` what the scores are; other
+readers pass over it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import mathinterp
 from mathinterp.errors import UserError
 from mathinterp.experiments.circuit.ranking import NodeScores, Place
 from mathinterp.gates import check_file, shortened
@@ -105,21 +107,36 @@ def _numbers(given: Any, many: int | None, where: str) -> np.ndarray:
     return values.reshape(() if many is None else many)
 
 
-def write_circuit(path: str | Path, scores: NodeScores, count: int, ordering: str, shape: ModelShape) -> None:
+def write_circuit(
+    path: str | Path,
+    scores: NodeScores,
+    count: int,
+    ordering: str,
+    shape: ModelShape,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Write the circuit of the first ``count`` nodes with the scores of all; EAP-IG's Graph.from_json reads it.
 
     Folders above it are made. Raises UserError if the file cannot be written.
+
+    Args:
+        about: more to say of the scores, as plain JSON.
     """
     check_file(path, "a circuit")
     path = Path(path).expanduser()
     kept = scores.first(count, ordering)
     cfg = {**{name: getattr(shape, name) for name in SIZES}, "parallel_attn_mlp": shape.parallel}
+    said = {
+        **(about or {}), "runs": scores.source.split(","), "method": scores.method, "ordering": ordering,
+        "nodes": count, "scored": scores.scored, "version": mathinterp.__version__,
+    }  # fmt: skip
     nodes = {name: _node(name, scores, kept, shape) for name in _names(shape)}
     held = {name for name, node in nodes.items() if node["in_graph"]} | {"logits"}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as temporary, temporary.open("x", encoding="utf-8") as file:
-            file.write(f'{{"cfg": {json.dumps(cfg)}, "nodes": {json.dumps(nodes)}, "edges": {{')
+            begun = json.dumps({"mathinterp": said, "cfg": cfg, "nodes": nodes})
+            file.write(f'{begun[:-1]}, "edges": {{')
             for number, (edge, parent, child) in enumerate(_edges(shape)):
                 of = {"score": 0.0, "in_graph": parent in held and child in held}
                 file.write(f'{", " if number else ""}"{edge}": {json.dumps(of)}')

@@ -88,8 +88,10 @@ def nothing(shape: ModelShape) -> dict[Place, np.ndarray]:
     return found
 
 
-def scores_from(store: Store, runs: Sequence[str], level: str, model: ResolvedModel) -> NodeScores:
-    """Scores of the heads and MLPs, or of the MLP neurons, of finished runs together.
+def scores_from(
+    store: Store, runs: Sequence[str], level: str, model: ResolvedModel, effect: str = "logit_difference"
+) -> NodeScores:
+    """Scores of the heads and MLPs, or of the MLP neurons, of finished runs together; effect as in ``node_scores``.
 
     Raises UserError for a run of another model or without such nodes, for runs of different methods, prompts or dtypes,
     and for nodes that two of the runs score.
@@ -99,7 +101,7 @@ def scores_from(store: Store, runs: Sequence[str], level: str, model: ResolvedMo
     places = ("neuron",) if level == "neuron" else ("head", "mlp")
     shape, scores, kinds = model.shape, dict[Place, np.ndarray](), dict[str, tuple[str, ...]]()
     for run in runs:
-        found = node_scores(store, run)
+        found = node_scores(store, run, effect)
         kinds[run] = _kind(store, run, model)
         if kinds[run] != kinds[runs[0]]:
             raise UserError(
@@ -110,7 +112,8 @@ def scores_from(store: Store, runs: Sequence[str], level: str, model: ResolvedMo
         if rows.empty:
             raise UserError(f"`level` {level}: run {run} scores no {' or '.join(places)}s; {_instead(level)}")
         _add(scores, rows, shape, run)
-    return NodeScores(kinds[runs[0]][0], ",".join(runs), scores)
+    method = kinds[runs[0]][0] + (", log-probability" if effect == "logprob" else "")
+    return NodeScores(method, ",".join(runs), scores)
 
 
 def _add(scores: dict[Place, np.ndarray], rows: pd.DataFrame, shape: ModelShape, run: str) -> None:

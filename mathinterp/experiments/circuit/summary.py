@@ -1,6 +1,6 @@
 """What a finished evaluation of circuits says: faithfulness by share of nodes, CPR and CMD."""
 
-from mathinterp.experiments.results import Results, Shown, Summary
+from mathinterp.experiments.results import Results, Row, Shown, Summary
 
 
 def summarize(results: Results) -> Summary:
@@ -14,14 +14,7 @@ def summarize(results: Results) -> Summary:
                   max(high) FILTER (ordering = 'absolute') AS absolute_high
            FROM circuit_curves WHERE run_id = $run GROUP BY fraction ORDER BY fraction"""
     )
-    (scores,) = results.rows(
-        "SELECT * EXCLUDE (run_id, prompts_fingerprint, model, status) FROM circuit_scores WHERE run_id = $run"
-    )
-    unsure = scores["cpr_low"] is None
-    warnings = [
-        f"m is {scores['whole']:.3g} of the whole model and {scores['nothing']:.3g} of nothing, mean over {scores['n']}"
-        " prompts: these do not differ surely, so faithfulness may be anything; take more prompts"
-    ]
+    scores, warnings = _scores(results), doubts(results)
     areas = f"CPR {_with_ends(scores, 'cpr')}, CMD {_with_ends(scores, 'cmd')}"
     return Summary(
         parts=[
@@ -30,12 +23,12 @@ def summarize(results: Results) -> Summary:
             f" shares are of {scores['scored']} scored nodes, what has no score always computes. m:"
             f" {scores['whole']:.3g} of the whole model, {scores['nothing']:.3g} of nothing ({scores['ablation']}).",
         ],
-        data={"curve": curve, **scores, "warnings": warnings if unsure else []},
+        data={"curve": curve, **scores, "warnings": warnings},
         queries=[
             results.query("SELECT * FROM circuit_curves WHERE run_id = $run ORDER BY ordering, fraction"),
             results.query("SELECT * FROM circuit_scores WHERE run_id = $run"),
         ],
-        warnings=warnings if unsure else (),
+        warnings=warnings,
     )
 
 
@@ -44,3 +37,21 @@ def _with_ends(scores: dict[str, float | None], name: str) -> str:
     if scores[name] is None:
         return "not defined"
     return f"{scores[name]:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+
+
+def _scores(results: Results) -> Row:
+    (scores,) = results.rows(
+        "SELECT * EXCLUDE (run_id, prompts_fingerprint, model, status) FROM circuit_scores WHERE run_id = $run"
+    )
+    return scores
+
+
+def doubts(results: Results) -> list[str]:
+    """A line if the whole model does not surely differ from nothing."""
+    scores = _scores(results)
+    if scores["cpr_low"] is not None:
+        return []
+    return [
+        f"m is {scores['whole']:.3g} of the whole model and {scores['nothing']:.3g} of nothing, mean over {scores['n']}"
+        " prompts: these do not differ surely, so faithfulness may be anything; take more prompts"
+    ]

@@ -30,8 +30,6 @@ from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.ablated import AblationState
     from mathinterp.experiments.adaptive.blocks import Blocks
     from mathinterp.models.anatomy import ModelShape
@@ -149,14 +147,3 @@ class Heads(AdaptiveAblation):
         from mathinterp.experiments.heads.summary import summarize
 
         return with_reused(results, summarize(results))
-
-    @classmethod
-    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
-        """See figure.py."""
-        if decided(results):
-            from mathinterp.experiments.adaptive.figure import draw_decisions
-
-            return draw_decisions(results)
-        from mathinterp.experiments.heads.figure import draw
-
-        return draw(results)

@@ -1,14 +1,12 @@
 """The map of a head scan: which heads cost accuracy, per operation."""
 
-from matplotlib.figure import Figure
-
-from mathinterp.experiments.figures import effect_map
+from mathinterp.experiments.ablation_figure import draw_ablation
+from mathinterp.experiments.adaptive.figure import draw_decisions
+from mathinterp.experiments.adaptive.summary import decided
+from mathinterp.experiments.figures import Figure
 from mathinterp.experiments.results import Results
 
 
 def draw(results: Results) -> Figure:
-    """Layers by heads, coloured by the change of accuracy in points."""
-    effects = results.frame(
-        "SELECT 'head' AS node, layer, head, operation, -100 * drop AS effect FROM head_effects WHERE run_id = $run"
-    )
-    return effect_map(effects, "change of accuracy, points")
+    """Layers by heads, coloured by the fall of accuracy; of an adaptive scan, by what was decided."""
+    return draw_decisions(results, "head") if decided(results) else draw_ablation(results, "head")

@@ -26,15 +26,7 @@ def summarize(results: Results) -> Summary:
            FROM knockout_summary WHERE run_id = $run ORDER BY operation = 'all' DESC, operation, control"""
     )
     examples, verdict = _examples(results), _verdict(curve, summary)
-    prompts = results.rows(
-        """SELECT operation, count(DISTINCT prompt_id) AS prompts FROM knockout_prompts WHERE run_id = $run
-           GROUP BY operation ORDER BY operation"""
-    )
-    warnings = [
-        *thin_mean_warnings(results.store, results.run_id),
-        *_not_matched(_borrowed(results)),
-        *rough_warnings(prompts),
-    ]
+    warnings = doubts(results)
     return Summary(
         parts=[
             Shown(_title(asked), curve, dict.fromkeys(set(curve[0]) - {"k", "heads", "from other layers"}, "")),
@@ -61,6 +53,19 @@ def summarize(results: Results) -> Summary:
         ],
         warnings=warnings,
     )
+
+
+def doubts(results: Results) -> list[str]:
+    """What makes the curve doubtful."""
+    prompts = results.rows(
+        """SELECT operation, count(DISTINCT prompt_id) AS prompts FROM knockout_prompts WHERE run_id = $run
+           GROUP BY operation ORDER BY operation"""
+    )
+    return [
+        *thin_mean_warnings(results.store, results.run_id),
+        *_not_matched(_borrowed(results)),
+        *rough_warnings(prompts),
+    ]
 
 
 def _title(asked: Mapping[str, Any]) -> str:

@@ -1,8 +1,5 @@
-"""What a finished league says: a table of methods, and the figure of it."""
+"""What a finished league says: a table of methods."""
 
-from matplotlib.figure import Figure
-
-from mathinterp.experiments.figures import panels
 from mathinterp.experiments.results import Results, Shown, Summary
 
 AGREEMENT = ("spearman", "kendall", "spearman_absolute", "overlap_5", "overlap_10", "overlap_32", "prompt_correlation")
@@ -36,26 +33,6 @@ def summarize(results: Results) -> Summary:
         data={"methods": rows},
         queries=[results.query("SELECT * FROM method_league WHERE run_id = $run ORDER BY spearman_absolute DESC")],
     )
-
-
-def draw(results: Results) -> Figure:
-    """Methods by measures: a panel a measure, a point and its interval a method; dashed: of the exact effects."""
-    every = results.frame(f"SELECT method, {COLUMNS} FROM method_league WHERE run_id = $run ORDER BY spearman_absolute")
-    exact, frame = every[every["method"] == "exact"], every[every["method"] != "exact"].reset_index(drop=True)
-    figure, axes = panels(len(SHOWN))
-    for axis, name in zip(axes, SHOWN, strict=True):
-        known = frame[frame[name].notna()]
-        half = known[f"{name}_high"] - known[name], known[name] - known[f"{name}_low"]
-        axis.errorbar(known[name], known.index, xerr=[half[1], half[0]], fmt="o", capsize=3)
-        ends = [*every[name].dropna(), *known[f"{name}_low"].dropna(), *known[f"{name}_high"].dropna()]
-        axis.set(title=name, xlim=(min([0.0, *ends]), max([1.0, *ends]) + 0.02))
-        if name in OF_CIRCUITS and exact[name].notna().any():
-            axis.axvline(float(exact[name].iloc[0]), ls="--", color="grey")
-        axis.set_yticks(frame.index, frame["method"] if name == SHOWN[0] else [""] * len(frame))
-        axis.set_ylim(-0.5, len(frame) - 0.5)
-        axis.grid(axis="x", alpha=0.3)
-    figure.set_label("league")
-    return figure
 
 
 def _with_half(row: dict[str, object], name: str) -> str | None:

@@ -20,8 +20,6 @@ from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.experiments.costs import Cost
     from mathinterp.experiments.mask.rows import MaskState
     from mathinterp.models.anatomy import ModelShape
@@ -101,10 +99,3 @@ class Mask(Experiment):
         from mathinterp.experiments.mask.summary import summarize
 
         return summarize(results)
-
-    @classmethod
-    def figure(cls, results: Results, shown: NothingToShow) -> Figure:
-        """See summary.py."""
-        from mathinterp.experiments.mask.summary import draw
-
-        return draw(results)

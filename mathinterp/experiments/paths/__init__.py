@@ -32,8 +32,6 @@ from mathinterp.experiments.table import Table
 from mathinterp.models.units import Head, Mlp
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from mathinterp.engine.cells import Cells
     from mathinterp.experiments.paths.rows import PathState
     from mathinterp.models.anatomy import ModelShape
@@ -302,12 +300,3 @@ class Paths(Adaptive):
 
         (run,) = results.rows("SELECT parameters ->> 'effect' AS effect FROM runs WHERE run_id = $run")
         return summarize_decisions(results, "path_decisions", "node", MEASURES[run["effect"]])
-
-    @classmethod
-    def figure(cls, results: Results, shown: ShownNodes) -> Figure | None:
-        """Decisions of an adaptive scan; else see figure.py."""
-        if not decided(results):
-            return super().figure(results, shown)
-        from mathinterp.experiments.adaptive.figure import draw_decisions
-
-        return draw_decisions(results)

@@ -34,13 +34,9 @@ def summarize(results: Results, shown: ShownNodes) -> Summary:
     for row in effects:
         if row["is_head"] and row["key"]:
             key_heads[row["operation"]].append(row["node"])
-    agreement = results.rows(
-        """SELECT operation, nodes, logit_logprob, first_order_rank, first_order_pearson FROM path_agreement
-           WHERE run_id = $run ORDER BY operation = 'all' DESC, operation"""
-    )
+    agreement = _agreement(results)
     pairs, verdict = _pairs(results), _verdict(effects, key_heads)
-    kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
-    warnings = [*_warnings(agreement), *noise_warnings(results), *rough_warnings(kept)]
+    warnings = _warnings(results, agreement, pairs)
     stable = stability_lines(results)
     return Summary(
         parts=[
@@ -118,7 +114,25 @@ def _verdict(effects: Sequence[Row], key_heads: Mapping[str, Sequence[str]]) -> 
     )
 
 
-def _warnings(agreement: Sequence[Row]) -> list[str]:
+def doubts(results: Results) -> list[str]:
+    """What makes the effects doubtful."""
+    return _warnings(results, _agreement(results), _pairs(results))
+
+
+def _agreement(results: Results) -> list[Row]:
+    """Whether measures rank the nodes alike."""
+    return results.rows(
+        """SELECT operation, nodes, logit_logprob, first_order_rank, first_order_pearson FROM path_agreement
+           WHERE run_id = $run ORDER BY operation = 'all' DESC, operation"""
+    )
+
+
+def _warnings(results: Results, agreement: Sequence[Row], pairs: Sequence[Row]) -> list[str]:
+    kept = [{"operation": row["operation"], "prompts": row["kept"]} for row in pairs]
+    return [*_unlike(agreement), *noise_warnings(results), *rough_warnings(kept)]
+
+
+def _unlike(agreement: Sequence[Row]) -> list[str]:
     return [
         f"operation {row['operation']}: raw logit effects and log-probability changes rank the nodes differently"
         f" (rank correlation {row['logit_logprob']:.2f}, under {TRUSTED_AGREEMENT}): raw logits can move by a constant"

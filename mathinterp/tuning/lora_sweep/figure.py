@@ -1,25 +1,29 @@
 """The curve of a layer sweep: accuracy against the layer that has the LoRA (paper A, section 5)."""
 
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+import altair as alt
 
-from mathinterp.experiments.figures import panel_per_operation, whole_numbers
+from mathinterp.experiments.charts import curves
+from mathinterp.experiments.figures import LAYER, OPERATION, Figure, N, Tip, interval, titled
 from mathinterp.experiments.results import Results
+
+ACCURACY = Tip("accuracy", "accuracy", "%")
 
 
 def draw(results: Results) -> Figure:
-    """Accuracy (%) with its 95 % interval; the original model as a dashed line."""
-    curve = results.frame(
-        """SELECT layer, operation, 100 * baseline_accuracy AS original, 100 * accuracy AS accuracy, 100 * low AS low,
-               100 * high AS high FROM lora_sweep_curve WHERE run_id = $run ORDER BY layer"""
+    """Accuracy with its 95 % interval; the original model as a dashed line."""
+    rows = results.frame(
+        """SELECT layer, operation, baseline_accuracy AS original, accuracy, low, high, gain, gain_low, gain_high,
+                  learning_rate, n
+           FROM lora_sweep_curve WHERE run_id = $run ORDER BY layer"""
     )
-    return panel_per_operation(curve, _line)
-
-
-def _line(axis: Axes, rows: pd.DataFrame) -> None:
-    axis.plot(rows["layer"], rows["accuracy"], marker="o", markersize=3, label="LoRA in this layer")
-    axis.fill_between(rows["layer"], rows["low"], rows["high"], alpha=0.2)
-    axis.axhline(rows["original"].iloc[0], linestyle="--", color="grey", label="original")
-    axis.set(xlabel="layer", ylabel="accuracy, %", ylim=(0, 102))
-    whole_numbers(axis.xaxis)
+    tips = [
+        LAYER, OPERATION, ACCURACY, interval("low", "high", "%"), Tip("original", "original model", "%"),
+        Tip("gain", "gain", "points"), interval("gain_low", "gain_high", "points", "its interval"),
+        Tip("learning_rate", "learning rate"), N,
+    ]  # fmt: skip
+    scale = alt.Scale(domain=[0, 1])
+    return titled(
+        curves(rows, LAYER, ACCURACY, ("low", "high"), tips, y_scale=scale, rule="original"), results,
+        "Accuracy with a LoRA in one layer (dashed: original model)",
+        "Curves of accuracy against the layer that has the LoRA, with 95 % intervals, a panel for each operation.",
+    )  # fmt: skip

@@ -1,5 +1,5 @@
 -- evaluation_results: each evaluation run's score and, against its base model's run over the same items in the same dtype, the
--- paired difference (fractions; gained, lost, 95 % interval, exact McNemar p over paired items: see evaluation_pairs). Null for a
+-- paired difference (fractions; gained, lost, 95 % interval, p of a score test over paired items: see evaluation_pairs). Null for a
 -- base itself and where the base was not evaluated. newest: no later run of the same model, dtype, task and setting (as other data
 -- files would give). q_value: Benjamini-Hochberg over the tasks of one model, dtype and setting, newest runs apart from others.
 CREATE OR REPLACE VIEW evaluation_results AS

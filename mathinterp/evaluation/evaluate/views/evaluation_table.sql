@@ -1,5 +1,5 @@
 -- evaluation_table: accuracies (fractions) in the form of paper B's table: a row per model and setting, the base first; beside each task
--- its 95 % interval (_low, _high) and the exact McNemar p of the paired difference from the base (_p).
+-- its 95 % interval (_low, _high) and the p of the paired difference (score test) from the base (_p).
 -- signed_two_digit_test is paper A's test set by greedy decoding; signed_two_digit_train has none of its operand pairs.
 -- Newest runs only. Other prompt sets, counts and differences: view evaluation_results.
 CREATE OR REPLACE VIEW evaluation_table AS

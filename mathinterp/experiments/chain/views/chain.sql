@@ -1,4 +1,4 @@
--- chain: each prompt's chain, stage by stage (paper A, 4.4; scans/chain.py says what the stages are). name: the neuron
+-- chain: each prompt's chain, stage by stage (paper A, 4.4; experiments/chain says what the stages are). name: the neuron
 -- (layer.neuron), head (layer.head) or token; via: the head that moves a shallow neuron's writing to END, or that was zeroed.
 -- A shallow_neuron is of a layer before its via head's; a deep_neuron of its via head's layer or a later one (the deep
 -- layers of maskkeep go by the model's depth instead).

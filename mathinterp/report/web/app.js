@@ -1,0 +1,228 @@
+"use strict";
+// The page: one view at a time, its charts drawn when seen, copying, saving, light and dark.
+(() => {
+  const given = { figures: new Map(), grids: new Map() };
+  const drawn = new Map(); // figure element -> Vega's view
+  const one = (selector, from = document) => from.querySelector(selector);
+  const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+
+  // ---- data: scripts, since a page from a file may fetch nothing ----
+
+  const scripts = new Map();
+  function load(name) {
+    if (!scripts.has(name)) {
+      scripts.set(name, new Promise((done, failed) => {
+        const script = document.createElement("script");
+        script.src = `assets/${name}.js`;
+        script.onload = done;
+        script.onerror = () => failed(new Error(`assets/${name}.js is not beside this page`));
+        document.head.append(script);
+      }));
+    }
+    return scripts.get(name);
+  }
+
+  function say(text) {
+    const line = one("#said");
+    line.textContent = text;
+    clearTimeout(say.timer);
+    say.timer = setTimeout(() => { line.textContent = ""; }, 4000);
+  }
+
+  // ---- charts ----
+
+  function isDark() {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  }
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // Steps between two colours: between two alone Vega goes by way of other hues.
+  const ramp = (from, to) => Array.from({ length: 17 }, (_, i) => i / 16).map((share) => window.mathinterp.mixed(from, to, share));
+
+  function vegaConfig() {
+    const [text, line, card, good, none, bad] = ["--text", "--line", "--card", "--mended", "--right", "--broken"].map(colour);
+    const font = "system-ui, sans-serif";
+    const words = { labelColor: text, titleColor: text, labelFont: font, titleFont: font, titleFontWeight: 500 };
+    return {
+      background: card,
+      font,
+      range: { diverging: [...ramp(good, none), ...ramp(none, bad).slice(1)], heatmap: ramp(none, good), ramp: ramp(none, good) },
+      title: { color: text, subtitleColor: text, fontWeight: 600 },
+      axis: { ...words, domainColor: line, tickColor: line, gridColor: line },
+      legend: words,
+      header: words,
+      view: { stroke: line },
+      text: { color: text },
+      rule: { color: text },
+    };
+  }
+
+  // Data that came as columns, as rows.
+  function asRows(value) {
+    if (!value?.columns || Array.isArray(value)) return value;
+    const names = Object.keys(value.columns);
+    return value.columns[names[0]].map((_, i) => Object.fromEntries(names.map((name) => [name, value.columns[name][i]])));
+  }
+
+  // The chart with rows, and as many panels in a row as there is room for.
+  function fitted(spec, width) {
+    const copy = structuredClone(spec);
+    for (const name in copy.datasets ?? {}) copy.datasets[name] = asRows(copy.datasets[name]);
+    if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 50)));
+    return copy;
+  }
+
+  async function draw(figure) {
+    const key = figure.dataset.key;
+    const place = one(".drawn", figure);
+    try {
+      await Promise.all([load("vega"), load(`data/${key}`)]);
+      drawn.get(figure)?.finalize();
+      const result = await window.vegaEmbed(place, fitted(given.figures.get(key), place.clientWidth), {
+        mode: "vega-lite",
+        renderer: "canvas",
+        actions: false,
+        ast: true, // no eval, which the page's policy forbids
+        defaultStyle: false,
+        config: vegaConfig(),
+        tooltip: { theme: isDark() ? "dark" : "light", disableDefaultStyle: true },
+      });
+      drawn.set(figure, result);
+      figure.classList.add("done");
+    } catch (error) {
+      place.textContent = `This chart could not be drawn: ${error.message}`;
+      throw error;
+    }
+  }
+
+  async function save(figure, kind) {
+    const result = drawn.get(figure);
+    if (!result) return;
+    const link = document.createElement("a");
+    link.href = await result.view.toImageURL(kind, kind === "png" ? 2 : 1);
+    link.download = `${figure.dataset.name}.${kind}`;
+    link.click();
+    say(`Saved ${link.download}`);
+  }
+
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries.filter((each) => each.isIntersecting)) {
+      seen.unobserve(entry.target);
+      draw(entry.target);
+    }
+  }, { rootMargin: "200px" });
+
+  // ---- views ----
+
+  function show(moved = true) {
+    const asked = decodeURIComponent(location.hash.slice(1));
+    const views = all(".view");
+    const known = views.some((view) => view.id === asked);
+    if (asked && !known) return; // a place within a view
+    const chosen = known ? asked : views[0].id;
+    for (const view of views) view.hidden = view.id !== chosen;
+    for (const link of all("nav a")) {
+      if (link.getAttribute("href") === `#${chosen}`) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    if (moved) openMenu(false);
+    if (known && moved) {
+      scrollTo(0, 0);
+      one("#main").focus({ preventScroll: true });
+    }
+  }
+
+  function openMenu(open) {
+    document.body.classList.toggle("menu", open);
+    one("#menu").setAttribute("aria-expanded", String(open));
+  }
+
+  // ---- light and dark ----
+
+  const THEMES = ["auto", "light", "dark"];
+  const kept = {
+    get: () => { try { return localStorage.getItem("mathinterp-theme"); } catch { return null; } },
+    set: (value) => { try { localStorage.setItem("mathinterp-theme", value); } catch { /* private window */ } },
+  };
+
+  function setTheme(theme) {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    one("#theme").textContent = `Theme: ${theme}`;
+    one("#theme").dataset.theme = theme;
+    recolour();
+  }
+
+  function recolour() {
+    for (const figure of drawn.keys()) draw(figure);
+    document.dispatchEvent(new Event("recoloured"));
+  }
+
+  // ---- copying ----
+
+  async function copy(id) {
+    const place = document.getElementById(id);
+    try {
+      await navigator.clipboard.writeText(place.textContent);
+      say("Copied");
+    } catch {
+      getSelection().selectAllChildren(place);
+      say(document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C to copy");
+    }
+  }
+
+  function clicked(event) {
+    const button = event.target.closest("button");
+    if (button?.matches(".copy")) copy(button.dataset.from);
+    else if (button?.matches(".save")) save(button.closest("figure"), button.dataset.kind);
+    else if (button?.id === "menu") openMenu(button.getAttribute("aria-expanded") !== "true");
+    else if (button?.id === "theme") {
+      const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
+      kept.set(next);
+      setTheme(next);
+    } else if (button?.matches(".grid > .open")) openGrid(button.parentElement, button);
+  }
+
+  async function openGrid(card, button) {
+    button.disabled = true;
+    button.textContent = "Loading…";
+    await load(`data/${card.dataset.key}`);
+    const room = one(".room", card);
+    room.hidden = false;
+    await window.mathinterp.explore(room, given.grids.get(card.dataset.key));
+    button.remove();
+  }
+
+  // A view that was put on the page after it was read: its data are loaded anew when they are needed.
+  function added(view) {
+    const key = view.id.replace(/^run-/, "");
+    for (const name of [`data/${key}`, `data/${key}-figure`]) scripts.delete(name);
+    for (const figure of [...drawn.keys()].filter((each) => !each.isConnected)) {
+      drawn.get(figure).finalize();
+      drawn.delete(figure);
+    }
+    for (const figure of all("figure.chart", view)) seen.observe(figure);
+    show(false);
+  }
+
+  window.mathinterp = {
+    added,
+    figure: (key, spec) => given.figures.set(key, spec),
+    grid: (key, data) => given.grids.set(key, data),
+    colour,
+    say,
+  };
+
+  document.documentElement.classList.add("js");
+  setTheme(THEMES.includes(kept.get()) ? kept.get() : "auto");
+  document.addEventListener("click", clicked);
+  addEventListener("hashchange", show);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  document.addEventListener("DOMContentLoaded", () => {
+    show();
+    for (const figure of all("figure.chart")) seen.observe(figure);
+    performance.mark("interactive");
+  });
+})();

@@ -1,0 +1,157 @@
+"""The trainings behind papers' tables, and benchmarks: workflows with runs of their own, called as their commands do.
+
+They train on Ray and start from a model without an adapter; what they leave lies beside the store.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mathinterp.errors import Unfinished, UserError
+from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.spec import ModelSpec
+from mathinterp.tuning.settings import Choice, PruneSettings, SweepSettings, TuneSettings
+
+if TYPE_CHECKING:
+    from mathinterp.tuning.sft_ray import TuningJob
+    from mathinterp.workflows.stages import Asked
+
+Say = Callable[[str], None]
+BENCHMARKS = "benchmarks"
+TRAIN, TEST = "signed_two_digit_train", "signed_two_digit_test"
+# What items read -> the training that makes it.
+TRAININGS = {
+    "sweep": "sweep", "sweep_neurons": "sweep", "prune": "prune", "precise": "precise", "random": "random",
+    "lora": "lora", "full": "full", "fingerprint": BENCHMARKS,
+}  # fmt: skip
+NEEDS = {"precise": ("paths",), "random": ("paths",)}  # stages whose runs a training reads
+SHARE = 32  # heads of B's precise fine-tuning, of 1,024: as large a share of other models
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training. steps: None: the papers' four epochs. out: folder for what trainings leave; place: of run_scan."""
+
+    model: Model
+    asked: "Asked"
+    steps: int | None
+    out: Path | None
+    place: dict[str, Any]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Raises UserError for a model that trainings cannot start from."""
+        if isinstance(self.model, WrappedModel):
+            raise UserError("a model in memory is not trained; save it to a folder")
+        if self.model.spec.adapter is not None:
+            raise UserError("trainings start from a model without an adapter; merge it first")
+        return self.model.spec
+
+    @property
+    def folder(self) -> Path:
+        """Where what is learnt goes: a folder for each number of steps."""
+        if self.out is None:
+            raise UserError("needs a folder for what is learnt (`trained`)")
+        return self.out / self.model.fingerprint / (f"{self.steps}-steps" if self.steps else "four-epochs")
+
+    @property
+    def length(self) -> dict[str, Any]:
+        """Steps as settings take them."""
+        return {"steps": self.steps, "epochs": None if self.steps else 4.0}
+
+    @property
+    def n_heads(self) -> int:
+        """Heads that precise fine-tuning trains."""
+        heads = self.asked.model.shape.n_layers * self.asked.model.shape.n_heads
+        return max(1, round(heads * SHARE / 1024))
+
+
+def train(name: str, training: Training, say: Say) -> dict[str, str]:
+    """Train, or find finished; the runs by the names that items read. Raises UserError and Unfinished."""
+    spec = training.spec
+    if name == BENCHMARKS:
+        return _benchmarks(training, spec)
+    if name == "sweep":
+        return _sweep(training, spec, say)
+    if name == "prune":
+        return _prune(training, spec, say)
+    return _tune(name, training, spec, say)
+
+
+def _sweep(training: Training, spec: ModelSpec, say: Say) -> dict[str, str]:
+    from mathinterp.tuning.sweep import sweep
+
+    settings = SweepSettings(
+        **training.length, store=training.asked.store.url, seed=training.asked.seed, test_limit=training.asked.limit,
+        case_limit=training.asked.limit, **training.place,
+    )  # fmt: skip
+    swept = sweep(spec, settings, training.folder / "sweep", say)
+    if swept.compared is None or not swept.complete:
+        raise Unfinished("the LoRA sweep is incomplete")
+    return {"sweep": swept.trials.run_id, "sweep_neurons": swept.compared.run_id}
+
+
+def _prune(training: Training, spec: ModelSpec, say: Say) -> dict[str, str]:
+    from mathinterp.tuning.pruning import prune
+
+    settings = PruneSettings(
+        **training.length, store=training.asked.store.url, seed=training.asked.seed, test_limit=training.asked.limit,
+        case_limit=training.asked.limit, **training.place,
+    )  # fmt: skip
+    pruned = prune(spec, settings, training.folder / "prune", say)
+    if pruned.scored is None or not pruned.complete:
+        raise Unfinished("pruning is incomplete")
+    return {"prune": pruned.scored.run_id}
+
+
+def _tune(name: str, training: Training, spec: ModelSpec, say: Say) -> dict[str, str]:
+    """B's precise fine-tuning or one of its controls, on the signed two-digit set."""
+    from dataclasses import replace
+
+    from mathinterp.tuning.finetune import prepare_tuning, resolve_tuned, run_tuning
+
+    rates = {"precise": 1e-3, "random": 1e-3, "lora": 2e-4, "full": 2e-5}
+    settings = TuneSettings(
+        lr=rates[name], data=(TRAIN,), held_out=(TEST,), **training.length, seed=training.asked.seed, micro_batch=128,
+        store=training.asked.store.url, address=training.place["address"],
+    )  # fmt: skip
+    base = resolve_tuned(spec if name != "full" else replace(spec, dtype="float32"), settings)
+    prepared = prepare_tuning(_job(name, training, base, say), base, settings, say=say)
+    tuned = run_tuning(prepared, settings, training.folder / name, say)
+    return {name: tuned.run_id}
+
+
+def _job(name: str, training: Training, base: Any, say: Say) -> "TuningJob":
+    from mathinterp.tuning.chosen import precise_job
+    from mathinterp.tuning.controls import FullJob, LoraJob
+
+    if name == "full":
+        return FullJob()
+    if name == "lora":
+        return LoraJob()
+    if "paths" not in training.asked.runs:
+        raise UserError("needs the path scan, which ranks the heads")
+    choice = Choice(
+        heads_from=training.asked.runs["paths"], top=training.n_heads, control="random" if name == "random" else None
+    )
+    return precise_job(choice, base, training.asked.store, say)
+
+
+def _benchmarks(training: Training, spec: ModelSpec) -> dict[str, str]:
+    """The base model on the benchmarks whose files are there; tuned ones are evaluated by whoever has trained them."""
+    from mathinterp.evaluation import jobs
+    from mathinterp.evaluation.task_files import ORDER
+
+    data = training.asked.data
+    if data is None:
+        raise UserError("needs the benchmarks' public files (`data`)")
+    tasks = [name for name in ORDER if (data / name).is_dir()]
+    if not tasks:
+        raise UserError(f"`data` {data} has no folder of a benchmark, for example svamp")
+    found = jobs.evaluate(
+        tasks, spec, store=training.asked.store.url, data_dir=str(data), limit=training.asked.limit, **training.place
+    )
+    if not found.complete:
+        raise Unfinished("benchmarks are incomplete")
+    return {}
