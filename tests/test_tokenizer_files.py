@@ -228,6 +228,17 @@ def test_a_tokenizer_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert message(folder).startswith(f"'{folder / 'tokenizer.json'}' cannot be read: ")
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_file_that_is_a_folder_or_leads_to_itself_is_not_taken_for_absent(name: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "llama", byte_level(SINGLE_DIGITS), **SPECIAL)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(folder / name)
+    assert message(folder) == f"'{folder / name}' is not a file; put the tokenizer's own there"
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    assert message(folder) == f"'{folder / name}' is not a file; put the tokenizer's own there"
+
+
 def test_a_folder_without_the_file_needs_a_class_that_defines_the_model(tmp_path: Path) -> None:
     """vocab.json and merges.txt do not say how digits are cut; GPT-2's class says it for GPT-2 alone."""
     tokenizer = byte_level(None, bos=False)

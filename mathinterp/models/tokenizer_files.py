@@ -6,6 +6,7 @@ grouped, or spaces put in front, as the class says and not as the model was trai
 special tokens; texts are cut by the file. Knows tokenizers; knows nothing about prompts or weights.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError
+from mathinterp.models.sources import TOKENIZER_FILES
 from mathinterp.prompts.json_lines import json_file
 
 # Numbers of every length, signs, spaces, lines and scripts: what pre-tokenizers are known to cut in different ways.
@@ -31,11 +33,14 @@ def folder_tokenizer(folder: Path, model_type: str, trust_remote_code: bool = Fa
     """The tokenizer of ``folder``, whose ids are those of its tokenizer.json through the ``tokenizers`` library.
 
     Raises:
-        UserError: a tokenizer.json that cannot be read, one that tokenizer_config.json contradicts, a folder without
-            one where nothing else says how the model's texts are cut, and code of the model's own that cuts texts
-            in another way.
+        UserError: a file of it that is a folder or leads nowhere, a tokenizer.json that cannot be read, one that
+            tokenizer_config.json contradicts, a folder without one where nothing else says how the model's texts are
+            cut, and code of the model's own that cuts texts in another way.
         OSError, ValueError, KeyError, TypeError, ImportError: as transformers raises them.
     """
+    for name in TOKENIZER_FILES:
+        if os.path.lexists(folder / name) and not os.path.isfile(folder / name):  # transformers takes it for absent
+            raise UserError(f"'{folder / name}' is not a file; put the tokenizer's own there")
     file = folder / "tokenizer.json"
     own = _read_tokenizer(file) if file.is_file() else None
     named = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
