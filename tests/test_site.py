@@ -24,7 +24,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PICTURES = sorted(file for file in (DOCS / "pictures").iterdir() if file.suffix in (".svg", ".png"))
-CODE = {file: file.read_text(encoding="utf-8") for file in (ROOT / "mathinterp").rglob("*.[ps][yq]*") if file.is_file()}
+CODE = {
+    file: file.read_text(encoding="utf-8")
+    for file in (ROOT / "mathinterp").rglob("*")
+    if file.suffix in (".py", ".sql")
+}
 
 
 class Assets(HTMLParser):

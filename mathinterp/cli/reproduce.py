@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from mathinterp.cli.options import (
+    PLACE,
     Whole,
     cluster_options,
     json_option,
@@ -24,8 +25,9 @@ from mathinterp.cli.output import console, print_json, print_table
 from mathinterp.cli.plan import duration, size
 from mathinterp.cli.running import resumable
 from mathinterp.cli.verbosity import say_on_stderr
-from mathinterp.errors import UserError
 from mathinterp.gates import MOST_SEED
+from mathinterp.local_files import whole_file
+from mathinterp.prompts.json_lines import json_file
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
@@ -41,7 +43,6 @@ GPU = "H100"  # whose hours a plan counts
 @click.option("--seed", type=Whole(most=MOST_SEED), default=0, show_default=True, help="Of prompts and trainings.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
     default=None,
     callback=place_to_read,
     metavar="FOLDER",
@@ -52,20 +53,17 @@ GPU = "H100"  # whose hours a plan counts
 )
 @click.option(
     "--trained",
-    type=click.Path(path_type=Path),
     default=None,
     callback=out_folder,
     metavar="FOLDER",
     help="What trainings leave. Default: beside the store.",
 )
 @click.option("--plan", "plan_only", is_flag=True, help="Say what it would cost, and run nothing.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, callback=out_file, help="Also write it: Markdown, or .json."
-)
+@click.option("--out", default=None, callback=out_file, metavar="FILE", help="Also write it: Markdown, or .json.")
 @click.option(
     "--beside",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PLACE,
     metavar="FILE",
     help="In the Markdown, other models beside this one: what --out wrote as .json.",
 )
@@ -73,8 +71,8 @@ GPU = "H100"  # whose hours a plan counts
 @cluster_options()
 @json_option()
 def reproduce(
-    only: tuple[str, ...], limit: int | None, seed: int, data: Path | None, steps: int | None, trained: Path | None,
-    plan_only: bool, out: Path | None, beside: tuple[Path, ...], store: str, as_json: bool, **options: Any,
+    only: tuple[str, ...], limit: int | None, seed: int, data: str | None, steps: int | None, trained: str | None,
+    plan_only: bool, out: str | None, beside: tuple[str, ...], store: str, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run every table and figure of both papers on a model, and set ours beside the papers' numbers.
 
@@ -97,25 +95,26 @@ def reproduce(
     from mathinterp.workflows.reproduce import reproduce as run_reproduction
 
     find_items(only)
-    others = [_read(file) for file in beside]
+    others = [_read(Path(file).expanduser()) for file in beside]
     address = click.get_current_context().get_parameter_source("address")
     if address == ParameterSource.DEFAULT and options["replicas"] is None and options["gpus_per_replica"] is None:
         options["address"] = None
     spec, place = spec_of(options), Place(**options)
-    asked: dict[str, Any] = {"only": only, "limit": limit, "seed": seed, "data": data, "steps": steps}
+    asked: dict[str, Any] = {"only": only, "limit": limit, "seed": seed, "data": _path(data), "steps": steps}
     plan = plan_reproduction(spec, store, **asked)
     if plan_only:
         _print_plan(plan, as_json)
         return
     _say_plan(plan)
-    if trained is None and "://" not in store:
-        trained = Path(store).with_name(Path(store).name + "-trained")
+    folder = _path(trained)
+    if folder is None and "://" not in store:
+        folder = Path(store).with_name(Path(store).name + "-trained")
     with resumable():
         found = run_reproduction(
-            spec, store, **asked, trained=trained, place=place, told=_tell, say=say_on_stderr
+            spec, store, **asked, trained=folder, place=place, told=_tell, say=say_on_stderr
         )  # fmt: skip
     if out is not None:
-        _write(out, found, others)
+        _write(Path(out).expanduser(), found, others)
     if as_json:
         from mathinterp.workflows.reproduction_page import as_json as plain
 
@@ -132,11 +131,11 @@ def _tell(stage: str, run: "RunSummary") -> None:
 def _read(file: Path) -> "Reproduction":
     from mathinterp.workflows.reproduction_page import from_json
 
-    try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--beside '{file}' cannot be read as JSON ({error})") from error
-    return from_json(saved, f"--beside '{file}'")
+    return from_json(json_file(file), f"--beside '{file}'")
+
+
+def _path(place: str | None) -> Path | None:
+    return None if place is None else Path(place).expanduser()
 
 
 def _write(out: Path, found: "Reproduction", others: list["Reproduction"]) -> None:
@@ -146,7 +145,8 @@ def _write(out: Path, found: "Reproduction", others: list["Reproduction"]) -> No
     text = (
         json.dumps(as_json(found), indent=1) + "\n" if out.suffix == ".json" else markdown([found, *others], _command)
     )
-    out.write_text(text, encoding="utf-8")
+    with whole_file(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _command(item: str) -> str:
