@@ -81,8 +81,15 @@ def test_no_page_of_the_site_loads_anything_from_elsewhere(site: Path) -> None:
 @pytest.mark.slow
 def test_the_site_has_every_public_name_and_every_field_of_every_experiment(site: Path) -> None:
     ids = read(site / "python.html").ids
-    for name in set(mathinterp.__all__) - {"experiments", "prompts"}:
-        public = getattr(mathinterp, name)
+    modules = {name for name in mathinterp.__all__ if isinstance(getattr(mathinterp, name), ModuleType)}
+    assert modules == {"experiments", "prompts", "tune"}
+    tuning = (
+        value for value in vars(mathinterp.tune).values() if getattr(value, "__module__", "") == "mathinterp.tune"
+    )
+    functions = [value for value in tuning if not value.__name__.startswith("_")]
+    assert functions
+    for public in [*functions, *(getattr(mathinterp, name) for name in set(mathinterp.__all__) - modules)]:
+        name = public.__qualname__
         assert f"{public.__module__}.{public.__qualname__}" in ids, f"docs/python.md lacks {name}"
     for experiment in registry.experiments().values():
         if experiment.__module__.startswith("mathinterp.") and experiment.on_command_line:

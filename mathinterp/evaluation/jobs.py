@@ -79,7 +79,7 @@ def evaluate(
     Args:
         tasks: "svamp,csqa": benchmarks, prompt sets and files.
         model: a name, or what ``load`` returned; with its adapter.
-        replicas, gpus_per_replica, address, progress: as for every run.
+        replicas: as for every run; so are ``gpus_per_replica``, ``address`` and ``progress``.
         settings: fields of ``Settings``: data_dir, limit, fewshot, examples, seed.
     Returns:
         ``summary``, whose ``table`` compares all models that were asked the same in this store, and ``runs``.
