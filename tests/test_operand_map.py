@@ -268,7 +268,7 @@ def test_the_summary_and_the_figure_say_what_the_rows_say(run: Run) -> None:
     accuracy = run.table("operand_faithfulness").set_index(["ranking", "k"]).loc[("top", 50), "accuracy"]
     assert f"first answer token is right in {100 * accuracy:.4g} % of the pairs" in str(run.summary)
     assert "of 0.9 or more, most often " in str(run.summary)
-    titles = [part["title"] for part in run.figure().to_dict()["concat"]]
+    titles = [part["title"] for part in run.figure().to_dict()["concat"] if isinstance(part["title"], dict)]
     heads = [" ".join(title["subtitle"]) for title in titles if "head " in title["text"]]
     assert len(heads) == 2
     assert all("where" in title and "AUROC" in title and "shuffled" in title for title in heads)
