@@ -88,7 +88,7 @@ def test_an_installed_experiment_is_planned_run_killed_resumed_queried_and_repor
     assert [(row["layer"], row["n"]) for row in answer] == [(layer, LIMIT) for layer in range(LAYERS)]
     assert [row["mean"] for row in answer] == pytest.approx(expected, rel=1e-5)
 
-    command(installed_ray, ["report", "--store", str(store), "--out", str(tmp_path / "report")], tmp_path)
+    command(installed_ray, ["report", "--store", str(store), "--out", str(tmp_path / "report"), "--pictures"], tmp_path)
     page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
     assert f"It grows {expected[-1] / expected[0]:.3g} times." in page
     assert len(list((tmp_path / "report").rglob(f"residual_norms-{resumed['run_id']}*"))) == 2  # PNG and SVG
