@@ -29,6 +29,16 @@
     say.timer = setTimeout(() => { line.textContent = ""; }, 4000);
   }
 
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.filter((child) => child != null));
+    return element;
+  }
+
   // ---- charts ----
 
   function isDark() {
@@ -209,6 +219,7 @@
   }
 
   window.mathinterp = {
+    make,
     added,
     figure: (key, spec) => given.figures.set(key, spec),
     grid: (key, data) => given.grids.set(key, data),

@@ -1,18 +1,8 @@
 "use strict";
 // Exploring a grid: choose components to see which sentences break, choose sentences to see which components matter.
 (() => {
-  const { Cells, mixed, colour, say } = window.mathinterp;
+  const { Cells, mixed, colour, say, make } = window.mathinterp;
   const ROWS = 15, SENTENCES = 50;
-
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
-    }
-    element.append(...children.filter((child) => child != null));
-    return element;
-  }
 
   const nats = (value) => (Math.abs(value) < 0.005 ? "0.00" : `${value > 0 ? "+" : ""}${value.toFixed(2)}`);
   const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;

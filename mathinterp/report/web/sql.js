@@ -2,18 +2,9 @@
 // The place to ask SQL: one query that reads, its first rows as a table, all of them as CSV; and what can be asked.
 (() => {
   const START = "SELECT run_id, scan, model, prompts, status, shards_done, shards FROM runs";
+  const { make } = window.mathinterp;
   const room = document.getElementById("sql");
   let running = null;
-
-  function make(tag, attributes = {}, ...children) {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else if (value !== false && value != null) element.setAttribute(name, value === true ? "" : value);
-    }
-    element.append(...children.filter((child) => child != null));
-    return element;
-  }
 
   const kept = {
     get: () => { try { return sessionStorage.getItem("mathinterp-sql"); } catch { return null; } },
