@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -106,8 +107,13 @@ def watch(driver: int) -> None:
             pass
         known = {one for one in known if one.is_running()}
         ended = bool(select.select([sys.stdin], [], [], LOOK_SECONDS)[0])
-    for left in psutil.wait_procs(known, timeout=GRACE_SECONDS)[1]:
-        left.kill()
+    deadline = time.monotonic() + GRACE_SECONDS
+    # psutil's own waiting raises OSError on some kernels where a process ends just then
+    while (left := [one for one in known if one.is_running()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for one in left:
+        with suppress(psutil.Error):
+            one.kill()
 
 
 if __name__ == "__main__":
