@@ -116,12 +116,12 @@ def test_bars_of_a_sweep_and_a_pruning_can_be_turned_off(base, tmp_path, monkeyp
     monkeypatch.setattr(sweep, "chosen_trials", lambda results: ((0, 1e-3),))
     monkeypatch.setattr(sweep, "missing_adapters", lambda folder, trials: [])
     monkeypatch.setattr(pruning, "_train_lora", trained)
-    monkeypatch.setattr(pruning, "_kept", lambda results: (Neuron(3, 0),))
+    monkeypatch.setattr(pruning, "_kept", lambda results: (Neuron(2, 0),))
     monkeypatch.setattr(pruning, "_pruned_conditions", lambda *_: [])
     data = str(write(tmp_path / "data.jsonl", *({"text": f"{i} plus 1 is", "answer": str(i + 1)} for i in range(8))))
     asked = {"data": data, "test": data, "cases": data, "steps": 1, "store": str(tmp_path / "store")}
     mi.tune.sweep(base, out=tmp_path / "sweep", progress=progress, validation=2, **asked)
-    mi.tune.prune(base, out=tmp_path / "prune", progress=progress, deep=(3,), top=1, **asked)
+    mi.tune.prune(base, out=tmp_path / "prune", progress=progress, deep=(2,), top=1, **asked)
     assert told == [progress] * 4
 
 
