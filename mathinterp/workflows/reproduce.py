@@ -270,13 +270,15 @@ def _result(item: Item, asked: Asked, missing: dict[str, str]) -> ItemResult:
     same = item.model == asked.own
     reasons = [] if same else [f"another model than the paper's {item.model}"]
     if not _runs(item, asked.own):
-        lines = compare(item, (), reasons or [], same)
+        lines = compare(item, (), reasons or [], same, ran=False)
         return ItemResult(item, lines, {}, {})
     lost = {TRAININGS.get(name, name): missing.get(TRAININGS.get(name, name), "") for name in item.stages}
     lost = {name: why for name, why in lost.items() if why}
     runs = {name: asked.runs[name] for name in item.stages if name in asked.runs}
     if lost:
-        return ItemResult(item, compare(item, (), [*reasons, *dict.fromkeys(lost.values())], same), runs, lost)
+        return ItemResult(
+            item, compare(item, (), [*reasons, *dict.fromkeys(lost.values())], same, ran=False), runs, lost
+        )
     if item.exact and asked.model.dtype not in ("float32", "float64"):
         reasons.append(f"computed in {asked.model.dtype}")
     reasons += _saturated(item, runs, asked)

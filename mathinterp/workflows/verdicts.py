@@ -13,7 +13,7 @@ from mathinterp.workflows.papers.item import Cell, Item
 FEWEST_PROMPTS = 12  # of the smallest operation: below, intervals are rough (docs/statistics.md)
 NOT_AT_HAND = "the paper's number is not at hand"
 NOT_MEASURED = "nothing was measured"
-NO_ROW = "ours has no such row"  # but others
+NO_ROW = "ours has no such row"  # in runs that are there: a layer too many, a prompt that a limit left out
 
 
 class Verdict(StrEnum):
@@ -81,15 +81,17 @@ def judge(
     return Compared(what, ours, paper, Verdict.INSIDE if inside else Verdict.OUTSIDE)
 
 
-def compare(item: Item, measured: Sequence[Measured], reasons: Sequence[str], same_model: bool) -> tuple[Compared, ...]:
-    """Every printed number beside ours; where the paper prints none, ours alone.
+def compare(
+    item: Item, measured: Sequence[Measured], reasons: Sequence[str], same_model: bool, *, ran: bool = True
+) -> tuple[Compared, ...]:
+    """Every printed number beside ours; where the paper prints none, ours alone. ran: whether its runs are there.
 
     On the paper's model a head or neuron is compared with itself; on another one the first beside the first.
     """
     if not item.cells:
         measured = sorted(measured, key=lambda m: natural(m.what))
         return tuple(judge(ours, None, (*reasons, *item.reasons(ours.what))) for ours in measured)
-    compared, absent = [], NO_ROW if measured else NOT_MEASURED
+    compared, absent = [], NO_ROW if ran else NOT_MEASURED
     for cell in item.cells:
         by_unit = same_model or not cell.rank
         ours = next(
