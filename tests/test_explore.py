@@ -149,7 +149,26 @@ REFUSED = [
     ("SELEC 1", "SQL: Parser Error"),
     ("  ", "SQL: no query was given"),
     ("SELECT error('<script>\n')", "SQL: Invalid Input Error: <script>"),
+    ("SELECT * FROM read_duckdb('{outside}')", "Permission Error: Cannot access file"),
+    ("SELECT * FROM query($$COPY (SELECT 1) TO '{file}'$$)", "Expected a single SELECT statement"),
+    ("WITH x AS (COPY (SELECT 1) TO '{file}') SELECT 1", "has COPY in it"),
+    ("SET VARIABLE files_head_scan = []", "SQL: this only reads"),
 ]
+
+
+def test_a_time_that_python_cannot_hold_is_told_in_one_line(page: Exploring) -> None:
+    for value in ("'infinity'::TIMESTAMP", "'290000-01-01'::DATE"):
+        status, body = sql(page, f"SELECT {value} AS t")
+        assert status == 400
+        assert "cast times outside the years 1 to 9999" in body["error"]
+        assert sql(page, f"SELECT ({value})::VARCHAR AS t")[0] == 200
+
+
+def test_long_names_and_errors_are_cut(page: Exploring) -> None:
+    assert len(sql(page, f"SELECT * FROM {'x' * 100_000}")[1]["error"]) < 2_100
+    [column] = sql(page, f'SELECT 1 AS "{"x" * 100_000}"')[1]["columns"]
+    assert column.endswith("… (100,000 characters)")
+    assert len(column) < 600
 
 
 @pytest.mark.parametrize(("query", "told"), REFUSED)

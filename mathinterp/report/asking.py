@@ -111,7 +111,7 @@ class Asker:
         found = json_rows(pa.Table.from_batches(first, rows.schema))
         kinds = [field.type for field in rows.schema]
         return Answer(
-            columns=[one_line(name) for name in rows.schema.names],
+            columns=[_cell(one_line(name)) for name in rows.schema.names],
             numbers=[pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_decimal(k) for k in kinds],
             rows=[[_cell(value) for value in row.values()] for row in found],
             total=total,
