@@ -19,6 +19,7 @@ from mathinterp.report import asking, live
 from mathinterp.report.explore import Exploring, explore
 from mathinterp.service.listening import is_ours
 from mathinterp.store import Store
+from tests.explorer_pages import MANY, ODD
 from tests.small_store import NO_NOISE, fill, open_run, prompt, scores
 
 PROMPTS = [prompt(f"p{number}") for number in range(4)]
@@ -307,6 +308,15 @@ def test_the_state_follows_runs_and_the_page_follows_the_state(tmp_path: Path, m
         index = asked(page, "GET", "/")[1].decode()
         assert f'data-version="{state["version"]}"' in index
         assert f'id="run-{run.run_id}"' in index
+
+
+def test_odd_names_of_runs_that_are_not_finished_cannot_reach_beyond_their_line(tmp_path: Path) -> None:
+    """A paragraph separator ends the page's isolation, and the override after it would turn the count of shards."""
+    open_run(Store(tmp_path), model=MANY, prompts=ODD)
+    with explore(str(tmp_path)) as page:
+        [run] = json.loads(asked(page, "GET", "/state")[1])["others"]
+    assert run["prompts"].startswith("</script><img src=x onerror=alert(1)>")
+    assert all(run[name].isprintable() and len(run[name]) < 210 for name in ("run", "scan", "model", "prompts"))
 
 
 def test_rows_of_an_unfinished_run_come_with_a_note(tmp_path: Path) -> None:
