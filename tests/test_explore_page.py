@@ -125,6 +125,19 @@ def test_the_pane_is_usable_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
             assert serious(tab) == []
 
 
+def test_a_store_that_is_away_is_said_and_what_is_shown_stays(tab, tmp_path: Path) -> None:
+    run = fill(Store(tmp_path / "store"), PROMPTS, BASELINE, HEADS)
+    with explore(str(tmp_path / "store")) as page:
+        tab.goto(page.url)
+        tab.wait_for_selector(f'nav a[href="#run-{run}"]')
+        (tmp_path / "store").rename(tmp_path / "away")
+        tab.wait_for_selector("#live.away:has-text('there is no store at')")
+        assert "as of before" in tab.inner_text("#live")
+        assert tab.is_visible(f'nav a[href="#run-{run}"]')
+        (tmp_path / "away").rename(tmp_path / "store")
+        tab.wait_for_selector("#live:not(.away)", state="attached")
+
+
 def test_the_answer_shown_is_that_of_the_last_query(tab, tmp_path: Path) -> None:
     """Ctrl+Enter while a query runs: its answer, here held back, would else take the place of the later one's."""
     tab.add_init_script("""

@@ -47,7 +47,7 @@ class Looking:
         self._next = 0.0
 
     def state(self) -> State:
-        """As it is now, or was a moment ago."""
+        """As it is now, or was a moment ago; raises UserError while the store is away."""
         if self._state is None or time.monotonic() >= self._next:
             started = time.monotonic()
             self._state = self._look()
@@ -56,6 +56,7 @@ class Looking:
         return self._state
 
     def _look(self) -> State:
+        self._store.require_runs()
         rows = self._store.runs.list()
         shown = sorted(
             (row.run_id, row.shards_done, row.files)
