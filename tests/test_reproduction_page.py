@@ -62,6 +62,16 @@ def test_a_verdict_on_some_numbers_counts_those_that_do_not_compare() -> None:
     assert {line.why for line in compare(item, (), (), same_model=True, ran=False)} == {"nothing was measured"}
 
 
+def test_a_run_is_listed_without_the_place_of_its_file_and_a_training_without_prompts() -> None:
+    ran = [
+        {"stage": stage, "run_id": "0" * 12, "prompts": prompts, "n_prompts": n, "wall_seconds": 2.0}
+        for stage, prompts, n in (("svamp", "svamp:/home/me/SVAMP.json", 1000), ("full", "signed_train", 0))
+    ]
+    page = markdown([made_up("a-table1", ran=tuple(ran))], _command)
+    assert "| svamp | 000000000000 | SVAMP.json (1,000) | 2 s |" in page
+    assert "| full | 000000000000 | signed\\_train | 2 s |" in page
+
+
 @given(st.one_of(st.just(ODD), st.text(max_size=40)))
 def test_text_of_a_model_a_file_or_an_error_is_shown_as_it_is(text: str) -> None:
     page = markdown([made_up("a-table1", "a-table11", model=text)], _command)

@@ -137,12 +137,18 @@ def number(value: float | None) -> str:
 
 def _runs(found: Reproduction) -> list[str]:
     rows = [
-        (*(escaped(row[name]) for name in ("stage", "run_id")), f"{escaped(row['prompts'])} ({row['n_prompts']:,})",
+        (*(escaped(row[name]) for name in ("stage", "run_id")), _asked(row["prompts"], row["n_prompts"]),
          f"{row['wall_seconds']:.0f} s")
         for row in found.ran
     ]  # fmt: skip
     lost = [(escaped(stage), "left out", _reasons(why), "") for stage, why in found.missing.items()]
     return _table(("stage", "run", "prompts", "time"), [*rows, *lost])
+
+
+def _asked(prompts: str, count: int) -> str:
+    """A set with its number of prompts (a training has none); of a file the name alone, wherever it lies."""
+    name = escaped(re.sub(r"\S*/", "", prompts))
+    return f"{name} ({count:,})" if count else name
 
 
 def _reasons(text: str) -> str:
