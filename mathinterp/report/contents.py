@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from mathinterp.errors import UserError
-from mathinterp.experiments.grid import Grid
+from mathinterp.experiments.grid import MISSING, Grid
 from mathinterp.gates import shortened
 from mathinterp.report.cells import format_value, shown_text
 from mathinterp.report.compare import Comparison
@@ -27,7 +27,7 @@ from mathinterp.store import Store
 from mathinterp.text import file_name, printable
 
 WEB = Path(__file__).with_name("web")
-STATIC = ("style.css", "app.js", "cells.js", "grid.js")
+STATIC = ("style.css", "app.js", "cells.js", "lists.js", "grid.js")
 
 
 def contents(
@@ -124,7 +124,9 @@ def _figure_key(run: Shown, name: str) -> str:
 
 
 def _size(grid: Grid) -> dict[str, Any]:
-    return {"word": grid.word, "components": len(grid.layers), "prompts": len(grid.prompts)}
+    computed = int((grid.cells != MISSING).sum())
+    return {"word": grid.word, "nodes": len(grid.layers), "prompts": len(grid.prompts), "computed": computed,
+            "verbs": (grid.outcomes.worse[0], grid.outcomes.better[0])}  # fmt: skip
 
 
 def _data(run: Shown) -> Iterator[tuple[str, bytes]]:

@@ -81,8 +81,16 @@
     const copy = structuredClone(spec);
     delete copy.config?.range; // colours are those of the page, light or dark
     for (const name in copy.datasets ?? {}) copy.datasets[name] = asRows(copy.datasets[name]);
-    if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 50)));
+    if (copy.columns) copy.columns = balanced(copy.facet?.sort?.length ?? copy.concat?.length ?? copy.columns, Math.floor(width / (widest(copy) + 50)));
     return copy;
+  }
+
+  const widest = (spec) => Math.max(180, ...[spec.spec, ...(spec.concat ?? [])].map((part) => (part ? part.width ?? part.spec?.width ?? 250 : 0)));
+
+  // Of so many panels those in a row, so that the last row is not left with one alone.
+  function balanced(panels, most) {
+    const rows = Math.ceil(panels / Math.max(1, most));
+    return Math.max(1, Math.ceil(panels / rows));
   }
 
   async function draw(figure) {
