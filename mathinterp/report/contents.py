@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 
 from mathinterp.errors import UserError
 from mathinterp.experiments.grid import MISSING, Grid
+from mathinterp.experiments.results import Summary
 from mathinterp.gates import shortened
 from mathinterp.report.cells import format_value, shown_text
 from mathinterp.report.compare import Comparison
@@ -111,12 +112,19 @@ def _section(run: Shown, apart: Mapping[str, str]) -> dict[str, Any]:
         "title": run.title,
         "apart": apart[run.run["run_id"]],
         "summary": run.summary,
+        "finding": _finding(run.summary),
         "facts": facts_of(run.record),
         "command": run.record.get("command"),
         "figures": {name: _figure_key(run, name) for name in run.figures},
         "doubt": run.doubt,
         "grid": None if run.grid is None else _size(run.grid),
     }
+
+
+def _finding(summary: Summary) -> str | None:
+    """The sentence to read first: the verdict, else the first sentence that is said; None: it has only tables."""
+    said = (part for part in summary.parts if isinstance(part, str) and part)
+    return summary.data.get("verdict") or next(said, None)
 
 
 def _figure_key(run: Shown, name: str) -> str:

@@ -13,7 +13,8 @@ def draw(results: Results) -> Figure:
     """Relative decrease of accuracy for each level, a panel for each operation."""
     rows = results.frame(
         """SELECT 'hits > ' || level AS name, level, operation, neurons, n, random_sets,
-                  unnest([$kept, $random]) AS sets, unnest([decrease, random]) AS decrease, unnest([low, random_least]) AS low,
+                  unnest([$kept, $random]) AS sets, unnest([decrease, random]) AS decrease,
+                  unnest([low, random_least]) AS low,
                   unnest([high, random_most]) AS high
            FROM paper_a_table8 WHERE run_id = $run ORDER BY level, sets""",
         **SETS,
@@ -32,5 +33,5 @@ def draw(results: Results) -> Figure:
         results, "All neurons of a level at zero, against random ones",
         "Points of the relative decrease of accuracy for each level of the concept scan, a panel for each operation:"
         " with its 95 % interval of the neurons kept there, and from least to most of as many random ones per layer.",
-        [f"{counted(len(missing), 'level')} without random sets to hold against: the summary says why"] if missing else [],
+        [f"{counted(len(missing), 'level')} without random sets: the summary says why"] if missing else [],
     )  # fmt: skip
