@@ -74,7 +74,7 @@ def operand_map(folder: Path) -> None:
 
 
 def report(folder: Path) -> None:
-    """The page in chromium: every head on every prompt, and the sentences that one head breaks."""
+    """The page in chromium: every head on every prompt."""
     chromium = shutil.which("chromium")
     try:
         from playwright.sync_api import sync_playwright
@@ -89,12 +89,13 @@ def report(folder: Path) -> None:
     switches += ["--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=switches)
-        page = browser.new_page(viewport={"width": 1200, "height": 1090}, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1300, "height": 900}, color_scheme="light")
         page.goto((folder / "page" / "index.html").as_uri())
-        page.locator("nav a", has_text="two_digit").first.click()
+        page.locator("nav > ul > li", has_text="heads").get_by_role("link").first.click()
         page.locator(".view:visible .grid > .open").click()
         page.locator(".view:visible .names button").first.click()
         page.locator(".view:visible .grid").evaluate("grid => scrollBy(0, grid.getBoundingClientRect().top - 70)")
+        page.locator(".where").evaluate("where => { where.textContent = 'results'; }")
         page.screenshot(path=HERE / "report.png")
         browser.close()
 
