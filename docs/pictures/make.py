@@ -69,8 +69,12 @@ def heads(folder: Path) -> None:
 
 
 def operand_map(folder: Path) -> None:
-    """The figure of the operand scan; a PNG, as it has tens of thousands of cells."""
-    figure_of(folder, "OperandMap", "operands_add").save(HERE / "operand_map.png", scale_factor=1.2)
+    """The figure of the operand scan; a PNG of few colours, as it has tens of thousands of cells."""
+    from PIL import Image
+
+    figure_of(folder, "OperandMap", "operands_add").save(folder / "operand_map.png")
+    with Image.open(folder / "operand_map.png") as drawn:
+        drawn.convert("RGB").quantize(64).save(HERE / "operand_map.png", optimize=True)
 
 
 def report(folder: Path) -> None:
