@@ -264,8 +264,12 @@ class Experiment(ABC):
 
     @classmethod
     def grid(cls, results: Results) -> Grid | None:
-        """Every component by every prompt, for a page that shows single cells; None: there is no such grid."""
-        return None
+        """Every node by every prompt, for a page that shows single cells; None: there is no such grid.
+
+        By default what ``grid(results)`` in ``grid.py`` of its folder returns.
+        """
+        own = cls._beside("grid", "grid")
+        return own(results) if own else None
 
     @classmethod
     def draws(cls) -> bool:
