@@ -1,6 +1,7 @@
 """Pages for the tests of the explorer: small stores, odd text, and a large grid of made-up cells."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from mathinterp.report.contents import files
 from mathinterp.report.runs import Found, Shown
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
+from mathinterp.text import one_line
 from tests.small_store import FINGERPRINT, NO_NOISE, fill, open_run, scores
 
 ODD = "</script><img src=x onerror=alert(1)>\u2028\u2029\x00 שלום עולם \u202e 🧮 {{ 7*7 }} ${x} `'\" &amp; ]]> -- "
+ODD_COMMAND = shlex.join(["mathinterp", "scan", "heads", "--prompts", one_line(ODD)])
 MANY = (ODD * (100_000 // len(ODD) + 1))[:100_000]
 
 
@@ -134,7 +137,7 @@ def odd_store(folder: Path) -> Store:
     store = Store(folder)
     run = fill(store, prompts, rows, heads, model=ODD)
     record = folder / "runs" / f"{run}.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "prompts": MANY, "command": ODD}))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "prompts": MANY, "command": ODD_COMMAND}))
     failed = open_run(store, ["head_scan/00000"], model=f"failed {ODD}", model_fingerprint="weights-9")
     failed.finish(errors={"head_scan/00000": f"ValueError: {ODD}"})
     return store
