@@ -12,7 +12,7 @@ from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.report.card import results_card, write_card
 from mathinterp.store import Store
-from mathinterp.text import SHOWN, escaped, one_line, printable
+from mathinterp.text import SHOWN, escaped, one_line
 from tests.explorer_pages import MANY, ODD, ODD_COMMAND, head_store, odd_store
 from tests.small_store import open_run, scores
 
