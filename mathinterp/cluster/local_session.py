@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 
@@ -63,6 +64,24 @@ def loopback_stays() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = earlier
+
+
+@contextmanager
+def few_processes() -> Iterator[None]:
+    """Within the block Ray starts none of what a local Ray has no use for, which takes seconds of processor.
+
+    That is its dashboard's server, its autoscaler, what forwards lines of logs to the driver, and a worker per core
+    that no replica could take over, because replicas have an environment of their own.
+    """
+    from ray._private import node, parameter
+
+    params, server = parameter.RayParams, node.Node.start_api_server
+    parameter.RayParams = partial(params, include_log_monitor=False, no_monitor=True)
+    node.Node.start_api_server = lambda self, **_: None
+    try:
+        yield
+    finally:
+        parameter.RayParams, node.Node.start_api_server = params, server
 
 
 @contextmanager
