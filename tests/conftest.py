@@ -38,10 +38,12 @@ def larger_models_are_marked() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make check` leaves out, and give tests of Ray the shared one.
+    """Mark what `make check` leaves out, give tests of Ray the shared one, and say which tests one process runs.
 
-    It comes after all tests that start a Ray of their own: a process has one connection.
+    The shared Ray comes after all tests without Ray or with one of their own: a process has one connection. Tests of a
+    file stay together for the sake of its fixtures, those of each kind of Ray by themselves.
     """
     for item in items:
         if is_of_further_families(item):
@@ -49,7 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if shares_ray(item):
             assert isinstance(item, pytest.Function)
             item.fixturenames.insert(0, "local_ray")
-    items.sort(key=shares_ray)
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=lambda item: (shares_ray(item), has_own_ray(item)))
 
 
 def is_of_further_families(item: pytest.Item) -> bool:
@@ -60,13 +63,34 @@ def is_of_further_families(item: pytest.Item) -> bool:
 
 
 def shares_ray(item: pytest.Item) -> bool:
-    """Whether the test uses the Ray of this machine that is started once for all tests."""
-    return item.get_closest_marker("ray") is not None and item.get_closest_marker("own_ray") is None
+    """Whether the test uses the Ray of this machine that is started once for all tests of a process."""
+    return item.get_closest_marker("ray") is not None and not has_own_ray(item)
+
+
+def has_own_ray(item: pytest.Item) -> bool:
+    """Whether the test starts a Ray of its own."""
+    return item.get_closest_marker("own_ray") is not None
+
+
+def group_of(item: pytest.Item) -> str:
+    """The name of the tests that one process runs with this one, in turn, under ``--dist loadgroup``."""
+    if "job_address" in getattr(item, "fixturenames", ()):
+        return "jobs"
+    kind = "shared-ray" if shares_ray(item) else "own-ray" if has_own_ray(item) else "no-ray"
+    return f"{item.path.stem}-{kind}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disks_need_not_keep_up() -> Iterator[None]:
+    """Files of this process are not waited for until they are on the disk: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[dict[str, str]]:
-    """The Ray of this machine that tests share, and the environment of drivers that join it as a submitted job does.
+    """The Ray that tests of a process share, and the environment of drivers that join it as a submitted job does.
 
     Commands of this process find themselves connected and use it; workers know the modules of this checkout, and
     compute for one run after another, see warm_replicas.py.
