@@ -1,5 +1,6 @@
 """Fixtures of several test files; helpers that are no fixtures are modules of their own (exact.py, tiny.py, ...)."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ from tests.tiny import FIRST_FAMILIES, TINY_FAMILIES, tiny_model
 from tests.warm_replicas import warm_replicas
 
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_collection_finish() -> None:
+    """Of what is there by now nothing is garbage: searches of old objects, the Trainer's too, need not look at it."""
+    gc.freeze()
 
 
 _running: list[pytest.Item] = []
