@@ -17,8 +17,8 @@ test: $(STAMP)
 	$(MAKE) test-most
 	$(BIN)/python -m pytest -m alone
 
-test-most:  # on two cores, the files of tests one after another; tests that start Ray come last, see tests/conftest.py
-	$(TWO) --dist loadgroup --no-loadscope-reorder -m "not alone"
+test-most:  # on two cores, the files of tests one after another; tests that start Ray come last, see tests/in_order.py
+	$(TWO) --dist loadscope --no-loadscope-reorder -m "not alone"
 
 check: $(STAMP)  # a part of the tests, see CONTRIBUTING.md
 	$(MAKE) --jobs 2 --output-sync lint types test-quick

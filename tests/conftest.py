@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,12 +45,20 @@ def larger_models_are_marked() -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make check` leaves out, give tests of Ray the shared one, and say which tests one process runs.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``make test``'s: not before all others have begun does a process run what needs the shared Ray."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from tests.in_order import InOrder
 
-    The shared Ray comes after all tests without Ray or with one of their own: a process has one connection. Tests of a
-    file stay together for the sake of its fixtures, those of each kind of Ray by themselves.
+    return InOrder(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make check` leaves out, and give tests of Ray the shared one.
+
+    It comes after all tests without Ray or with one of their own: a process has one connection.
     """
     for item in items:
         if is_of_further_families(item):
@@ -57,7 +66,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if shares_ray(item):
             assert isinstance(item, pytest.Function)
             item.fixturenames.insert(0, "local_ray")
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     items.sort(key=lambda item: (shares_ray(item), has_own_ray(item)))
 
 
@@ -76,14 +84,6 @@ def shares_ray(item: pytest.Item) -> bool:
 def has_own_ray(item: pytest.Item) -> bool:
     """Whether the test starts a Ray of its own."""
     return item.get_closest_marker("own_ray") is not None
-
-
-def group_of(item: pytest.Item) -> str:
-    """The name of the tests that one process runs with this one, in turn, under ``--dist loadgroup``."""
-    if "job_address" in getattr(item, "fixturenames", ()):
-        return "jobs"
-    kind = "shared-ray" if shares_ray(item) else "own-ray" if has_own_ray(item) else "no-ray"
-    return f"{item.path.stem}-{kind}"
 
 
 @pytest.fixture(scope="session", autouse=True)
