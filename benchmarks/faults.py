@@ -284,7 +284,8 @@ def main(
         click.echo("full_store is left out: it needs the right to mount")
         names.remove("full_store")
     # Ray gives its workers little of a processor that others want, too; then times would be those of the others.
-    os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    places = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ |= {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
     until = time.monotonic() + (float("inf") if minutes is None else 60 * minutes)
     trials: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:

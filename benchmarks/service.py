@@ -101,7 +101,9 @@ def service(folder: str, replicas: int = 1, *more: str) -> Iterator[tuple[str, i
         running = json.loads(state.read_text())
         yield running["url"], running["pid"], seconds
     finally:
-        subprocess.run([*COMMAND, "serve", "stop"], env=told, check=True, capture_output=True)
+        done = subprocess.run([*COMMAND, "serve", "stop"], env=told, text=True, capture_output=True)
+        if done.returncode:
+            raise RuntimeError(done.stdout + done.stderr)
 
 
 def follow_ups(client: Service, front: int, model: str, limit: int, repeats: int, folder: str) -> dict[str, float]:

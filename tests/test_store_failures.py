@@ -27,6 +27,7 @@ from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.store.files import StoreFailed
+from mathinterp.store.manifest import save_record
 from mathinterp.store.remote import open_filesystem
 from tests.small_store import fill, open_run, prompt, write_head
 from tests.toy_scan import ToyScan
@@ -217,3 +218,15 @@ def test_of_a_store_that_is_gone_nothing_is_concluded(tmp_path, monkeypatch) -> 
     assert done.exit_code == 1, (done.output, done.exception)
     assert "0 of 0" not in done.output
     assert "is no longer in" in done.output
+
+
+def test_no_write_begins_a_store_in_the_place_of_one_that_is_away(tmp_path):
+    store = Store(tmp_path / "store")
+    run = fill(store, [prompt("a")], [{"prompt_id": "a"}])
+    record = store.record(run)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreFailed, match="No such file"):
+        write_head(store, run)
+    with pytest.raises(StoreFailed, match="No such file"):
+        save_record(store.files, record)
+    assert not (tmp_path / "store").exists()

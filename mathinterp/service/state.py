@@ -110,11 +110,10 @@ def stop(running: Running, seconds: float = GRACE_SECONDS) -> bool:
     except psutil.Error:
         below, process = [], None
     left = [] if process is None else psutil.wait_procs([process], timeout=seconds)[1]
-    for each in left:
-        each.kill()
-    for each in psutil.wait_procs(below, timeout=10.0)[1]:
-        with contextlib.suppress(psutil.Error):
-            each.kill()
+    for waited in (left, below):
+        for each in left if waited is left else psutil.wait_procs(below, timeout=10.0)[1]:
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                each.kill()
     remove(running)
     return not left
 

@@ -107,14 +107,16 @@ class StoreFiles:
         """Replace a file as a whole: readers see the old content or the new, also after a crash.
 
         Locally through a temporary name, fsync and rename; on an object store, where a put is atomic, directly.
-        Raises StoreFailed, leaving nothing behind.
+        Raises StoreFailed, leaving nothing behind, also where the store's own folder is not there: only
+        ``check_writable`` makes it, so that no store is begun in the place of one that is away.
         """
         with self._told("cannot be written"):
             if self._remote is not None:
                 self._remote.write(name, content)
                 return
             path = Path(self.root, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for below in reversed(path.relative_to(self.root).parents[:-1]):
+                Path(self.root, below).mkdir(exist_ok=True)
             with _temporary(path, content) as temporary:
                 os.replace(temporary, path)
             for folder in (path.parent, path.parent.parent):  # the rename, and the folder itself if it is new

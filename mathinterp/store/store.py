@@ -295,6 +295,8 @@ class Store(StoreReader):
         makers = {"prompts": _prompt_columns, "answer_tokens": token_columns}
         missing = [table for table in makers if not intact_prompts(self.files, self._surveyor, table, fingerprint)]
         counts = {"prompts": len(prompts), "answer_tokens": sum(len(prompt.scored) for prompt in prompts)}
+        if missing:
+            self.check_writable()
         for table in missing:  # in parts, so that never all of them are in memory a second time
             parts = (prompts[start : start + PROMPTS_AT_ONCE] for start in range(0, len(prompts), PROMPTS_AT_ONCE))
             self._write_prompt_table(table, fingerprint, map(makers[table], parts), counts[table])
