@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import psutil
 
@@ -75,13 +76,15 @@ def few_processes() -> Iterator[None]:
     """
     from ray._private import node, parameter
 
-    params, server = parameter.RayParams, node.Node.start_api_server
-    parameter.RayParams = partial(params, include_log_monitor=False, no_monitor=True)
-    node.Node.start_api_server = lambda self, **_: None
+    parameters: Any = parameter  # its types do not foresee this
+    head: Any = node.Node
+    asked, server = parameters.RayParams, head.start_api_server
+    parameters.RayParams = partial(asked, include_log_monitor=False, no_monitor=True)
+    head.start_api_server = lambda self, **_: None
     try:
         yield
     finally:
-        parameter.RayParams, node.Node.start_api_server = params, server
+        parameters.RayParams, head.start_api_server = asked, server
 
 
 @contextmanager
