@@ -80,16 +80,26 @@ def full(
     return finetune.tune(FullJob(layers), spec, settings, Path(out), say=say)
 
 
-def sweep(model: Model | str, *, out: str | Path, say: Say = _silent, **options: Any) -> sweeping.Swept:
-    """Train a LoRA in each layer by itself (paper A, section 5); ``options`` are fields of ``SweepSettings``."""
+def sweep(
+    model: Model | str, *, out: str | Path, progress: bool = True, say: Say = _silent, **options: Any
+) -> sweeping.Swept:
+    """Train a LoRA in each layer by itself (paper A, section 5); ``options`` are fields of ``SweepSettings``.
+
+    ``progress`` is as for ``run``.
+    """
     (settings,) = fields_given(options, SweepSettings)
-    return sweeping.sweep(named_spec(model), settings, Path(out), say)
+    return sweeping.sweep(named_spec(model), settings, Path(out), say, progress)
 
 
-def prune(model: Model | str, *, out: str | Path, say: Say = _silent, **options: Any) -> pruning.Pruned:
-    """Prune deep layers to what a LoRA enhances (paper A, section 6.1); ``options`` are fields of ``PruneSettings``."""
+def prune(
+    model: Model | str, *, out: str | Path, progress: bool = True, say: Say = _silent, **options: Any
+) -> pruning.Pruned:
+    """Prune deep layers to what a LoRA enhances (paper A, section 6.1); ``options`` are fields of ``PruneSettings``.
+
+    ``progress`` is as for ``run``.
+    """
     (settings,) = fields_given(options, PruneSettings)
-    return pruning.prune(named_spec(model), settings, Path(out), say)
+    return pruning.prune(named_spec(model), settings, Path(out), say, progress)
 
 
 def merge(

@@ -7,6 +7,7 @@ resumed by another version, which is then recorded and told. All of it is plain 
 import hashlib
 import importlib.metadata
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,9 +16,15 @@ from functools import cache
 from pathlib import Path
 
 import mathinterp
+from mathinterp.text import one_line
 
 PACKAGE = Path(mathinterp.__file__).resolve().parent
 PACKAGES = ("transformers", "tokenizers", "torch")  # decide token ids or numbers of every run
+MAKES_RUNS = frozenset(  # commands
+    ("chain", "edit", "evaluate", "knockout", "league", "maskkeep", "mib", "pipeline", "reproduce", "scan", "stability",
+     "tune")
+)  # fmt: skip
+OF_THE_CALLER = ("address", "service", "trust-remote-code")  # options
 SOURCE_SUFFIXES = {".py", ".sql", ".yaml", ".jsonl"}
 
 Versions = Mapping[str, str]
@@ -128,3 +135,27 @@ def command() -> str | None:
         return shlex.join(["mathinterp", *sys.argv[1:]])
     job = program.suffix == ".py" and program.parent.name == "ray_jobs"
     return shlex.join(["python", f"ray_jobs/{program.name}", *sys.argv[1:]]) if job else None
+
+
+def repeatable(stored: str | None, scan: str) -> str | None:
+    """What ``command`` gave, as it may be shown to be typed again, though anybody could have written it into a record.
+
+    A command of this package that makes runs, its words quoted so that a shell obeys none of them, without what would
+    run code or call on a machine that the record names: ``module:Class`` becomes the name of the scan, OF_THE_CALLER
+    are left out. None: it is no such command.
+    """
+    try:
+        words = shlex.split(stored or "")
+    except ValueError:
+        return None
+    job = len(words) > 1 and words[0] == "python" and re.fullmatch(r"ray_jobs/\w+\.py", words[1])
+    known = len(words) > 1 and words[0] == "mathinterp" and words[1] in MAKES_RUNS
+    if not (job or known) or one_line(stored or "") != stored:
+        return None
+    kept, value_of = words[:2], ""
+    for word in words[2:]:
+        option, equals, _ = word[2:].partition("=") if word.startswith("--") else ("", "", "")
+        if option not in OF_THE_CALLER and value_of not in OF_THE_CALLER:
+            kept.append(scan if words[1] == "scan" and re.fullmatch(r"[\w.]+:\w+", word) and not value_of else word)
+        value_of = "" if equals or option == "trust-remote-code" else option
+    return shlex.join(kept)

@@ -1,13 +1,15 @@
 """Pages for the tests of the explorer: small stores, odd text, and a large grid of made-up cells."""
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mathinterp.experiments.grid import CHANGED, Attention, Grid
+from mathinterp.experiments.grid import ANSWERS, CHANGED, Attention, Grid, Quantity
 from mathinterp.experiments.results import Shown as Table
 from mathinterp.experiments.results import Summary
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
@@ -15,9 +17,11 @@ from mathinterp.report.contents import files
 from mathinterp.report.runs import Found, Shown
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
-from tests.small_store import fill, open_run
+from mathinterp.text import one_line
+from tests.small_store import FINGERPRINT, NO_NOISE, fill, open_run, scores
 
 ODD = "</script><img src=x onerror=alert(1)>\u2028\u2029\x00 שלום עולם \u202e 🧮 {{ 7*7 }} ${x} `'\" &amp; ]]> -- "
+ODD_COMMAND = shlex.join(["mathinterp", "scan", "heads", "--prompts", one_line(ODD)])
 MANY = (ODD * (100_000 // len(ODD) + 1))[:100_000]
 
 
@@ -67,6 +71,61 @@ def with_attention(store: Store, left: tuple[int, int]) -> str:
     return run.run_id
 
 
+def adaptive_store(folder: Path) -> tuple[Store, str]:
+    """An adaptive head scan: every head has three prompts, 0.0 and 1.2 all nine; a tenth prompt has no row."""
+    store, rng = Store(folder), np.random.default_rng(3)
+    whole, first = ((0, 0), (1, 2)), ("p0", "p1", "p2")
+    heads = [
+        row for place in HEADS for row in scored_rows(rng, 0.6, layer=place[0], head=place[1])
+        if place in whole or row["prompt_id"] in first
+    ]  # fmt: skip
+    shards, fingerprint = ["baseline/00000", "head_scan/00000", "decisions/00000"], "feedbeef00000001"
+    asked = {"scoring": "token", "decide": 5.0, "fdr": 0.05, "order_seed": 0}
+    run = open_run(store, shards, parameters=asked, prompts_fingerprint=fingerprint)
+    store.write_prompts(fingerprint, [*PROMPTS, answered(9, "add", "9 plus 10 equals")])
+    decided = [
+        {"node": "head", "layer": layer, "head": head, "threshold": 0.05,
+         "decision": {0: "above", 1: "not above"}.get(head, "open"), "exact": (layer, head) == (0, 0),
+         "prompts_used": 9 if (layer, head) in whole else 3, "prompts_run": 3, "cells": 10, "e_above": 1.0,
+         "e_below": 1.0, "estimate": 0.25, "low": 0.125, "high": 0.5}
+        for layer, head in HEADS[:-1]
+    ]  # fmt: skip
+    store.write_shard(run.run_id, "baseline", 0, scores("baseline", scored_rows(rng, 0.9)), {})
+    store.write_shard(run.run_id, "head_scan", 0, scores("head_scan", heads), {})
+    decisions = pa.Table.from_pylist(decided, catalog().tables["decisions"].schema)
+    store.write_shard(run.run_id, "decisions", 0, decisions, {})
+    run.note({"noise_floor": NO_NOISE})
+    assert run.finish() == []
+    return store, run.run_id
+
+
+def path_store(folder: Path, effect: str = "logit") -> tuple[Store, str]:
+    """A path scan of four heads and two MLPs on eight of nine pairs; one cell has no row."""
+    store, rng = Store(folder), np.random.default_rng(4)
+    pairs = [replace(item, prompt=replace(item.prompt, counterfactual=f"{i} nothing {i + 1} equals"))
+             for i, item in enumerate(PROMPTS)]  # fmt: skip
+    run = open_run(
+        store, ["path_pairs/00000", "path_scan/00000"], scan="paths", parameters={"effect": effect, "freeze": "heads"}
+    )
+    store.write_prompts(FINGERPRINT, pairs)
+    about = [
+        {"prompt_id": f"p{i}", "correct": i != 8, "kept": i != 8, "logit_original": 4.0, "logit_counterfactual": 2.0,
+         "logprob_original": -0.25, "logprob_counterfactual": -2.0, "predicted_id": 40 if i else 77}
+        for i in range(9)
+    ]  # fmt: skip
+    cells = [
+        {"node": "mlp" if head is None else "head", "layer": layer, "head": head, "prompt_id": f"p{i}",
+         "logit_original": 4.0, "logit_patched": 4 + 4 * value, "effect": value, "logprob_change": 3 * value}
+        for layer in (0, 1) for head in (0, 1, None) for i in range(8)
+        for value in [float(rng.normal(-0.05, 0.2))] if (layer, head, i) != (1, None, 3)
+    ]  # fmt: skip
+    for table, rows in (("path_pairs", about), ("path_scan", cells)):
+        store.write_shard(run.run_id, table, 0, pa.Table.from_pylist(rows, catalog().tables[table].schema), {})
+    run.note({"noise_floor": 0.0})
+    assert run.finish() == []
+    return store, run.run_id
+
+
 def odd_store(folder: Path) -> Store:
     """Odd text wherever a store has text: sentences, tokens, operations, names; one finished run, one failed."""
     prompts = [answered(i, ODD[:40] if i else "add", MANY if i == 0 else ODD, ("<b>", ODD[:20])) for i in range(4)]
@@ -78,7 +137,7 @@ def odd_store(folder: Path) -> Store:
     store = Store(folder)
     run = fill(store, prompts, rows, heads, model=ODD)
     record = folder / "runs" / f"{run}.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "prompts": MANY, "command": ODD}))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "prompts": MANY, "command": ODD_COMMAND}))
     failed = open_run(store, ["head_scan/00000"], model=f"failed {ODD}", model_fingerprint="weights-9")
     failed.finish(errors={"head_scan/00000": f"ValueError: {ODD}"})
     return store
@@ -105,8 +164,9 @@ def made_up_grid(heads: int, prompts: int, seed: int = 0) -> Grid:
     mass = rng.dirichlet(np.ones(6), (min(heads, 200), prompts)).astype(np.float32)
     attention = Attention("feedbeef0000", types, np.arange(len(mass)), mass, heads - len(mass))
     return Grid(
-        "head", np.arange(heads) // side, np.arange(heads) % side, listed, cells, change.astype(np.float32),
-        [str(i) for i in range(3000)], rng.integers(0, 3000, int(changed.sum())), attention,
+        word="head", layers=np.arange(heads) // side, heads=np.arange(heads) % side, prompts=listed, cells=cells,
+        outcomes=ANSWERS, quantities=[Quantity("change of log-probability", "nats", change.astype(np.float32))],
+        answers=[str(i) for i in range(3000)], after=rng.integers(0, 3000, int(changed.sum())), attention=attention,
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private.services import get_node_ip_address
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 
 from mathinterp.cluster.temporary import usable_folder
@@ -57,7 +56,7 @@ def autoscaling_ray(workers: dict[str, Any], idle_seconds: float, home: Path) ->
     """
     folder = tempfile.mkdtemp(prefix="mi", dir=usable_folder())  # short: Ray keeps sockets below it
     gcs, dashboard, agent, grpc, metrics, runtime, client = free_ports(7)
-    address = f"{get_node_ip_address()}:{gcs}"
+    address = f"{ray.util.get_node_ip_address()}:{gcs}"
     written = home / "ray_bootstrap_config.yaml"
     written.write_text(json.dumps(config(address, workers, idle_seconds)))
     command = [

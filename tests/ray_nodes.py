@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from mathinterp.cluster.local_session import few_processes
+from mathinterp.cluster.ray_private import few_processes
 from mathinterp.cluster.temporary import ray_folder
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}

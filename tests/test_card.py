@@ -10,10 +10,10 @@ from markdown_it.token import Token
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
-from mathinterp.report.card import LONGEST, escaped, results_card, write_card
+from mathinterp.report.card import results_card, write_card
 from mathinterp.store import Store
-from mathinterp.text import one_line, printable
-from tests.explorer_pages import MANY, ODD, head_store, odd_store
+from mathinterp.text import SHOWN, escaped, one_line
+from tests.explorer_pages import MANY, ODD, ODD_COMMAND, head_store, odd_store
 from tests.small_store import open_run, scores
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # raw HTML is let through, to be found
@@ -58,7 +58,7 @@ def test_text_is_shown_as_it_is(text: str) -> None:
 
 
 def test_long_text_is_cut_and_says_so() -> None:
-    assert escaped("x" * 1000) == "x" * LONGEST + "… (1,000 characters)"
+    assert escaped("x" * 1000) == "x" * SHOWN + "… (1,000 characters)"
 
 
 def test_a_store_of_odd_text_gives_a_card_without_markup(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_store_of_odd_text_gives_a_card_without_markup(tmp_path: Path) -> None
     assert len(card) < 20_000 < len(MANY)
     assert {child.type for child in inline(card)} <= MARKUP
     code = [token.content for token in MARKDOWN.parse(card) if token.type == "fence"]
-    assert code[0] == f"{printable(ODD)}\n"
+    assert code[0] == f"{ODD_COMMAND}\n"
     shown = "".join(child.content for child in inline(card))
     assert one_line(ODD) in shown
     with pytest.raises(UserError, match="has none of its 1 shards"):

@@ -103,6 +103,12 @@ def test_every_command_and_option_is_explained(name, command):
             assert parameter.help, f"{name} {parameter.opts} has no help"
 
 
+@pytest.mark.parametrize(("name", "command"), [("", main), *commands(main)])
+def test_no_help_has_slips(name, command):
+    shown = command.get_help(click.Context(command, info_name=name, max_content_width=200, terminal_width=200))
+    assert not re.findall(r".*(?:\bNone\b|[?!;,]\.(?:\s|$)|`|[^.]\.\.(?:\s|$)).*", shown)
+
+
 def linked(page: Path) -> list[Path]:
     """Files that a page of ours links to."""
     links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))

@@ -149,6 +149,10 @@ REFUSED = [
     ("SELEC 1", "SQL: Parser Error"),
     ("  ", "SQL: no query was given"),
     ("SELECT error('<script>\n')", "SQL: Invalid Input Error: <script>"),
+    ("SELECT * FROM read_duckdb('{outside}')", "Permission Error: Cannot access file"),
+    ("SELECT * FROM query($$COPY (SELECT 1) TO '{file}'$$)", "Expected a single SELECT statement"),
+    ("WITH x AS (COPY (SELECT 1) TO '{file}') SELECT 1", "has COPY in it"),
+    ("SET VARIABLE files_head_scan = []", "SQL: this only reads"),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 import mathinterp as mi
 from mathinterp.report.explore import explore
 from mathinterp.store import Store
-from tests.browser import chromium, needs_chromium
+from tests.browser import chromium, needs_chromium, serious
 from tests.small_store import NO_NOISE, fill, open_run, prompt, scores
 
 PROMPTS = [prompt(f"p{number}") for number in range(4)]
@@ -102,6 +102,68 @@ def test_sql_is_asked_in_the_pane(tab, tmp_path: Path) -> None:
         tab.locator(f"#run-{run} button:has-text('Ask here')").first.click()
         assert run in tab.input_value("#query")
         assert re.match(r"\d+ rows?, ", ask(tab, tab.input_value("#query")))
+
+
+def test_the_pane_is_usable_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
+    """Nothing serious for axe, nothing wider than the screen, ids whole: with rows, long words and an error."""
+    run = fill(Store(tmp_path), PROMPTS, BASELINE, HEADS)
+    long = f"SELECT '{'x' * 3000}' AS \"{'long name ' * 20}\", 1.5 AS b"
+    with explore(str(tmp_path)) as page, chromium() as browser:
+        for width, scheme in ((390, "dark"), (390, "light"), (1280, "dark"), (1280, "light")):
+            tab = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+            tab.set_default_timeout(120_000)
+            tab.goto(page.url)
+            tab.wait_for_url(f"http://127.0.0.1:{page.port}/")
+            tab.goto(f"http://127.0.0.1:{page.port}/#sql")
+            for query in (f"FROM {'y' * 500}", long, "FROM head_effects"):
+                ask(tab, query)
+                assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            cell = tab.locator("#sql tbody td > div").first
+            assert cell.inner_text() == run
+            assert cell.evaluate("(cell) => cell.clientHeight") < 30  # one line
+            tab.click(".views details:nth-of-type(2) summary")
+            assert serious(tab) == []
+
+
+def test_a_store_that_is_away_is_said_and_what_is_shown_stays(tab, tmp_path: Path) -> None:
+    run = fill(Store(tmp_path / "store"), PROMPTS, BASELINE, HEADS)
+    with explore(str(tmp_path / "store")) as page:
+        tab.goto(page.url)
+        tab.wait_for_selector(f'nav a[href="#run-{run}"]')
+        (tmp_path / "store").rename(tmp_path / "away")
+        tab.wait_for_selector("#live.away:has-text('there is no store at')")
+        assert "as of before" in tab.inner_text("#live")
+        assert tab.is_visible(f'nav a[href="#run-{run}"]')
+        (tmp_path / "away").rename(tmp_path / "store")
+        tab.wait_for_selector("#live:not(.away)", state="attached")
+
+
+def test_the_answer_shown_is_that_of_the_last_query(tab, tmp_path: Path) -> None:
+    """Ctrl+Enter while a query runs: its answer, here held back, would else take the place of the later one's."""
+    tab.add_init_script("""
+        const fetched = window.fetch;
+        let asked = 0;
+        window.fetch = async (where, ...more) => {
+          const late = where === "sql" && asked++ === 0, answer = await fetched(where, ...more);
+          if (late) await new Promise((done) => setTimeout(done, 2000));
+          return answer;
+        };
+    """)
+    fill(Store(tmp_path), PROMPTS, BASELINE, HEADS)
+    with explore(str(tmp_path)) as page:
+        tab.goto(page.url)
+        tab.click("nav a[href='#sql']")
+        tab.fill("#query", "SELECT 'first' AS a")
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_timeout(300)
+        tab.fill("#query", "SELECT 'second' AS a")
+        tab.keyboard.press("Control+Enter")
+        tab.wait_for_selector("#sql tbody td:has-text('second')")
+        tab.wait_for_timeout(4000)
+        assert tab.locator("#sql tbody td").all_inner_texts() == ["second"]
+        assert re.match(r"1 row, ", tab.inner_text("#sql .status"))
+        assert tab.is_enabled("text=Run")
+        assert tab.is_disabled("text=Stop")
 
 
 @pytest.mark.bundled

@@ -58,7 +58,8 @@ def test_each_cell_of_the_page_is_what_the_stored_rows_say(tmp_path: Path, scori
     store, run = head_store(tmp_path / "store", scoring=scoring)
     data = given(dict(contents(store))[f"assets/data/{run}.js"])[1]
     shape = len(HEADS), len(PROMPTS)
-    cells, levels = (unpacked(data[name], np.uint8).reshape(shape) for name in ("cells", "change"))
+    (nats,) = data["quantities"]
+    cells, levels = (unpacked(text, np.uint8).reshape(shape) for text in (data["cells"], nats["levels"]))
     after = iter(unpacked(data["after"], np.uint16))
     baseline, scan = (
         store.rows(f"SELECT * FROM {table} WHERE run_id = $run", {"run": run}) for table in ("baseline", "head_scan")
@@ -84,7 +85,7 @@ def test_each_cell_of_the_page_is_what_the_stored_rows_say(tmp_path: Path, scori
         if answers[0] != answers[1]:
             assert data["answers"][next(after)] == answers[1]
         change = sum(n["logprob"] - o["logprob"] for n, o in zip(new, old, strict=True))
-        assert restored(levels[h : h + 1, p], data["bound"])[0] == pytest.approx(change, abs=data["error"] + 1e-6)
+        assert restored(levels[h : h + 1, p], nats["bound"])[0] == pytest.approx(change, abs=nats["error"] + 1e-6)
     assert next(after, None) is None
 
 
@@ -117,7 +118,7 @@ def test_cells_without_rows_are_missing_and_no_loss(tmp_path: Path) -> None:
     grid = ablation_grid(Results(store, run), "head", "head_scan")
     assert grid is not None
     assert grid.cells.tolist() == [[3, 255], [1, 3]]
-    assert np.isnan(grid.change).tolist() == [[False, True], [False, False]]
+    assert np.isnan(grid.quantities[0].values).tolist() == [[False, True], [False, False]]
     mlps = ablation_grid(Results(store, run), "mlp", "mlp_scan")
     assert mlps is not None
     assert (mlps.word, mlps.layers.tolist(), mlps.heads.tolist()) == ("MLP", [3], [-1])
@@ -288,7 +289,7 @@ def test_odd_text_is_text_in_every_file(tmp_path: Path) -> None:
     store = odd_store(tmp_path / "store")
     made = dict(contents(store))
     page = made.pop("index.html").decode()
-    assert page.count("<script") == page.count("</script>") == 3
+    assert page.count("<script") == page.count("</script>") == 4
     assert "<img" not in page
     assert not set(page) & {"\x00", "\u2028", "\u2029", "\u202e"}
     assert "49" not in page[page.index("<main") :].replace("0.49", "") or "{{ 7*7 }}" in page

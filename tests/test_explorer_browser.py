@@ -78,6 +78,36 @@ def test_every_view_opens_with_its_charts(browser: Any, two_runs: tuple[Store, P
         assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_overview_has_a_picture_and_a_finding_of_each_run(
+    browser: Any, two_runs: tuple[Store, Path, str, str]
+) -> None:
+    store, page, first, _ = two_runs
+    costly = "SELECT count_if(drop > .1) AS n FROM head_effects WHERE run_id = $run AND operation = 'all'"
+    ((costs,),) = [row.values() for row in store.rows(costly, {"run": first})]
+    with opened(browser, page, viewport=WIDE) as tab:
+        cards = tab.locator("#overview .runs > li")
+        assert cards.count() == 3
+        for i in range(3):
+            cards.nth(i).scroll_into_view_if_needed()
+            cards.nth(i).locator(".thumbnail canvas").wait_for()
+        finding = cards.filter(has_text=first).locator(".finding").inner_text()
+        assert finding.startswith(f"{costs} of 6 heads cost")
+        cards.filter(has_text=first).get_by_role("link").click()
+        assert tab.locator(f"#run-{first}").is_visible()
+
+
+def test_no_panel_is_left_alone_in_the_last_row(browser: Any, two_runs: tuple[Store, Path, str, str]) -> None:
+    """Where three of four fit, two and two."""
+    _, page, first, _ = two_runs
+    with opened(browser, page, viewport={"width": 1100, "height": 900}) as tab:
+        canvas = shown_run(tab, first).locator("figure.chart canvas")
+        canvas.wait_for()
+        room = tab.locator(f"#run-{first} .drawn").first.bounding_box()["width"]
+        assert 3 * 230 < room < 4 * 230
+        assert canvas.bounding_box()["width"] < 430
+        assert canvas.bounding_box()["height"] > 330, "two rows"
+
+
 def test_a_chart_tells_the_effect_under_the_pointer(browser: Any, two_runs: tuple[Store, Path, str, str]) -> None:
     store, page, first, _ = two_runs
     with opened(browser, page, viewport=WIDE) as tab:

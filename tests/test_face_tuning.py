@@ -1,6 +1,8 @@
 """``mi.tune`` and ``mi.evaluate``: the same runs as the commands of these names, and mistakes in one line."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from mathinterp.cli.main import main
 from mathinterp.evaluation import jobs
 from mathinterp.models.catalog import load
 from mathinterp.models.spec import ModelSpec
+from mathinterp.models.units import Neuron
 from mathinterp.tuning import finetune, pruning, sweep
 from tests.json_lines import write
 from tests.tiny import save_tiny
@@ -93,6 +96,33 @@ def test_python_asks_for_the_run_that_the_command_asks_for(words, call, base, be
     assert isinstance(cli(*words.split(), *places).exception, Stopped)
     python, command = begun
     assert identity(python) == identity(command)
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_bars_of_a_sweep_and_a_pruning_can_be_turned_off(base, tmp_path, monkeypatch, progress):
+    """Every run on the way is told."""
+    told: list[bool] = []
+
+    def run_scan(scan: Any, *_: Any, progress: bool, **__: Any) -> Any:
+        told.append(progress)
+        return SimpleNamespace(complete=True, run_id="0" * 12, store=str(tmp_path / "store"))
+
+    def trained(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(out=tmp_path, run_id="0" * 12)
+
+    monkeypatch.setattr(sweep, "run_scan", run_scan)
+    for room in (sweep, pruning):
+        monkeypatch.setattr(room, "connection", lambda address: nullcontext())
+    monkeypatch.setattr(sweep, "chosen_trials", lambda results: ((0, 1e-3),))
+    monkeypatch.setattr(sweep, "missing_adapters", lambda folder, trials: [])
+    monkeypatch.setattr(pruning, "_train_lora", trained)
+    monkeypatch.setattr(pruning, "_kept", lambda results: (Neuron(2, 0),))
+    monkeypatch.setattr(pruning, "_pruned_conditions", lambda *_: [])
+    data = str(write(tmp_path / "data.jsonl", *({"text": f"{i} plus 1 is", "answer": str(i + 1)} for i in range(8))))
+    asked = {"data": data, "test": data, "cases": data, "steps": 1, "store": str(tmp_path / "store")}
+    mi.tune.sweep(base, out=tmp_path / "sweep", progress=progress, validation=2, **asked)
+    mi.tune.prune(base, out=tmp_path / "prune", progress=progress, deep=(2,), top=1, **asked)
+    assert told == [progress] * 4
 
 
 def test_evaluate_asks_for_the_run_that_the_command_asks_for(base, begun, tmp_path):

@@ -200,7 +200,7 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
     assert len(curve) == 2 * 5
     for point in curve.itertuples():
         own = rows[(rows["layer"] == point.layer) & (rows["learning_rate"] == point.learning_rate)]
-        accuracies, gains, parts = [], [], []
+        accuracies, gains, parts, original = [], [], [], []
         for _, part in own.groupby("operation"):
             per = part.groupby("prompt_id")[["correct", "right_before"]].agg(["sum", "count"]).astype(float)
             hits, n, before = per["correct", "sum"], per["correct", "count"], per["right_before", "sum"]
@@ -210,11 +210,16 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
             lost = part["right_before"] & ~part["correct"]
             moves = [of.astype(float).groupby(part["prompt_id"]).sum().to_list() for of in (gained, lost)]
             parts.append(part_of(*moves, n.to_list()))
+            original.append(part_of(before.to_list(), [0.0] * len(n), n.to_list()))
         if point.operation == "all":
             assert point.accuracy == pytest.approx(np.mean(accuracies))
             assert point.gain == pytest.approx(np.mean(gains))
             assert (point.gain_low, point.gain_high) == pytest.approx(score_interval(parts), abs=1e-8)
             assert point.low <= point.accuracy <= point.high
+            ends = tuple(np.clip(score_interval(original), 0, 1))
+            assert (point.baseline_low, point.baseline_high) == pytest.approx(ends, abs=1e-8)
+            told_of = connection.sql("SELECT low, high FROM paper_a_table9 WHERE layer = -1").fetchall()
+            assert told_of == [(point.baseline_low, point.baseline_high)]
 
     neurons = connection.sql("SELECT * FROM sweep_neurons WHERE tuned_layer = 2 AND rank <= 20").df()
     increase = ((neurons["tuned_coefficient"] - neurons["coefficient"]) * np.sign(neurons["coefficient"])).sum()

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
-from ray._private.utils import get_num_cpus
 from torch.utils.flop_counter import FlopCounterMode
 
 from mathinterp.cli.main import main
 from mathinterp.cluster.plan import CpuSpeed, measure_cpu, plan_scan, row_bytes
+from mathinterp.cluster.ray_private import machine_cores
 from mathinterp.engine.tree.forest import count_nodes
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.base import Experiment, Shard, Subject
@@ -280,7 +280,7 @@ def test_the_time_on_this_cpu_is_within_a_factor_of_two_of_what_a_thread_takes()
             state = scan.prepare(Subject(loaded.anatomy, prompts, tokenizer=loaded.tokenizer))
             for shard in scan.shards(shape, prompts):
                 scan.run(state, shard)
-            ratios.append(plan.seconds["this CPU"] * int(get_num_cpus()) / (time.perf_counter() - started))
+            ratios.append(plan.seconds["this CPU"] * machine_cores() / (time.perf_counter() - started))
     finally:
         torch.set_num_threads(threads)
     assert 0.5 < sorted(ratios)[1] < 2

@@ -167,6 +167,7 @@ def test_the_command_prunes_and_trains_again(tmp_path: Path, monkeypatch: pytest
     assert rows["pruned", 0]["kept"] == rows["random_lora", 0]["kept"] == told["kept"]
     assert rows["pruned", 0]["kept_share"] == pytest.approx(told["kept"] / (4 * 608))
     assert rows["lora", 0]["kept"] is None
+    assert 0 <= rows["origin", 0]["low"] < rows["origin", 0]["accuracy"] < rows["origin", 0]["high"] <= 1
 
     # The exported models, by plain transformers and peft, say what the table says.
     connection = Store(tmp_path / "store").connect()

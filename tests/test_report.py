@@ -61,8 +61,8 @@ def test_unknown_runs_and_scans_without_a_figure_are_refused(head_store: tuple[S
     store, _ = head_store
     with pytest.raises(UserError, match="no run 123456"):
         write_report(store, tmp_path / "page", ["123456"])
-    other = fill(store, PROMPTS, BASELINE, mlps=[{"layer": 0, "prompt_id": "p0"}], scan="gender_neurons")
-    with pytest.raises(UserError, match="scan of gender_neurons, which has no figure"):
+    other = fill(store, PROMPTS, BASELINE, mlps=[{"layer": 0, "prompt_id": "p0"}], scan="elsewhere")
+    with pytest.raises(UserError, match="scan of elsewhere, which has no figure"):
         draw(store, other)
 
 

@@ -80,7 +80,7 @@ def test_heads_are_compared_with_themselves_on_the_papers_model_and_by_rank_else
     by_rank = compare(item, ours, ["another model"], same_model=False)
     assert [line.ours.unit for line in by_rank if line.ours] == ["15.9", "17.22"]
     assert said(by_rank) == "not comparable: another model"
-    assert said(compare(item, ours[:1], [], same_model=True)) == "1 of 1 in the interval, 0 outside"
+    assert said(compare(item, ours[:1], [], same_model=True)) == "1 of 1 in the interval, 0 outside, 1 not comparable"
 
 
 def test_numbers_in_names_sort_as_numbers() -> None:
@@ -270,9 +270,6 @@ def test_what_cannot_be_run_is_said_and_the_rest_goes_on(model: WrappedModel, tm
     assert all(line.verdict is Verdict.NOT_COMPARABLE for item in got.items for line in item.lines)
 
 
-# ---- the page ----
-
-
 @pytest.mark.slow
 def test_a_saved_reproduction_is_read_again_and_stands_beside_another(found: Reproduction) -> None:
     saved = json.loads(json.dumps(as_json(found)))
@@ -289,21 +286,6 @@ def test_a_saved_reproduction_is_read_again_and_stands_beside_another(found: Rep
         from_json(saved, "file")
     with pytest.raises(UserError, match="no reproduction"):
         from_json({}, "file")
-
-
-def test_the_documentations_sheet_is_in_step_with_the_registry() -> None:
-    page = (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
-    models = re.search(r"^## Models\n\n.*\n.*\n((?:\|.*\n)+)", page, re.MULTILINE)[1].count("\n")
-    sections = dict(re.findall(r"^### ([ab]-\S+)\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL))
-    assert list(sections) == [item.id for item in ITEMS]
-    for item in ITEMS:
-        text = sections[item.id]
-        assert f"Paper {item.paper}, {item.place}; {item.model}: {item.measures}." in text
-        assert f"`mathinterp reproduce --only {item.id}`" in text
-        rows = [row.split("|")[2].strip() for row in text.splitlines() if row.startswith("| ")]
-        shown = [cell for cell in rows if cell and not cell.startswith("paper (")]
-        assert shown == [f"{cell.unit}: {cell.text}" if cell.rank else cell.text for cell in item.cells]
-        assert len(re.findall(r"^- .*(not comparable|in the interval)", text, re.MULTILINE)) == models
 
 
 # ---- the command ----
@@ -323,9 +305,18 @@ def test_a_misspelt_item_is_named_with_a_near_one(tmp_path: Path) -> None:
         find_items(["nothing"])
 
 
+@pytest.mark.parametrize("out", [[], ["--out", "page.json"]])
+def test_a_model_to_stand_beside_needs_a_page_to_stand_on(tmp_path: Path, out: list[str]) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    got = command("--beside", tmp_path / "other.json", "--store", tmp_path / "store", *out)
+    assert got.exit_code == 2
+    assert "--beside stands in the Markdown that --out writes" in got.stderr
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_file_to_stand_beside_that_is_none_is_refused_first(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[]")
-    got = command("--beside", tmp_path / "other.json", "--store", tmp_path / "store")
+    got = command("--beside", tmp_path / "other.json", "--store", tmp_path / "store", "--out", tmp_path / "page.md")
     assert got.exit_code == 2
     assert "other.json" in got.stderr
     assert not (tmp_path / "store").exists()

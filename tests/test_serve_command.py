@@ -1,5 +1,6 @@
 """``mathinterp serve``: a service of its own processes on Ray; started, asked, killed in parts, and stopped."""
 
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -121,6 +123,26 @@ def test_services_of_another_machine_with_the_same_home_are_left_alone(monkeypat
     other.write_text(json.dumps({**vars(running), "pid": 2**22 - 1}))
     assert state.services() == [running]
     assert other.exists()
+
+
+def test_stop_ends_a_service_and_what_it_started_where_the_kernel_refuses_to_wait(monkeypatch):
+    code = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        service = psutil.Process(process.pid)
+        while not (below := service.children()):
+            time.sleep(0.01)
+        running = replace(state.write("127.0.0.1", 8391), pid=process.pid, created=service.create_time())
+
+        def refused(pid: int, flags: int = 0) -> int:
+            if pid == os.getpid():  # as psutil tries whether there is such a call
+                return os.open(os.devnull, os.O_RDONLY)
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        assert state.alive(running)
+        assert state.stop(running, seconds=5.0)
+        assert not state.alive(running)
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in below)
 
 
 # ---- on Ray ----

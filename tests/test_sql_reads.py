@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
-from mathinterp.store import Store
+from mathinterp.store import Store, query
 from mathinterp.tuning.chosen import ranking_of
 from mathinterp.tuning.settings import Choice
 from tests.small_store import fill, prompt
@@ -167,3 +167,18 @@ def test_settings_are_locked_for_queries_and_external_access_for_good(store):
         connection.execute("SET enable_external_access = true")
     with pytest.raises(duckdb.Error, match="disabled by configuration"):
         connection.execute(f"FROM read_text('{os.path.abspath(__file__)}')")
+
+
+def test_within_a_block_a_query_is_asked_once_and_after_it_anew(tmp_path, monkeypatch):
+    asked, arrow = [], query.arrow
+    monkeypatch.setattr(query, "arrow", lambda *given: asked.append(given[1]) or arrow(*given))
+    made = Store(tmp_path / "store")
+    fill(made, [prompt("1")], [{"prompt_id": "1"}])
+    sql, count = "SELECT count(*) AS n FROM runs WHERE model = $model", {"model": "m"}
+    with made.held():
+        assert made.rows(sql, count) == made.rows(sql, count) == [{"n": 1}]
+        assert made.rows(sql, {"model": "other"}) == [{"n": 0}]
+        assert asked == [sql, sql]
+        fill(made, [prompt("1")], [{"prompt_id": "1"}], model_fingerprint="weights-2")
+    assert made.rows(sql, count) == made.rows(sql, count) == [{"n": 2}]
+    assert asked == [sql] * 4

@@ -5,7 +5,7 @@
     python docs/pictures/make.py runs --store results    # the runs of that store need not be computed
 
 Terminals are SVG (rich), charts SVG (Altair). The screenshot of the page needs playwright and chromium; without them
-it is left out. operand_map.png is what `mathinterp scan operands --out FOLDER` drew, with fewer pixels and colours.
+it is left out.
 """
 
 import fcntl
@@ -68,8 +68,17 @@ def heads(folder: Path) -> None:
     figure_of(folder, "Heads", "two_digit").save(HERE / "heads.svg")
 
 
+def operand_map(folder: Path) -> None:
+    """The figure of the operand scan; a PNG of few colours, as it has tens of thousands of cells."""
+    from PIL import Image
+
+    figure_of(folder, "OperandMap", "operands_add").save(folder / "operand_map.png")
+    with Image.open(folder / "operand_map.png") as drawn:
+        drawn.convert("RGB").quantize(64).save(HERE / "operand_map.png", optimize=True)
+
+
 def report(folder: Path) -> None:
-    """The page, in chromium."""
+    """The page in chromium: every head on every prompt."""
     chromium = shutil.which("chromium")
     try:
         from playwright.sync_api import sync_playwright
@@ -84,15 +93,20 @@ def report(folder: Path) -> None:
     switches += ["--disable-background-networking", "--disable-component-update"]
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=switches)
-        page = browser.new_page(viewport={"width": 1200, "height": 800})
+        page = browser.new_page(viewport={"width": 1300, "height": 900}, color_scheme="light")
         page.goto((folder / "page" / "index.html").as_uri())
-        page.wait_for_load_state("networkidle")
+        page.locator("nav > ul > li", has_text="heads").get_by_role("link").first.click()
+        page.locator(".view:visible .grid > .open").click()
+        page.locator(".view:visible .names button").first.click()
+        page.locator(".view:visible .grid").evaluate("grid => scrollBy(0, grid.getBoundingClientRect().top - 70)")
+        page.locator(".where").evaluate("where => { where.textContent = 'results'; }")
         page.screenshot(path=HERE / "report.png")
         browser.close()
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    "scan_heads": scan_heads, "sql": sql, "runs": runs, "heads": heads, "report": report,
+    "scan_heads": scan_heads, "sql": sql, "runs": runs, "heads": heads, "operand_map": operand_map,
+    "report": report,
 }  # fmt: skip
 
 

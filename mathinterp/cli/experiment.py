@@ -102,7 +102,7 @@ def _type_of(owner: type, name: str) -> Any:
 
 def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> click.Option:
     flag = f"--{about.flag or each.name.replace('_', '-')}"
-    text = about.help + (f" Default: {about.shown}." if about.shown else "")
+    text = with_flags(about.help) + (f" Default: {about.shown}." if about.shown else "")
     if hint is bool:
         flag += f"/--no-{flag[2:]}" if each.default else ""
         return click.Option([flag, each.name], is_flag=True, default=each.default, help=text)
@@ -146,7 +146,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
 
 
 def _help(experiment: type[Experiment], verb: str) -> str:
-    paragraphs = (experiment.__doc__ or experiment.name).split("\n\n")
+    paragraphs = with_flags(experiment.__doc__ or experiment.name).split("\n\n")
     text = "\n\n".join([paragraphs[0], *("\b\n" + _outdented(part) for part in paragraphs[1:])])
     lines = [f"  mathinterp {example.replace('scan ', verb + ' ', 1)}" for example in experiment.command_examples]
     return text + ("\n\n\b\nExamples:\n" + "\n".join(lines) if lines else "")

@@ -41,7 +41,7 @@ def league(
     trust_remote_code: bool, prompt_name: str, limit: int | None, seed: int, store: str,
     out: str | None, as_json: bool, **workers: Any,
 ) -> None:  # fmt: skip
-    """How well does each attribution method estimate the exact effects of heads and MLPs?
+    """Compare how well each attribution method estimates the exact effects of heads and MLPs.
 
     \b
     Runs, each resumable, in one store:

@@ -70,7 +70,7 @@ def with_flags(message: str, options: Sequence[click.Parameter] = ()) -> str:
         own = "--from" if field[1].endswith("_from") else f"--{field[1].replace('_', '-')}"
         return flags.get(field[1], own)
 
-    return re.sub(r"`(\w+)`", flag, message)
+    return re.sub(r"``?(\w+)``?", flag, message)
 
 
 class Renamed(click.Option):
@@ -114,6 +114,9 @@ class Real(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; a usage error for anything else."""
         return _checked(self, real, value, param, ctx)
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None else super()._describe_range()
 
 
 def _checked(

@@ -27,7 +27,7 @@ def report(
     """Write a page about finished runs that opens by double-click, offline; computes nothing again.
 
     Each run has its figure, the tables and sentences that its own command prints, where its numbers come from, and SQL
-    to go on with; scans of heads and MLPs have every component on every prompt, down to the sentences that break.
+    to go on with; scans of heads, MLPs and paths have every node on every prompt, down to the sentences that change.
     Runs that are not whole are named and not drawn.
 
     \b

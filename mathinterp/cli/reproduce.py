@@ -25,6 +25,7 @@ from mathinterp.cli.output import console, print_json, print_table
 from mathinterp.cli.plan import duration, size
 from mathinterp.cli.running import resumable
 from mathinterp.cli.verbosity import say_on_stderr
+from mathinterp.errors import UserError
 from mathinterp.gates import MOST_SEED
 from mathinterp.local_files import whole_file
 from mathinterp.prompts.json_lines import json_file
@@ -95,6 +96,8 @@ def reproduce(
     from mathinterp.workflows.reproduce import reproduce as run_reproduction
 
     find_items(only)
+    if beside and (out is None or Path(out).suffix == ".json"):
+        raise UserError("`beside` stands in the Markdown that `out` writes; for example `out` page.md")
     others = [_read(Path(file).expanduser()) for file in beside]
     address = click.get_current_context().get_parameter_source("address")
     if address == ParameterSource.DEFAULT and options["replicas"] is None and options["gpus_per_replica"] is None:
@@ -220,13 +223,14 @@ def _print(found: "Reproduction") -> None:
             highlight=False,
             soft_wrap=True,
         )
+        printed = "paper, second hand" if item.source.second_hand else "paper"
         rows = [
             {
                 "what": line.what, "of": line.ours.unit if line.ours else "", "ours": number(line.ours.value)
                 if line.ours else "",
                 "95 % interval": f"{number(line.ours.low)} to {number(line.ours.high)}"
                 if line.ours and line.ours.low is not None else "",
-                "paper": line.paper.text if line.paper else "", "paper's of": line.paper.unit if line.paper else "",
+                printed: line.paper.text if line.paper else "", "paper's of": line.paper.unit if line.paper else "",
                 "verdict": line.verdict.value,
             }
             for line in result.lines

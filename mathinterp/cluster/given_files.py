@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mathinterp.cluster.uploads import is_secret
+from mathinterp.cluster.uploads import MOST_BYTES, is_secret
 from mathinterp.errors import UserError
 
 READS = {  # options whose values may be files
     "prompts", "data", "held-out", "circuit", "tasks", "text", "concepts", "against", "data-dir", "adapter", "model",
 }  # fmt: skip
-MOST_BYTES = 2**30  # of one file, before it is packed: what is larger never fits and would take minutes to find out
 FOLDER = "sent-files"  # in the upload, for paths that lead out of the current folder
 
 

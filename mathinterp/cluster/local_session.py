@@ -11,10 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -31,60 +30,18 @@ def own_token() -> Iterator[None]:
     What the environment says of clusters (RAY_AUTH_MODE and its tokens) is set aside, and is back afterwards. Left
     unset, ray.init() would write a token into the home folder that clusters started later silently demand.
     """
+    from mathinterp.cluster.ray_private import read_authentication_again  # the watcher has no package around it
+
     earlier = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    _read_again()
+    read_authentication_again()
     try:
         yield
     finally:
         for name in VARIABLES:
             os.environ.pop(name, None)
         os.environ.update(earlier)
-        _read_again()
-
-
-def _read_again() -> None:
-    """Ray reads these variables when it is imported, and the token once."""
-    import ray._private.authentication.authentication_token_setup as setup
-
-    setup.Config.initialize("")
-    setup.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def loopback_stays() -> Iterator[None]:
-    """Within the block Ray takes 127.0.0.1 as it is given.
-
-    Else it puts the machine's address on the network in its place, except on macOS and Windows. A Ray whose node is
-    127.0.0.1 binds all of its ports there.
-    """
-    from ray._private import ray_constants
-
-    earlier, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = earlier
-
-
-@contextmanager
-def few_processes() -> Iterator[None]:
-    """Within the block Ray starts none of what a local Ray has no use for, which takes seconds of processor.
-
-    That is its dashboard's server, its autoscaler, what forwards lines of logs to the driver, and a worker per core
-    that no replica could take over, because replicas have an environment of their own.
-    """
-    from ray._private import node, parameter
-
-    parameters: Any = parameter  # its types do not foresee this
-    head: Any = node.Node
-    asked, server = parameters.RayParams, head.start_api_server
-    parameters.RayParams = partial(asked, include_log_monitor=False, no_monitor=True)
-    head.start_api_server = lambda self, **_: None
-    try:
-        yield
-    finally:
-        parameters.RayParams, head.start_api_server = asked, server
+        read_authentication_again()
 
 
 @contextmanager
@@ -128,8 +85,13 @@ def watch(driver: int) -> None:
             pass
         known = {one for one in known if one.is_running()}
         ended = bool(select.select([sys.stdin], [], [], LOOK_SECONDS)[0])
-    for left in psutil.wait_procs(known, timeout=GRACE_SECONDS)[1]:
-        left.kill()
+    deadline = time.monotonic() + GRACE_SECONDS
+    # psutil's own waiting raises OSError on some kernels where a process ends just then
+    while (left := [one for one in known if one.is_running()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for one in left:
+        with suppress(psutil.Error):
+            one.kill()
 
 
 if __name__ == "__main__":

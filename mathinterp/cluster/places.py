@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mathinterp.cluster.events import Observer, Workers
+from mathinterp.cluster.ray_private import local_card_bytes, machine_cores
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
 from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import HeldSource, Model
@@ -44,13 +45,6 @@ class Placement:
     def at_once(self) -> int:
         """Shards that one replica works on side by side."""
         return AT_ONCE if self.gpus else 1
-
-
-def machine_cores() -> int:
-    """Cores of this machine as Ray counts them, which heeds a container's limit."""
-    from ray._private.utils import get_num_cpus
-
-    return int(get_num_cpus())
 
 
 def threads_for(model_bytes: int, cores: int) -> int:
@@ -185,7 +179,7 @@ class OnRay:
 
     def card_bytes(self) -> int | None:
         """Memory of a GPU, where it is one of this machine."""
-        from mathinterp.cluster.ray_cluster import existing_cluster, local_card_bytes
+        from mathinterp.cluster.ray_cluster import existing_cluster
 
         return None if existing_cluster(self.address) or not self._each() else local_card_bytes()
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
-from mathinterp.cluster.places import machine_cores, threads_for
+from mathinterp.cluster.places import threads_for
+from mathinterp.cluster.ray_private import machine_cores
 from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.logsumexp import Base
 from mathinterp.experiments.base import Experiment

@@ -15,18 +15,11 @@ from typing import Any
 
 import ray
 import yaml
-from ray._private.accelerators import get_accelerator_manager_for_resource
 
 import mathinterp
-from mathinterp.cluster.local_session import (
-    LOOPBACK,
-    ended_with_driver,
-    few_processes,
-    loopback_stays,
-    own_token,
-    signals_kept,
-)
+from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, own_token, signals_kept
 from mathinterp.cluster.places import Placement, threads_for
+from mathinterp.cluster.ray_private import few_processes, kuberay_config, local_gpus, loopback_stays
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 from mathinterp.gates import shortened, whole
@@ -109,15 +102,6 @@ def _require_listener(address: str) -> None:
         raise UserError(
             f"no Ray cluster answers at {address} ({error}); is the head node up, is the port its 6379?"
         ) from error
-
-
-def local_gpus() -> int:
-    """GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, as Ray counts them: through NVML, without CUDA."""
-    manager = get_accelerator_manager_for_resource("GPU")
-    assert manager is not None
-    visible = manager.get_current_process_visible_accelerator_ids()
-    found = manager.get_current_node_num_accelerators()
-    return found if visible is None else min(found, len(visible))
 
 
 def attach(address: str) -> None:
@@ -203,20 +187,6 @@ def replicas_of_several(gpus: int) -> int:
     return max(now, sum(int(resources.get("GPU", 0)) // gpus * count for resources, count in node_groups()))
 
 
-def local_card_bytes() -> int | None:
-    """Memory of the smallest GPU of this machine that is visible, through NVML, without CUDA; None: not known."""
-    from ray._private.thirdparty import pynvml
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        pynvml.nvmlInit()
-        numbers = range(pynvml.nvmlDeviceGetCount()) if visible is None else map(int, visible.split(","))
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
-        return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
-    except (pynvml.NVMLError, ValueError):  # no NVIDIA driver, or cards named by UUID or as parts of one
-        return None
-
-
 def threads_each(model_bytes: int) -> int:
     """CPU threads of one replica, see ``places.threads_for``; of the largest node's cores."""
     return threads_for(model_bytes, int(largest_node("CPU")))
@@ -253,13 +223,10 @@ def _kuberay_config(name: str | None, namespace: str | None) -> dict[str, Any]:
     """What KubeRay's autoscaler knows of the RayCluster that this pod belongs to; the head's account may read it."""
     if not name or not namespace:
         return {}
-    from ray.autoscaler._private.kuberay.autoscaling_config import AutoscalingConfigProducer
-
     try:
-        config: dict[str, Any] = AutoscalingConfigProducer(name, namespace)()
+        return kuberay_config(name, namespace)
     except Exception as error:  # no right to it where there is no autoscaler, or no answer
         logger.warning(
             f"RayCluster {name} cannot be read ({one_line(repr(error))}): only nodes that are there already count"
         )
         return {}
-    return config

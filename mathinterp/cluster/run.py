@@ -53,6 +53,7 @@ class Work:
     prompts_fingerprint: str
     prompts_label: str
     shards: tuple[Shard, ...]
+    parameters: dict[str, Any]  # that the run id counts
     columns: Columns = field(default_factory=dict)  # further facts about prompts, kept beside them
     growing: Growing | None = None  # where further shards follow from rows
 
@@ -191,7 +192,9 @@ def bound_work(
     if not shards:
         raise UserError(f"{scan.name} has nothing to do here: one of its lists, `layers` for example, may be empty")
     assert len({shard.key for shard in shards}) == len(shards), f"scan {scan.name}: shard keys must be unique"
-    return Work(scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, given.columns, growing)
+    return Work(
+        scan, model, tokenized, prompts_fingerprint(tokenized), label, shards, scan.identity(), given.columns, growing
+    )
 
 
 def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
@@ -203,18 +206,7 @@ def open_run(store: Store, work: Work, device: str = "cpu") -> Run:
 
 def opening(work: Work, device: str) -> dict[str, Any]:
     """What ``Store.open_run`` is given; plain JSON."""
-    return {
-        "scan": work.scan.name,
-        "model": work.model.label,
-        "model_fingerprint": work.model.fingerprint,
-        "prompts": work.prompts_label,
-        "prompts_fingerprint": work.prompts_fingerprint,
-        "dtype": work.model.dtype,
-        "parameters": work.scan.parameters(),
-        "code_version": code_version(),
-        "versions": made_here(work.scan, work.model, device),
-        "shards": work.listed,
-    }
+    return {**metadata(work), "versions": made_here(work.scan, work.model, device), "shards": work.listed}
 
 
 def dispatch(
@@ -274,7 +266,7 @@ def metadata(work: Work) -> dict[str, Any]:
     """What the footer of each file says about its rows."""
     return {
         "scan": work.scan.name,
-        "parameters": work.scan.parameters(),
+        "parameters": work.parameters,
         "model": work.model.label,
         "model_fingerprint": work.model.fingerprint,
         "prompts": work.prompts_label,

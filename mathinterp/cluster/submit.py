@@ -20,14 +20,13 @@ from uuid import uuid4
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from aiohttp import ClientError
-from ray._private.runtime_env.packaging import create_package
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 import mathinterp
 from mathinterp.cluster.given_files import GivenFiles
 from mathinterp.cluster.temporary import require_scratch
-from mathinterp.cluster.uploads import LeftOut, left_out, listed
+from mathinterp.cluster.uploads import LeftOut, listed, uploaded
 from mathinterp.errors import UserError
 from mathinterp.gates import shortened
 
@@ -52,7 +51,7 @@ class Upload:
     """A working directory as Ray would upload it."""
 
     folder: Path
-    bytes: int  # zipped
+    bytes: int  # packed
     files: tuple[tuple[str, int], ...]  # name and zipped bytes, largest first
     left_out: LeftOut
 
@@ -68,17 +67,23 @@ class Upload:
 
 
 def measure_upload(folder: Path, excludes: Sequence[str] = EXCLUDES, archive: Path | None = None) -> Upload:
-    """Zip ``folder`` by Ray's own rules (.gitignore, .rayignore, ``excludes``), without secrets and links that lead out
-    of it, and measure the result.
+    """Zip ``folder`` as Ray does by .gitignore, .rayignore and ``excludes``, without secrets and links that lead out of
+    it, and measure the result; raises UserError, before anything is packed, for what is too large.
 
     Args:
         archive: where the zip file is left; None: nowhere.
     """
-    without = left_out(folder, list(excludes))
+    found, without = uploaded(folder, excludes)
+    files = tuple(sorted(found.items(), key=lambda file: -file[1]))
+    Upload(folder, sum(found.values()), files, without).check()  # before it is packed
     with tempfile.TemporaryDirectory() as scratch:
         packed = archive or Path(scratch) / "upload.zip"
-        leave = [*excludes, *without.patterns]
-        create_package(str(folder), packed, include_gitignore=True, excludes=leave, logger=_silent())
+        try:
+            with ZipFile(packed, "w", strict_timestamps=False) as zipped:
+                for name in found:
+                    zipped.write(folder / name, name)
+        except OSError as error:
+            raise UserError(f"'{error.filename}' cannot be packed for the upload: {error.strerror or error}") from error
         return _measured(folder, packed, without)
 
 
@@ -282,9 +287,3 @@ def _follow(client: JobSubmissionClient, job: str, output: TextIO, announce: Cal
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
-
-
-def _silent() -> logging.Logger:
-    logger = logging.getLogger(f"{__name__}.packaging")
-    logger.setLevel(logging.CRITICAL)
-    return logger

@@ -1,17 +1,18 @@
-"""What of a working directory never travels to a cluster: secrets, and links that lead out of it.
+"""What of a working directory travels to a cluster, and what never does: secrets, and links that lead out of it.
 
-Knows names and links, and how Ray walks a folder; opens no file.
+Knows names, links and sizes, and Ray's rules for ignore files; opens no other file.
 """
 
 import fnmatch
-import logging
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+from pathspec import PathSpec
+
+from mathinterp.errors import UserError
 
 # Names of files and folders, in any case and at any depth; .rayignore has the same for `ray job submit` and `ray up`.
 # Tokenizers and Python modules (tokenizer.json, added_tokens.json, next_token.py) are none: a secret's name ends in
@@ -22,6 +23,9 @@ SECRETS = (
     "*token", "*token.[!p]*", "*token.p[!y]*", "tokens.txt", "tokens.json", "tokens.y*ml",
     "*api[-_]token*[!y]", "*auth[-_]token*[!y]", "*access[-_]token*[!y]", "*refresh[-_]token*[!y]", "*hf[-_]token*[!y]",
 )  # fmt: skip
+IGNORE_FILES = (".gitignore", ".rayignore")
+MOST_BYTES = 2**30  # of one file or of all: what is larger never fits and would take minutes to find out
+MOST_FILES = 50_000
 NAMED = 5  # names that a line has room for
 
 
@@ -32,11 +36,6 @@ class LeftOut:
     secrets: tuple[str, ...] = ()
     links: tuple[str, ...] = ()  # and pipes, sockets, devices
 
-    @property
-    def patterns(self) -> list[str]:
-        """For Ray's excludes, in the syntax of .gitignore."""
-        return ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", name) for name in (*self.secrets, *self.links)]
-
     def __str__(self) -> str:
         """`` without ...``, to go on a line with; nothing if nothing is left out."""
         kinds = {"secrets": self.secrets, "links and special files": self.links}
@@ -44,24 +43,74 @@ class LeftOut:
         return f" without {' and '.join(said)} (rename what the job needs)" if said else ""
 
 
-def left_out(folder: Path, excludes: list[str]) -> LeftOut:
-    """Secrets, links and special files below ``folder``.
+def uploaded(folder: Path, excludes: Sequence[str]) -> tuple[dict[str, int], LeftOut]:
+    """What of ``folder`` travels, as with `ray job submit`: by ``excludes`` and all .gitignore and .rayignore below.
 
-    A link stays if it points to a file of the folder that is no secret and not hidden.
+    Returns:
+        name relative to the folder -> bytes, with empty folders (0 bytes); and secrets, links and special files. A link
+        stays if it points to a file of the folder that is no secret and not hidden.
+    Raises:
+        UserError: far more than any job may send, told before all of it is looked at; or a folder that cannot be read.
     """
+    found: dict[str, int] = {}
     secrets: list[str] = []
     links: list[str] = []
+    waiting = [(folder, [_rule(folder, excludes)])]
+    while waiting:
+        here, above = waiting.pop()
+        with _readable(folder, here):
+            rules = above + [_rule(here, lines) for name in IGNORE_FILES if (lines := _lines(here / name))]
+            below = sorted(here.iterdir())
+            if not below and here != folder:
+                found[str(here.relative_to(folder))] = 0
+            for path in below:
+                name = str(path.relative_to(folder))
+                if (secret := is_secret(path)) or not _plain(folder, path):
+                    (secrets if secret else links).append(name)
+                elif not any(rule(path) for rule in rules):
+                    if path.is_dir():
+                        waiting.append((path, rules))
+                    else:
+                        found[name] = path.stat().st_size
+        _require_fit(folder, found)
+    return found, LeftOut(tuple(sorted(secrets)), tuple(sorted(links)))
 
-    def out(path: Path) -> bool:
-        if path == folder:
-            return False
-        secret = is_secret(path)
-        if left := secret or not _plain(folder, path):
-            (secrets if secret else links).append(str(path.relative_to(folder)))
-        return left
 
-    _dir_travel(folder, [out, _get_excludes(folder, excludes)], lambda path: None, True, logging.getLogger(__name__))
-    return LeftOut(tuple(sorted(secrets)), tuple(sorted(links)))
+@contextmanager
+def _readable(folder: Path, here: Path) -> Iterator[None]:
+    """What of a folder cannot be read, as a UserError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"'{error.filename or here}' cannot be read ({error.strerror or error}), so {folder} cannot be uploaded;"
+            " list in .rayignore what the job does not need, or give another `working_dir`"
+        ) from error
+
+
+def _rule(folder: Path, lines: Sequence[str]) -> Callable[[Path], bool]:
+    """Whether an ignore file in ``folder`` leaves a path out."""
+    spec = PathSpec.from_lines("gitignore", lines)
+    return lambda path: spec.match_file(path.relative_to(folder))
+
+
+def _lines(file: Path) -> list[str]:
+    return (
+        file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(keepends=True) if file.is_file() else []
+    )
+
+
+def _require_fit(folder: Path, found: Mapping[str, int]) -> None:
+    """Raise UserError once it is clear that this is no folder of a job, but a disk or somebody's home, for example."""
+    total = sum(found.values())
+    if total <= MOST_BYTES and len(found) <= MOST_FILES:
+        return
+    largest = sorted(found, key=lambda name: -found[name])[:NAMED]
+    raise UserError(
+        f"{folder} holds more than a job can send ({total / 2**30:.1f} GiB in the first {len(found):,} files, among"
+        f" them {', '.join(largest)}; Ray takes less than 100 MiB): give the job's own folder as"
+        " `working_dir`, or list what it does not need in .rayignore"
+    )
 
 
 def is_secret(path: Path) -> bool:

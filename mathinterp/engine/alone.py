@@ -56,9 +56,15 @@ def alone_deviation(anatomy: Anatomy, sentences: Sequence[tuple[int, ...]]) -> f
     if not worst <= limit:  # NaN is no agreement
         raise RuntimeError(
             f"prompts that share a forward pass stray {worst:.3g} nats from the same prompts alone (limit {limit:g} in"
-            f" {anatomy.dtype}): {anatomy.shape.model_type} lets neighbours or padding change a prompt; report this"
+            f" {str(anatomy.dtype).removeprefix('torch.')}): {anatomy.shape.model_type} lets neighbours or padding"
+            f" change a prompt{_or_rounds(anatomy)}; report this"
         )
     return worst
+
+
+def _or_rounds(anatomy: Anatomy) -> str:
+    half = anatomy.dtype not in TOLERATED_DEVIATION
+    return ", unless this dtype rounds so much: then it runs with `dtype` float32. If not" if half else ""
 
 
 def _alone(anatomy: Anatomy, sentence: tuple[int, ...]) -> torch.Tensor:

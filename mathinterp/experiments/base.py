@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
+from mathinterp.code_digest import code_digest, has_code, is_ours
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.table import Table
 
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from mathinterp.models.catalog import ResolvedModel
     from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
     from mathinterp.store import Store
+
+
+CHANGE_NO_ROW = frozenset(  # of a class: what is shown, and what follows
+    ("check_shown", "command_examples", "figure", "follow_up", "grid", "head_ranking", "node_ranking", "show_options",
+     "summarize", "views")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class Context:
         from mathinterp.prompts.alignment import prompts_fingerprint
 
         prompts, model = prompts_fingerprint(self.read(experiment)), self.model
-        return self.store.run_id(experiment.name, experiment.parameters(), model.dtype, model.fingerprint, prompts)
+        return self.store.run_id(experiment.name, experiment.identity(), model.dtype, model.fingerprint, prompts)
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,16 @@ class Experiment(ABC):
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row, as plain JSON; part of the run id."""
+
+    def identity(self) -> dict[str, Any]:
+        """The parameters as a run id counts them: to a class from outside this package belongs its code.
+
+        Raises UserError where the code names an object whose content cannot be told.
+        """
+        if is_ours(type(self)):
+            return self.parameters()
+        given = [value for value in vars(self).values() if has_code(value)]
+        return {**self.parameters(), "code_digest": code_digest(type(self), *given, left_out=CHANGE_NO_ROW)}
 
     @abstractmethod
     def shards(self, shape: ModelShape, prompts: Sequence[TokenizedPrompt]) -> list[Shard]:
@@ -247,8 +264,12 @@ class Experiment(ABC):
 
     @classmethod
     def grid(cls, results: Results) -> Grid | None:
-        """Every component by every prompt, for a page that shows single cells; None: there is no such grid."""
-        return None
+        """Every node by every prompt, for a page that shows single cells; None: there is no such grid.
+
+        By default what ``grid(results)`` in ``grid.py`` of its folder returns.
+        """
+        own = cls._beside("grid", "grid")
+        return own(results) if own else None
 
     @classmethod
     def draws(cls) -> bool:

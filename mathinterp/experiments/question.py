@@ -6,7 +6,6 @@ these units: the same engines, replacements and rules of what counts as right.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -28,6 +27,8 @@ from mathinterp.models.units import Head, Mlp, Neuron
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.pairs import with_counterfactuals
 from mathinterp.prompts.prompt import with_distractors
+
+Named = tuple[Sequence[Head], Sequence[int], Sequence[Neuron]]  # heads, layers of MLPs, neurons
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,26 @@ def ablate(
     'head 0.6 replaced (other prompts, end)'
     """
     model = model_of(model)
-    units_of = partial(_units, model.described.shape)
     chosen = read_heads(heads) or (), read_layers(mlps, "mlps") or (), read_neurons(neurons) or ()
-    if tokens is not None or not isinstance(value, str):
-        if positions is not None:
-            raise UserError("`positions` belongs to the named values; say in `tokens` where")
-        if is_intervention(value) and (any(chosen) or tokens is not None):
-            raise UserError("an intervention names its units and tokens itself; leave out the others")
-        return _own(model, prompts, value, [] if is_intervention(value) else units_of(*chosen), tokens, scoring)
+    if tokens is None and isinstance(value, str):
+        return _named_value(model, prompts, value, chosen, positions, scoring)
+    if positions is not None:
+        raise UserError("`positions` belongs to the named values; say in `tokens` where")
+    if not is_intervention(value):
+        return _own(model, prompts, value, _units(model.described.shape, *chosen), tokens, scoring)
+    if any(chosen) or tokens is not None:
+        raise UserError("an intervention names its units and tokens itself; leave out the others")
+    return _own(model, prompts, value, [], None, scoring)
+
+
+def _named_value(
+    model: Model, prompts: Any, value: str, chosen: Named, positions: str | None, scoring: str | None
+) -> Answered:
+    """The answers under one of ABLATIONS; see ``ablate``."""
     if value not in ABLATIONS:
         raise UserError(f"`value` '{value}' is not known; take one of {', '.join(ABLATIONS)}")
     scan = Heads(value, positions=positions, scoring=scoring)
-    units = units_of(*chosen)
+    units = _units(model.described.shape, *chosen)
     given: Sequence[Any] = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)
     if scan.needs_counterfactuals:
         given = with_counterfactuals(given, model.tokenizer)

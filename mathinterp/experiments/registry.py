@@ -122,12 +122,13 @@ def find(name: str) -> type[Experiment]:
 def add(experiment: type[Experiment]) -> type[Experiment]:
     """Make a class known to the stores and reports of this process; does nothing for one that is known.
 
+    One that was written anew, in a notebook for example, takes the place of what it was.
     Raises UserError if its name, or that of a table or view, has another meaning already.
     """
     key = f"{experiment.__module__}:{experiment.__qualname__}"
     ours = experiment.__module__ in folders()  # also one that shares its name with another
-    if key not in _added and not ours and not any(experiment is known for known in experiments().values()):
-        _check_beside(_check(experiment), _others())
+    if not ours and not any(experiment is known for known in _others()):
+        _check_beside(_check(experiment), [other for other in _others() if other is not _added.get(key)])
         _added[key] = experiment
         for cached in (stored, experiments):
             cached.cache_clear()

@@ -111,7 +111,7 @@ class Asker:
         found = json_rows(pa.Table.from_batches(first, rows.schema))
         kinds = [field.type for field in rows.schema]
         return Answer(
-            columns=[one_line(name) for name in rows.schema.names],
+            columns=[_cell(one_line(name)) for name in rows.schema.names],
             numbers=[pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_decimal(k) for k in kinds],
             rows=[[_cell(value) for value in row.values()] for row in found],
             total=total,
@@ -140,6 +140,7 @@ class Asker:
 
     @contextmanager
     def _limited(self, seconds: float) -> Iterator[_Clock]:
+        self._store.require_runs()  # a store that is away has no rows, and must not look as if it had none
         self._store.runs_looked_at.clear()  # each answer says which runs are not finished
         clock = self._clock = _Clock(self._store, seconds)
         watch = threading.Thread(target=clock.run, name="clock", daemon=True)

@@ -18,10 +18,10 @@ from mathinterp.report.facts import facts_of
 from mathinterp.report.runs import Shown as Found
 from mathinterp.report.runs import find, title
 from mathinterp.store import Store
-from mathinterp.text import one_line, printable
+from mathinterp.text import escaped, printable
 
+LONGEST = 900  # characters of a sentence
 TABLES, ROWS, COLUMNS, QUERIES = 3, 15, 12, 3  # that are shown of a run: more would be no page
-LONGEST = 300  # characters of a text
 PROMPTS = """SELECT coalesce(operation, 'none') AS operation, count(*) AS n
              FROM prompts JOIN run_records USING (prompts_fingerprint)
              WHERE run_id = $run GROUP BY ALL ORDER BY n DESC, operation"""
@@ -113,7 +113,7 @@ def _said(summary: Summary) -> Iterator[str]:
                 yield f"The first {ROWS} of {len(part.rows)} rows."
                 yield ""
         elif part:
-            yield escaped(str(part), longest=3 * LONGEST)
+            yield escaped(str(part), LONGEST)
             yield ""
 
 
@@ -131,7 +131,7 @@ def _doubts(store: Store, run: Found) -> Iterator[str]:
             f" discovery rate of {100 * parameters['fdr']:g} %; intervals hold at every look"
         )
     for warning in run.summary.warnings:
-        yield f"Doubtful: {escaped(warning, longest=3 * LONGEST)}"
+        yield f"Doubtful: {escaped(warning, LONGEST)}"
 
 
 def _table(rows: Sequence[Row], *, header: bool = True) -> Iterator[str]:
@@ -159,18 +159,3 @@ def _code(text: str, language: str) -> Iterator[str]:
     longest = max((len(found) for found in re.findall("`+", plain)), default=0)
     fence = "`" * max(3, longest + 1)
     yield from (f"{fence}{language}", plain, fence, "")
-
-
-def escaped(text: object, longest: int = LONGEST) -> str:
-    """Text on one line that Markdown (CommonMark, GitHub's, Pandoc's) shows as it is: no markup, link or HTML."""
-    line = one_line(str(text))
-    if len(line) > longest:
-        line = f"{line[:longest]}… ({len(line):,} characters)"
-    line = re.sub(r"([\\`*_\[\]<>|~$^&#@])", r"\\\1", line)
-    line = re.sub(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", lambda found: "\\" + found[0], line)
-    return re.sub(r"^(\d+)([.)])(?=\s|$)|^([-+=])", lambda found: _first(found), line)
-
-
-def _first(found: re.Match[str]) -> str:
-    """What would begin a list or a heading."""
-    return f"{found[1]}\\{found[2]}" if found[1] else f"\\{found[3]}"

@@ -14,7 +14,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from mathinterp.errors import UserError
-from mathinterp.experiments.grid import Grid
+from mathinterp.experiments.grid import MISSING, Grid
+from mathinterp.experiments.results import Summary
 from mathinterp.gates import shortened
 from mathinterp.report.cells import format_value, shown_text
 from mathinterp.report.compare import Comparison
@@ -27,7 +28,7 @@ from mathinterp.store import Store
 from mathinterp.text import file_name, printable
 
 WEB = Path(__file__).with_name("web")
-STATIC = ("style.css", "app.js", "cells.js", "grid.js")
+STATIC = ("style.css", "app.js", "cells.js", "lists.js", "grid.js")
 
 
 def contents(
@@ -111,6 +112,7 @@ def _section(run: Shown, apart: Mapping[str, str]) -> dict[str, Any]:
         "title": run.title,
         "apart": apart[run.run["run_id"]],
         "summary": run.summary,
+        "finding": _finding(run.summary),
         "facts": facts_of(run.record),
         "command": run.record.get("command"),
         "figures": {name: _figure_key(run, name) for name in run.figures},
@@ -119,12 +121,20 @@ def _section(run: Shown, apart: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _finding(summary: Summary) -> str | None:
+    """The sentence to read first: the verdict, else the first sentence that is said; None: it has only tables."""
+    said = (part for part in summary.parts if isinstance(part, str) and part)
+    return summary.data.get("verdict") or next(said, None)
+
+
 def _figure_key(run: Shown, name: str) -> str:
     return "-".join([file_name(run.run["run_id"]), "figure", *([name] if name else [])])
 
 
 def _size(grid: Grid) -> dict[str, Any]:
-    return {"word": grid.word, "components": len(grid.layers), "prompts": len(grid.prompts)}
+    computed = int((grid.cells != MISSING).sum())
+    return {"word": grid.word, "nodes": len(grid.layers), "prompts": len(grid.prompts), "computed": computed,
+            "verbs": (grid.outcomes.worse[0], grid.outcomes.better[0])}  # fmt: skip
 
 
 def _data(run: Shown) -> Iterator[tuple[str, bytes]]:

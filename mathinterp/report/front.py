@@ -22,16 +22,18 @@ from typing import Any, BinaryIO, TypeVar, cast
 from aiohttp import web
 
 from mathinterp.errors import UserError
+from mathinterp.gates import shortened
 from mathinterp.report.asking import SECONDS, Asker
 from mathinterp.report.contents import WEB
 from mathinterp.report.live import Looking, Pages, State
 from mathinterp.service.listening import is_ours, same_token
 from mathinterp.store import Store
 from mathinterp.store.listing import list_views
-from mathinterp.text import one_line, printable
+from mathinterp.text import one_line
 
 ASKERS = 2  # queries at once
 MOST_BYTES = 2**20  # of a query
+LONGEST = 2_000  # characters of an error
 VIEW_SECONDS = 2.0  # for counting rows of views
 OWN = ("live.js", "sql.js", "sql.css")  # files of the served page alone
 HEADERS = {
@@ -123,7 +125,7 @@ class Front:
         except Exception as error:
             logger.exception(f"{request.method} {request.path}")
             status, said = 500, f"{type(error).__name__}: {error}; the terminal has the traceback"
-        return web.json_response({"error": one_line(printable(said))}, status=status, headers=HEADERS)
+        return web.json_response({"error": shortened(one_line(said), LONGEST)}, status=status, headers=HEADERS)
 
     def _refusal(self, request: web.Request) -> tuple[int, str] | None:
         """Status and reason, for whoever may not ask."""

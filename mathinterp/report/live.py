@@ -10,15 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mathinterp.gates import shortened
 from mathinterp.report.contents import contents
 from mathinterp.report.scripts import vega_bundle
 from mathinterp.store import Store
 from mathinterp.store.run_list import RunRow
+from mathinterp.text import one_line
 
 LEAST_SECONDS = 1.0  # between looks at a store
 SHARE = 0.1  # of the time, at most, that looks take
 PAGE_SHARE = 0.3  # the same of pages
 MOST_SECONDS = 60.0  # that a page is behind
+LONGEST = 200  # characters of a name
 AT_WORK = 60.0  # seconds since the last write of a run that may still be computed
 
 
@@ -44,7 +47,7 @@ class Looking:
         self._next = 0.0
 
     def state(self) -> State:
-        """As it is now, or was a moment ago."""
+        """As it is now, or was a moment ago; raises UserError while the store is away."""
         if self._state is None or time.monotonic() >= self._next:
             started = time.monotonic()
             self._state = self._look()
@@ -53,6 +56,7 @@ class Looking:
         return self._state
 
     def _look(self) -> State:
+        self._store.require_runs()
         rows = self._store.runs.list()
         shown = sorted(
             (row.run_id, row.shards_done, row.files)
@@ -70,8 +74,9 @@ def _progress(row: RunRow) -> dict[str, Any]:
     status = row.status
     if status == "unfinished":
         status = "at work" if row.last_write is not None and row.last_write < AT_WORK else "stopped"
+    named = {"run": row.run_id, "scan": row.scan, "model": row.model, "prompts": row.prompts}
     return {
-        "run": row.run_id, "scan": row.scan, "model": row.model, "prompts": row.prompts, "status": status,
+        **{name: shortened(one_line(text), LONGEST) for name, text in named.items()}, "status": status,
         "done": row.shards_done, "shards": row.shards,
     }  # fmt: skip
 

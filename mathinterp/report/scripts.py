@@ -9,6 +9,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -66,7 +67,12 @@ def packed(array: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(little.tobytes(), 6)).decode("ascii")
 
 
-@cache  # takes seconds
 def vega_bundle() -> bytes:
     """Vega, Vega-Lite and vega-embed as one plain script; nothing of it is fetched."""
-    return f"(() => {{\n{vl_convert.javascript_bundle(EMBED)}\n}})();\n".encode()
+    return begun_bundle().result()
+
+
+@cache
+def begun_bundle() -> Future[bytes]:
+    """It takes seconds, of another thread: begun when this is first called."""
+    return ThreadPoolExecutor(1).submit(lambda: f"(() => {{\n{vl_convert.javascript_bundle(EMBED)}\n}})();\n".encode())

@@ -245,9 +245,10 @@ def check_ask(ask: dict[str, Any]) -> None:
     """Raise UserError unless a question names what this service has, and reads it as whoever asks does."""
     spec_of(_fields(ask, "spec"))
     scan = decode_experiment(ask.get("experiment"))
-    if as_json(scan.parameters()) != as_json(ask.get("parameters")):
+    if as_json(scan.identity()) != as_json(ask.get("parameters")):
         raise UserError(
-            f"the service reads the parameters of `{scan.name}` otherwise than its client; give both the same version"
+            f"the service reads the parameters of `{scan.name}` otherwise than its client, or has other code of it;"
+            " give both the same version"
         )
     for name in ("model_fingerprint", "prompts_fingerprint"):
         if not isinstance(ask.get(name), str):

@@ -129,7 +129,7 @@ class ServiceWorkers:
         self._store = Store(job.store_url)
         self._ask = {
             "experiment": encode(job.scan, job.scan.name),
-            "parameters": job.scan.parameters(),
+            "parameters": job.metadata["parameters"],
             "spec": spec,
             "model_fingerprint": job.model_fingerprint,
             "prompts": encode_prompts(job.prompts),

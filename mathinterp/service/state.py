@@ -95,8 +95,7 @@ def alive(running: Running) -> bool:
     """Whether the process is there, and is the one that wrote the file."""
     try:
         process = psutil.Process(running.pid)
-        same = abs(process.create_time() - running.created) < 1.0
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        return abs(process.create_time() - running.created) < 1.0 and _runs(process)
     except psutil.Error:
         return False
 
@@ -108,14 +107,36 @@ def stop(running: Running, seconds: float = GRACE_SECONDS) -> bool:
         below = process.children(recursive=True)
         process.terminate()
     except psutil.Error:
-        below, process = [], None
-    left = [] if process is None else psutil.wait_procs([process], timeout=seconds)[1]
-    for waited in (left, below):
-        for each in left if waited is left else psutil.wait_procs(below, timeout=10.0)[1]:
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                each.kill()
+        remove(running)
+        return True
+    left = _left([process], seconds)
+    _kill(left)
+    _kill(_left(below, 10.0))
     remove(running)
     return not left
+
+
+def _left(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended after so long; asked for again and again, since psutil's own waiting raises OSError on
+    some kernels where a process ends just then.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            process.kill()
 
 
 def token_of(file: str | None) -> str | None:

@@ -19,7 +19,7 @@ from mathinterp.gates import real
 from mathinterp.prompts.json_lines import MOST_DEPTH, is_deeper
 from mathinterp.store.files import StoreFailed, StoreFiles
 from mathinterp.store.recut import SHARD, adopt, is_cut, original_shards, originals_in
-from mathinterp.versions import command, differences, merged
+from mathinterp.versions import command, differences, merged, repeatable
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store
@@ -87,7 +87,7 @@ def read_record(files: StoreFiles, run: str, *, now: bool = False) -> dict[str, 
     named_by = ("scan", "parameters", "model_fingerprint", "prompts_fingerprint", "result_format")
     if run_id(*(record[name] for name in named_by)) != run:
         raise ValueError("foreign: its id is not the hash of what it holds")
-    return record
+    return {**record, "command": repeatable(record.get("command"), record["scan"])}
 
 
 def _value(text: str) -> Any:

@@ -241,9 +241,16 @@ def _advice(message: str) -> str:
 
 
 def json_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as plain JSON: NaN and infinities become null, times ISO 8601, exact numbers stay exact where JSON can."""
+    """Rows as plain JSON: NaN and infinities become null, times ISO 8601, exact numbers stay exact where JSON can.
+
+    Raises UserError for a time that Python cannot hold.
+    """
     renamed = table.rename_columns(unique_names(table.column_names))
-    return [{name: _json_value(value) for name, value in row.items()} for row in renamed.to_pylist()]
+    try:
+        rows = renamed.to_pylist()
+    except (OverflowError, ValueError) as error:  # an infinite time, or one outside the years that Python knows
+        raise UserError(f"SQL: {error}; cast times outside the years 1 to 9999 to text (column::VARCHAR)") from error
+    return [{name: _json_value(value) for name, value in row.items()} for row in rows]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

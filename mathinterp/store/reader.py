@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 _OF_ONE_RUN = re.compile(r"\brun_id = \$run\b")
+KEPT_BYTES = 2**18  # of an answer that is kept for those who ask the same again
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Held:
     known: dict[str, list[str]] = field(default_factory=dict)  # see query.add_views
     own: str | None = None  # queries see the files of this run alone
     found: Survey = field(default_factory=lambda: Survey({}, {}, []))
+    answers: dict[str, pa.Table] = field(default_factory=dict)  # small ones, by query and values
 
 
 class StoreReader:
@@ -107,7 +109,8 @@ class StoreReader:
 
     @contextmanager
     def held(self, run: str | None = None) -> Iterator[None]:
-        """Within the block all queries see the files that were there when one first needed them, and are quicker.
+        """Within the block all queries see the files that were there when one first needed them, and are quicker; one
+        that was asked before is not asked again.
 
         Args:
             run: queries with ``run_id = $run``, where that is this run, read nothing of other runs, unless a view that
@@ -126,7 +129,13 @@ class StoreReader:
 
         Raises UserError with DuckDB's first line, and for a statement that does more than read the store.
         """
-        return self._trusting(sql, lambda: query.arrow(self._told_connection(sql, values), sql, values))
+        asked = repr((sql, sorted((values or {}).items())))
+        if self._held is not None and (known := self._held_for(sql, values).answers.get(asked)) is not None:
+            return known
+        found = self._trusting(sql, lambda: query.arrow(self._told_connection(sql, values), sql, values))
+        if self._held is not None and found.nbytes <= KEPT_BYTES:
+            self._held_for(sql, values).answers[asked] = found
+        return found
 
     def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
         """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mathinterp.cluster.ray_cluster import cluster_total, connection, existing_cluster, gpus_each, local_gpus
+from mathinterp.cluster.ray_cluster import cluster_total, connection, existing_cluster, gpus_each
+from mathinterp.cluster.ray_private import local_gpus
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 

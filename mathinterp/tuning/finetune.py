@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mathinterp.cluster.ray_cluster import existing_cluster, local_card_bytes
+from mathinterp.cluster.ray_cluster import existing_cluster
+from mathinterp.cluster.ray_private import local_card_bytes
 from mathinterp.errors import UserError
 from mathinterp.gates import real
 from mathinterp.models.card_memory import check_trainable

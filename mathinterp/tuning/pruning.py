@@ -73,17 +73,20 @@ class Pruned:
         return self.scored is not None and self.scored.complete
 
 
-def prune(spec: ModelSpec, settings: PruneSettings, out: Path, say: Say = lambda line: None) -> Pruned:
+def prune(
+    spec: ModelSpec, settings: PruneSettings, out: Path, say: Say = lambda line: None, progress: bool = True
+) -> Pruned:
     """Prune a model's deep layers to the neurons that a LoRA enhances, against random ones; what is finished is kept.
 
     Args:
         out: folder for the pruned models (Hugging Face folders) and the LoRAs (PEFT adapters).
         say: gets lines on the way.
+        progress: show bars (or lines) on stderr.
     Raises:
         UserError: a mistake in the arguments, before anything trains; ``out`` holds something else.
         Unfinished: workers or replicas died again and again; the same call goes on from there.
     """
-    return run_pruning(plan_pruning(spec, settings, say), out, say)
+    return run_pruning(plan_pruning(spec, settings, say), out, say, progress)
 
 
 def plan_pruning(spec: ModelSpec, settings: PruneSettings, say: Say = lambda line: None) -> PrunePlan:
@@ -108,13 +111,13 @@ def plan_pruning(spec: ModelSpec, settings: PruneSettings, say: Say = lambda lin
     return PrunePlan(settings, base, layer, deep, top, source, config, tests, cases)
 
 
-def run_pruning(plan: PrunePlan, out: Path, say: Say = lambda line: None) -> Pruned:
+def run_pruning(plan: PrunePlan, out: Path, say: Say = lambda line: None, progress: bool = True) -> Pruned:
     """Run, or resume, every step; raises as ``prune`` does."""
     out = out.expanduser().resolve()
     check_own(out)
     with connection(plan.settings.address):
         lora = _train_lora(plan, plan.base, out, LORA, say)
-        compared = _compare(plan, lora)
+        compared = _compare(plan, lora, progress)
         if not compared.complete:
             return Pruned(plan, out, compared, (), None)
         kept = _kept(Results(Store(compared.store), compared.run_id))
@@ -123,7 +126,7 @@ def run_pruning(plan: PrunePlan, out: Path, say: Say = lambda line: None) -> Pru
         for name, seed, neurons in _sets(plan, kept):
             conditions += _pruned_conditions(plan, out, name, seed, neurons, say)
         scan = Prune(tuple(conditions), plan.deep)
-        scored = run_prompts(scan, plan.base, plan.tests, plan.settings.test, plan.settings)
+        scored = run_prompts(scan, plan.base, plan.tests, plan.settings.test, plan.settings, progress)
     return Pruned(plan, out, compared, kept, scored)
 
 
@@ -178,11 +181,11 @@ def _train_lora(plan: PrunePlan, base: ResolvedModel, out: Path, name: str, say:
     )  # fmt: skip
 
 
-def _compare(plan: PrunePlan, lora: TuningResult) -> RunSummary:
+def _compare(plan: PrunePlan, lora: TuningResult, progress: bool) -> RunSummary:
     """CNA original against tuned, in the deep layers."""
     tuned = Against("adapter", str(lora.out))
     scan = Neurons(tuned, plan.settings.target, keep=Keep(plan.top), layers=plan.deep)
-    return run_prompts(scan, plan.base, plan.cases, plan.settings.cases, plan.settings)
+    return run_prompts(scan, plan.base, plan.cases, plan.settings.cases, plan.settings, progress)
 
 
 def _kept(compared: Results) -> tuple[Neuron, ...]:

@@ -57,17 +57,20 @@ class Swept:
         return self.compared is not None and self.compared.complete
 
 
-def sweep(spec: ModelSpec, settings: SweepSettings, out: Path, say: Say = lambda line: None) -> Swept:
+def sweep(
+    spec: ModelSpec, settings: SweepSettings, out: Path, say: Say = lambda line: None, progress: bool = True
+) -> Swept:
     """Train a LoRA in each layer at each rate, score the test prompts, and compare neurons; finished trials are kept.
 
     Args:
         out: folder for the adapters, seen by all nodes.
         say: gets lines about the data.
+        progress: show bars (or lines) on stderr.
     Raises:
         UserError: a mistake in the arguments, before anything trains; ``out`` holds another sweep, or lost adapters.
         Unfinished: replicas died until none was left; the same call goes on from there.
     """
-    return run_sweep(plan_sweep(spec, settings, say), out)
+    return run_sweep(plan_sweep(spec, settings, say), out, progress)
 
 
 def plan_sweep(spec: ModelSpec, settings: SweepSettings, say: Say = lambda line: None) -> SweepPlan:
@@ -85,19 +88,21 @@ def plan_sweep(spec: ModelSpec, settings: SweepSettings, say: Say = lambda line:
     return SweepPlan(settings, base, source, scan, tests, cases)
 
 
-def run_sweep(plan: SweepPlan, out: Path) -> Swept:
+def run_sweep(plan: SweepPlan, out: Path, progress: bool = True) -> Swept:
     """Run, or resume, the trials and the comparison of their neurons; raises as ``sweep`` does."""
     settings, base, folder = plan.settings, plan.base, out.expanduser().resolve()
     claim_folder(folder, plan.scan, base.fingerprint, base.dtype)
     with connection(settings.address):
-        trained = run_prompts(replace(plan.scan, folder=str(folder)), base, plan.tests, settings.test, settings)
+        scan = replace(plan.scan, folder=str(folder))
+        trained = run_prompts(scan, base, plan.tests, settings.test, settings, progress)
         if not trained.complete:
             return Swept(folder, trained, None)
         trials = chosen_trials(Results(Store(trained.store), trained.run_id))
         if lost := missing_adapters(str(folder), trials):
             raise UserError(f"{len(lost)} adapters of the sweep are not in `out` {folder}, first {lost[0].name}")
         compare = SweepNeurons(trained.run_id, trials, str(folder), settings.top, settings.target)
-        return Swept(folder, trained, run_prompts(compare, base, plan.cases, settings.cases, settings))
+        compared = run_prompts(compare, base, plan.cases, settings.cases, settings, progress)
+    return Swept(folder, trained, compared)
 
 
 def read_tests(settings: LoraSettings, base: ResolvedModel) -> tuple[list[Prompt], list[Prompt]]:
@@ -127,12 +132,14 @@ def training(settings: LoraSettings, samples: int, learning_rate: float, say: Sa
 
 
 def run_prompts(
-    scan: Experiment, base: ResolvedModel, prompts: Sequence[Prompt], label: str, settings: LoraSettings
-) -> RunSummary:
+    scan: Experiment, base: ResolvedModel, prompts: Sequence[Prompt], label: str, settings: LoraSettings,
+    progress: bool = True,
+) -> RunSummary:  # fmt: skip
     """Run, or resume, a scan of the base on these prompts, where the settings say."""
     return run_scan(
         scan, plain_spec(base), prompts, settings.store, replicas=settings.replicas,
         gpus_per_replica=settings.gpus_per_replica, address=settings.address, prompts_label=label,
+        progress=progress,
     )  # fmt: skip
 
 

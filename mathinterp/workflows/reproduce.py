@@ -21,7 +21,7 @@ from mathinterp.workflows.papers import find_items
 from mathinterp.workflows.papers.item import PAPER_MODELS, Item
 from mathinterp.workflows.stages import STAGES, Asked, Stage, in_order
 from mathinterp.workflows.trainings import BENCHMARKS, NEEDS, TRAININGS, Training, train
-from mathinterp.workflows.verdicts import Compared, Measured, Verdict, compare, said
+from mathinterp.workflows.verdicts import COMPARED, Compared, Measured, Verdict, compare, said
 
 Told = Callable[[str, RunSummary], None]
 FLOOR, CEILING = 0.1, 0.98  # accuracies that leave nothing to lose, or to gain
@@ -89,7 +89,8 @@ class ItemResult:
         """In a few words."""
         if not self.lines:
             return f"{Verdict.NOT_COMPARABLE}: {'; '.join(dict.fromkeys(self.missing.values())) or self.item.why}"
-        return said(self.lines)
+        second_hand = self.item.source.second_hand and any(line.verdict in COMPARED for line in self.lines)
+        return said(self.lines) + ("; the paper's numbers are second hand" if second_hand else "")
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def reproduce(
     Args:
         model: from ``load`` or ``wrap``, or a name.
         only: ids of items; none: all.
-        limit: prompts of each set at most; None: as many as the papers have.
+        limit: prompts of each set at most; None: all.
         data: folder of the public files, as for ``mathinterp.evaluation``; None: what needs them is left out.
         steps: optimizer steps of each training; None: the papers' (four epochs); 0: no training.
         trained: folder for what trainings leave.
@@ -269,13 +270,15 @@ def _result(item: Item, asked: Asked, missing: dict[str, str]) -> ItemResult:
     same = item.model == asked.own
     reasons = [] if same else [f"another model than the paper's {item.model}"]
     if not _runs(item, asked.own):
-        lines = compare(item, (), reasons or [], same)
+        lines = compare(item, (), reasons or [], same, ran=False)
         return ItemResult(item, lines, {}, {})
     lost = {TRAININGS.get(name, name): missing.get(TRAININGS.get(name, name), "") for name in item.stages}
     lost = {name: why for name, why in lost.items() if why}
     runs = {name: asked.runs[name] for name in item.stages if name in asked.runs}
     if lost:
-        return ItemResult(item, compare(item, (), [*reasons, *dict.fromkeys(lost.values())], same), runs, lost)
+        return ItemResult(
+            item, compare(item, (), [*reasons, *dict.fromkeys(lost.values())], same, ran=False), runs, lost
+        )
     if item.exact and asked.model.dtype not in ("float32", "float64"):
         reasons.append(f"computed in {asked.model.dtype}")
     reasons += _saturated(item, runs, asked)

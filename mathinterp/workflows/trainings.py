@@ -50,15 +50,25 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        """Where what is learnt goes: a folder for each number of steps."""
+        """Where what is learnt goes: a folder for each model, length, dtype and seed."""
         if self.out is None:
             raise UserError("needs a folder for what is learnt (`trained`)")
-        return self.out / self.model.fingerprint / (f"{self.steps}-steps" if self.steps else "four-epochs")
+        length = f"{self.steps}-steps" if self.steps else "four-epochs"
+        return self.out / self.model.fingerprint / f"{length}-{self.asked.model.dtype}-seed-{self.asked.seed}"
 
     @property
     def length(self) -> dict[str, Any]:
         """Steps as settings take them."""
         return {"steps": self.steps, "epochs": None if self.steps else 4.0}
+
+    @property
+    def lora(self) -> dict[str, Any]:
+        """Settings that the layer sweep and pruning share."""
+        asked = self.asked
+        return {
+            **self.length, **self.place, "store": asked.store.url, "seed": asked.seed, "test_limit": asked.limit,
+            "case_limit": asked.limit,
+        }  # fmt: skip
 
     @property
     def n_heads(self) -> int:
@@ -69,49 +79,40 @@ class Training:
 
 def train(name: str, training: Training, say: Say) -> dict[str, str]:
     """Train, or find finished; the runs by the names that items read. Raises UserError and Unfinished."""
-    spec = training.spec
     if name == BENCHMARKS:
-        return _benchmarks(training, spec)
+        return _benchmarks(training)
     if name == "sweep":
-        return _sweep(training, spec, say)
+        return _sweep(training, say)
     if name == "prune":
-        return _prune(training, spec, say)
-    return _tune(name, training, spec, say)
+        return _prune(training, say)
+    return _tune(name, training, say)
 
 
-def _sweep(training: Training, spec: ModelSpec, say: Say) -> dict[str, str]:
+def _sweep(training: Training, say: Say) -> dict[str, str]:
     from mathinterp.tuning.sweep import sweep
 
-    settings = SweepSettings(
-        **training.length, store=training.asked.store.url, seed=training.asked.seed, test_limit=training.asked.limit,
-        case_limit=training.asked.limit, **training.place,
-    )  # fmt: skip
-    swept = sweep(spec, settings, training.folder / "sweep", say)
+    swept = sweep(training.spec, SweepSettings(**training.lora), training.folder / "sweep", say)
     if swept.compared is None or not swept.complete:
         raise Unfinished("the LoRA sweep is incomplete")
     return {"sweep": swept.trials.run_id, "sweep_neurons": swept.compared.run_id}
 
 
-def _prune(training: Training, spec: ModelSpec, say: Say) -> dict[str, str]:
+def _prune(training: Training, say: Say) -> dict[str, str]:
     from mathinterp.tuning.pruning import prune
 
-    settings = PruneSettings(
-        **training.length, store=training.asked.store.url, seed=training.asked.seed, test_limit=training.asked.limit,
-        case_limit=training.asked.limit, **training.place,
-    )  # fmt: skip
-    pruned = prune(spec, settings, training.folder / "prune", say)
+    pruned = prune(training.spec, PruneSettings(**training.lora), training.folder / "prune", say)
     if pruned.scored is None or not pruned.complete:
         raise Unfinished("pruning is incomplete")
     return {"prune": pruned.scored.run_id}
 
 
-def _tune(name: str, training: Training, spec: ModelSpec, say: Say) -> dict[str, str]:
+def _tune(name: str, training: Training, say: Say) -> dict[str, str]:
     """B's precise fine-tuning or one of its controls, on the signed two-digit set."""
     from dataclasses import replace
 
     from mathinterp.tuning.finetune import prepare_tuning, resolve_tuned, run_tuning
 
-    rates = {"precise": 1e-3, "random": 1e-3, "lora": 2e-4, "full": 2e-5}
+    spec, rates = training.spec, {"precise": 1e-3, "random": 1e-3, "lora": 2e-4, "full": 2e-5}
     settings = TuneSettings(
         lr=rates[name], data=(TRAIN,), held_out=(TEST,), **training.length, seed=training.asked.seed, micro_batch=128,
         store=training.asked.store.url, address=training.place["address"],
@@ -138,20 +139,23 @@ def _job(name: str, training: Training, base: Any, say: Say) -> "TuningJob":
     return precise_job(choice, base, training.asked.store, say)
 
 
-def _benchmarks(training: Training, spec: ModelSpec) -> dict[str, str]:
-    """The base model on the benchmarks whose files are there; tuned ones are evaluated by whoever has trained them."""
+def _benchmarks(training: Training) -> dict[str, str]:
+    """The model on the benchmarks whose files are there; tuned ones are evaluated by whoever has trained them."""
     from mathinterp.evaluation import jobs
     from mathinterp.evaluation.task_files import ORDER
 
     data = training.asked.data
     if data is None:
         raise UserError("needs the benchmarks' public files (`data`)")
+    if isinstance(training.model, WrappedModel):
+        raise UserError("a model in memory is not evaluated; save it to a folder")
     tasks = [name for name in ORDER if (data / name).is_dir()]
     if not tasks:
         raise UserError(f"`data` {data} has no folder of a benchmark, for example svamp")
     found = jobs.evaluate(
-        tasks, spec, store=training.asked.store.url, data_dir=str(data), limit=training.asked.limit, **training.place
-    )
+        tasks, training.model, store=training.asked.store.url, data_dir=str(data), limit=training.asked.limit,
+        **training.place,
+    )  # fmt: skip
     if not found.complete:
         raise Unfinished("benchmarks are incomplete")
     return {}

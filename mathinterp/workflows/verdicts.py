@@ -13,6 +13,7 @@ from mathinterp.workflows.papers.item import Cell, Item
 FEWEST_PROMPTS = 12  # of the smallest operation: below, intervals are rough (docs/statistics.md)
 NOT_AT_HAND = "the paper's number is not at hand"
 NOT_MEASURED = "nothing was measured"
+NO_ROW = "ours has no such row"  # in runs that are there: a layer too many, a prompt that a limit left out
 
 
 class Verdict(StrEnum):
@@ -21,6 +22,9 @@ class Verdict(StrEnum):
     INSIDE = "in the interval"
     OUTSIDE = "outside"
     NOT_COMPARABLE = "not comparable"
+
+
+COMPARED = (Verdict.INSIDE, Verdict.OUTSIDE)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,10 @@ class Compared:
     why: str = ""
 
 
-def judge(ours: Measured | None, paper: Cell | None, reasons: Sequence[str] = (), *, exact: bool = False) -> Compared:
+def judge(
+    ours: Measured | None, paper: Cell | None, reasons: Sequence[str] = (), *, exact: bool = False,
+    absent: str = NOT_MEASURED,
+) -> Compared:  # fmt: skip
     """The verdict on one number.
 
     A printed number stands for all that round to it, half of its last digit to both sides; where nothing is drawn at
@@ -55,13 +62,14 @@ def judge(ours: Measured | None, paper: Cell | None, reasons: Sequence[str] = ()
 
     Args:
         reasons: why nothing of the item compares; the first of all that apply is the item's own.
+        absent: why there is nothing of ours, where there is not.
     """
     what = paper.what if paper is not None else ours.what if ours is not None else ""
     found = list(reasons)
     if paper is None:
         found.append(NOT_AT_HAND)
     if ours is None or ours.value is None:
-        found.append(NOT_MEASURED)
+        found.append(absent)
     elif ours.low is None or ours.high is None:
         found.append("ours has no interval")
     elif not exact and ours.n is not None and ours.n < FEWEST_PROMPTS:
@@ -73,22 +81,25 @@ def judge(ours: Measured | None, paper: Cell | None, reasons: Sequence[str] = ()
     return Compared(what, ours, paper, Verdict.INSIDE if inside else Verdict.OUTSIDE)
 
 
-def compare(item: Item, measured: Sequence[Measured], reasons: Sequence[str], same_model: bool) -> tuple[Compared, ...]:
-    """Every printed number beside ours; where the paper prints none, ours alone.
+def compare(
+    item: Item, measured: Sequence[Measured], reasons: Sequence[str], same_model: bool, *, ran: bool = True
+) -> tuple[Compared, ...]:
+    """Every printed number beside ours; where the paper prints none, ours alone. ran: whether its runs are there.
 
     On the paper's model a head or neuron is compared with itself; on another one the first beside the first.
     """
     if not item.cells:
         measured = sorted(measured, key=lambda m: natural(m.what))
         return tuple(judge(ours, None, (*reasons, *item.reasons(ours.what))) for ours in measured)
-    compared = []
+    compared, absent = [], NO_ROW if ran else NOT_MEASURED
     for cell in item.cells:
         by_unit = same_model or not cell.rank
         ours = next(
             (m for m in measured if m.what == cell.what and (m.unit == cell.unit if by_unit else m.rank == cell.rank)),
             None,
         )
-        compared.append(judge(ours, cell, (*reasons, *item.reasons(cell.what)), exact=item.exact))
+        why = (*reasons, *item.reasons(cell.what))
+        compared.append(judge(ours, cell, why, exact=item.exact, absent=absent))
     taken = {id(line.ours) for line in compared}
     ranks = {cell.rank for cell in item.cells}
     more = [m for m in measured if id(m) not in taken and (not m.rank or m.rank in ranks)]
@@ -103,12 +114,12 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 def said(lines: Sequence[Compared]) -> str:
     """An item's verdict in a few words."""
-    counts = {verdict: sum(line.verdict is verdict for line in lines) for verdict in Verdict}
+    of_paper = [line for line in lines if line.paper is not None]
+    counts = {verdict: sum(line.verdict is verdict for line in of_paper) for verdict in Verdict}
     compared = counts[Verdict.INSIDE] + counts[Verdict.OUTSIDE]
     if compared:
-        return f"{counts[Verdict.INSIDE]} of {compared} in the interval, {counts[Verdict.OUTSIDE]} outside"
-    printed = [line.why.split("; ") for line in lines if line.paper is not None] or [
-        line.why.split("; ") for line in lines
-    ]
+        left = f", {rest} {Verdict.NOT_COMPARABLE}" if (rest := counts[Verdict.NOT_COMPARABLE]) else ""
+        return f"{counts[Verdict.INSIDE]} of {compared} in the interval, {counts[Verdict.OUTSIDE]} outside{left}"
+    printed = [line.why.split("; ") for line in of_paper or lines]
     shared = [why for why in printed[0] if all(why in whys for whys in printed)] if printed else []
     return f"{Verdict.NOT_COMPARABLE}: {'; '.join(shared) or NOT_MEASURED}"

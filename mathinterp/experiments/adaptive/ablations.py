@@ -89,7 +89,7 @@ class AdaptiveAblation(Adaptive, Ablation):
 
     @classmethod
     def grid(cls, results: Results) -> Grid | None:
-        """Nodes by prompts; of an adaptive run, whose nodes stopped at different prompts, there is none."""
+        """Nodes by prompts; of an adaptive run, whose nodes stopped at different prompts, what was computed."""
         from mathinterp.experiments.grid import ablation_grid
 
         return ablation_grid(results, cls.node_table.removesuffix("_scan"), cls.node_table)

@@ -12,7 +12,7 @@ def draw_decisions(results: Results, word: str, unit: str = "points") -> Figure:
 
     Args:
         word: what a node is called.
-        unit: of 100 * estimate.
+        unit: of the estimate, a fraction; see Tip.
     """
     found = results.frame(
         """SELECT node, layer, head, decision, exact, estimate, low, high, prompts_used, prompts_run, cells AS prompts,
@@ -35,8 +35,9 @@ def draw_decisions(results: Results, word: str, unit: str = "points") -> Figure:
     counts = found["decision"].value_counts()
     said = ", ".join(f"{count} {decision}" for decision, count in counts.items())
     (rule,) = results.rows("SELECT (parameters ->> 'decide')::DOUBLE AS decide FROM runs WHERE run_id = $run")
+    threshold = rule["decide"] / (1 if unit in ("%", "points") else 100)  # of hundredths
     return titled(
-        figure, results, f"Which {word}s are above {rule['decide']:g} {unit}",
+        figure, results, f"Which {word}s are above {threshold:g} {unit}",
         f"Two maps of layers by {word}s: the estimate of each, and how many prompts its decision took. {said}.",
         ["some are not decided yet"] if counts.get("open", 0) else [],
     )  # fmt: skip

@@ -36,8 +36,9 @@ RANK_BY = ("accuracy", "logprob")
 class Iterative(Ablation):
     """Find a ranking of heads: mask the worst head, rank the others again, and so on.
 
-    Costs about as much as ``steps`` head scans of the same prompts, one after another on one replica. Ties of accuracy
-    go to the lowest log-probability, then to the lower layer and head; both are unweighted means over operations.
+    A step costs about as much as a head scan of the same prompts; one replica does all, one after another. Ties of
+    accuracy go to the lowest log-probability, then to the lower layer and head; both are unweighted means over
+    operations.
     """
 
     ablation: str = option(

@@ -81,8 +81,16 @@
     const copy = structuredClone(spec);
     delete copy.config?.range; // colours are those of the page, light or dark
     for (const name in copy.datasets ?? {}) copy.datasets[name] = asRows(copy.datasets[name]);
-    if (copy.columns) copy.columns = Math.max(1, Math.floor(width / ((copy.spec?.width ?? 250) + 50)));
+    if (copy.columns) copy.columns = balanced(copy.facet?.sort?.length ?? copy.concat?.length ?? copy.columns, Math.floor(width / (widest(copy) + 50)));
     return copy;
+  }
+
+  const widest = (spec) => Math.max(180, ...[spec.spec, ...(spec.concat ?? [])].map((part) => (part ? part.width ?? part.spec?.width ?? 250 : 0)));
+
+  // Of so many panels those in a row, so that the last row is not left with one alone.
+  function balanced(panels, most) {
+    const rows = Math.ceil(panels / Math.max(1, most));
+    return Math.max(1, Math.ceil(panels / rows));
   }
 
   async function draw(figure) {
@@ -108,6 +116,39 @@
     }
   }
 
+  // A small picture of a chart: its first panel, marks alone.
+  function reduced(spec) {
+    let part = structuredClone(spec);
+    const { datasets } = part;
+    for (const name in datasets ?? {}) datasets[name] = asRows(datasets[name]);
+    while (part.spec || part.concat || part.vconcat || part.hconcat) {
+      const inner = part.spec ?? (part.concat ?? part.vconcat ?? part.hconcat)[0];
+      inner.data ??= part.data;
+      if (part.facet?.sort) inner.transform = [{ filter: { field: part.facet.field, equal: part.facet.sort[0] } }, ...(inner.transform ?? [])];
+      part = inner;
+    }
+    return { ...bare(part), $schema: spec.$schema, datasets, title: undefined, width: 120, height: 98, padding: 4, autosize: { type: "fit", contains: "padding" } };
+  }
+
+  // Marks without axes, legends, words and tooltips.
+  function bare(part) {
+    const { encoding = {}, layer, width, height, ...rest } = part;
+    const kept = Object.entries(encoding).filter(([channel]) => !["tooltip", "text"].includes(channel))
+      .map(([channel, each]) => [channel, ["x", "y"].includes(channel) ? { ...each, axis: null } : each.field && !/^[xy]/.test(channel) ? { ...each, legend: null } : each]);
+    const inner = layer?.filter(({ mark }) => (mark?.type ?? mark) !== "text").map(bare);
+    return { ...rest, encoding: Object.fromEntries(kept), ...(inner ? { layer: inner } : {}) };
+  }
+
+  const small = new Map(); // place of a thumbnail -> Vega's view
+  async function drawSmall(place) {
+    const { key } = place.dataset;
+    await Promise.all([load("vega"), load(`data/${key}`)]);
+    small.get(place)?.finalize();
+    small.set(place, await window.vegaEmbed(place, reduced(given.figures.get(key)), {
+      mode: "vega-lite", renderer: "canvas", actions: false, ast: true, defaultStyle: false, tooltip: false, config: vegaConfig(),
+    }));
+  }
+
   async function save(figure, kind) {
     const result = drawn.get(figure);
     if (!result) return;
@@ -121,7 +162,8 @@
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries.filter((each) => each.isIntersecting)) {
       seen.unobserve(entry.target);
-      draw(entry.target);
+      if (entry.target.matches(".thumbnail")) drawSmall(entry.target);
+      else draw(entry.target);
     }
   }, { rootMargin: "200px" });
 
@@ -168,6 +210,7 @@
 
   function recolour() {
     for (const figure of drawn.keys()) draw(figure);
+    for (const place of small.keys()) drawSmall(place);
     document.dispatchEvent(new Event("recoloured"));
   }
 
@@ -210,11 +253,13 @@
   function added(view) {
     const key = view.id.replace(/^run-/, "");
     for (const name of [`data/${key}`, `data/${key}-figure`]) scripts.delete(name);
-    for (const figure of [...drawn.keys()].filter((each) => !each.isConnected)) {
-      drawn.get(figure).finalize();
-      drawn.delete(figure);
+    for (const views of [drawn, small]) {
+      for (const place of [...views.keys()].filter((each) => !each.isConnected)) {
+        views.get(place).finalize();
+        views.delete(place);
+      }
     }
-    for (const figure of all("figure.chart", view)) seen.observe(figure);
+    for (const figure of all("figure.chart, .thumbnail", view)) seen.observe(figure);
     show(false);
   }
 
@@ -234,7 +279,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
   document.addEventListener("DOMContentLoaded", () => {
     show();
-    for (const figure of all("figure.chart")) seen.observe(figure);
+    for (const figure of all("figure.chart, .thumbnail")) seen.observe(figure);
     performance.mark("interactive");
   });
 })();

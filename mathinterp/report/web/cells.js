@@ -12,15 +12,16 @@
   class Cells {
     static async of(data) {
       const cells = new Cells();
-      const [flags, levels, after] = await Promise.all([
-        unpacked(data.cells, Uint8Array), unpacked(data.change, Uint8Array),
-        unpacked(data.after, data.wide ? Uint32Array : Uint16Array),
+      const [flags, after, ...levels] = await Promise.all([
+        unpacked(data.cells, Uint8Array), data.answers && unpacked(data.after, data.wide ? Uint32Array : Uint16Array),
+        ...data.quantities.map((quantity) => unpacked(quantity.levels, Uint8Array)),
       ]);
       Object.assign(cells, { data, flags, levels, after, N: data.layers.length, P: data.prompts.length });
-      cells.nats = Float64Array.from({ length: 256 }, (_, q) => {
+      cells.mixed = data.heads.some((head) => head < 0) && data.heads.some((head) => head >= 0);
+      cells.amounts = data.quantities.map(({ bound }) => Float64Array.from({ length: 256 }, (_, q) => {
         const step = (q - 128) / 127;
-        return q === 0 ? 0 : Math.sign(step) * step * step * data.bound;
-      });
+        return q === 0 ? 0 : Math.sign(step) * step * step * bound;
+      }));
       cells.rows = new Uint32Array(cells.N + 1); // changed cells before each row
       for (let h = 0; h < cells.N; h++) cells.rows[h + 1] = cells.rows[h] + cells.changedIn(h, 0, cells.P);
       if (data.attention) {
@@ -39,26 +40,28 @@
     }
 
     name(h) {
-      return this.data.heads[h] < 0 ? `${this.data.layers[h]}` : `${this.data.layers[h]}.${this.data.heads[h]}`;
+      const layer = this.data.layers[h], head = this.data.heads[h];
+      return head < 0 ? (this.mixed ? `MLP ${layer}` : `${layer}`) : `${layer}.${head}`;
     }
 
     prompt(p) {
-      const [id, text, answer, before, operation] = this.data.prompts[p];
-      return { id, text, answer, before, operation };
+      const [id, text, answer, before, operation, ...extras] = this.data.prompts[p];
+      return { id, text, answer, before, operation, extras };
     }
 
-    // One cell: whether it is there, right before and after, the two answers, and the change in nats.
+    // One cell, or null where nothing was computed: whether it is worse, the answers before and after (null: not stored),
+    // the quantities, and the probability of the right answer before and after, where that is known.
     at(h, p) {
-      const flag = this.flags[h * this.P + p];
+      const flag = this.flags[h * this.P + p], { answers, logprobs } = this.data;
       if (flag === MISSING) return null;
-      const { before } = this.prompt(p);
+      const { before } = this.prompt(p), amounts = this.amounts.map((table, k) => table[this.levels[k][h * this.P + p]]);
       const changed = (flag & CHANGED) !== 0;
       return {
-        rightBefore: (flag & RIGHT_BEFORE) !== 0,
-        rightAfter: (flag & RIGHT_AFTER) !== 0,
+        worse: (flag & (RIGHT_BEFORE | RIGHT_AFTER)) === RIGHT_BEFORE,
         before,
-        after: changed ? this.data.answers[this.after[this.rows[h] + this.changedIn(h, 0, p)]] : before,
-        change: this.nats[this.levels[h * this.P + p]],
+        after: !answers ? null : changed ? answers[this.after[this.rows[h] + this.changedIn(h, 0, p)]] : before,
+        amounts,
+        chances: logprobs && [0, amounts.at(-1)].map((change) => Math.min(1, Math.exp(logprobs[p] + change))),
       };
     }
 
@@ -74,42 +77,44 @@
         .sort((a, b) => b.mass - a.mass);
     }
 
-    // Over the prompts: per component, cells, answers broken and mended, summed change. Over the components: per prompt,
-    // answers broken, mended, and summed change.
-    count(components, prompts) {
-      const { N, P, flags, levels, nats } = this;
-      const cells = new Uint32Array(N), broken = new Uint32Array(N), mended = new Uint32Array(N), change = new Float64Array(N);
-      const brokenAt = new Uint32Array(P), mendedAt = new Uint32Array(P);
+    // Over the prompts: per component, cells computed, worse, better, and the sum of quantity k. Over the components: per
+    // prompt, cells not computed, worse, better, and (asked for, since it takes time) the sum.
+    count(components, prompts, k, sumsAt) {
+      const { N, P, flags } = this, levels = this.levels[k], amounts = this.amounts[k];
+      const cells = new Uint32Array(N), worse = new Uint32Array(N), better = new Uint32Array(N), sum = new Float64Array(N);
+      const worseAt = new Uint32Array(P), betterAt = new Uint32Array(P), absentAt = new Uint32Array(P), sumAt = new Float64Array(P);
       const isChosen = new Uint8Array(N);
       for (const h of components) isChosen[h] = 1;
-      const kind = new Uint8Array(256); // 1: broken, 2: mended, 4: missing
+      const kind = new Uint8Array(256); // 1: worse, 2: better, 4: missing
       for (let flag = 0; flag < 8; flag++) kind[flag] = [0, 1, 2, 0][flag & 3];
       kind[MISSING] = 4;
       for (let h = 0; h < N; h++) {
-        let lost = 0, won = 0, absent = 0, sum = 0;
+        let lost = 0, won = 0, absent = 0, total = 0;
         const base = h * P, own = isChosen[h];
         for (let i = 0; i < prompts.length; i++) {
-          const p = prompts[i], of = kind[flags[base + p]];
-          sum += nats[levels[base + p]];
-          if (of === 1) { lost++; brokenAt[p] += own; }
-          else if (of === 2) { won++; mendedAt[p] += own; }
-          else if (of === 4) absent++;
+          const p = prompts[i], of = kind[flags[base + p]], amount = amounts[levels[base + p]];
+          total += amount;
+          if (sumsAt && own) sumAt[p] += amount;
+          if (of === 1) { lost++; worseAt[p] += own; }
+          else if (of === 2) { won++; betterAt[p] += own; }
+          else if (of === 4) { absent++; absentAt[p] += own; }
         }
         cells[h] = prompts.length - absent;
-        broken[h] = lost;
-        mended[h] = won;
-        change[h] = sum;
+        worse[h] = lost;
+        better[h] = won;
+        sum[h] = total;
       }
-      return { cells, broken, mended, change, brokenAt, mendedAt };
+      return { cells, worse, better, sum, worseAt, betterAt, absentAt, sumAt };
     }
 
     // Every chosen cell, rows by columns, on a canvas; where several share a pixel, the most telling one is shown.
-    paint(canvas, components, prompts, byChange, colours) {
+    // k: the quantity; null: the outcome.
+    paint(canvas, components, prompts, k, colours) {
       const width = Math.max(1, Math.min(canvas.width, prompts.length)), height = Math.max(1, Math.min(canvas.height, components.length));
       const paper = new ImageData(width, height), pixels = new Uint32Array(paper.data.buffer);
-      const { code, colour } = byChange ? this.byChange(colours) : this.byOutcome(colours);
+      const { code, colour } = k === null ? this.byOutcome(colours) : this.byChange(colours);
       const best = new Uint8Array(width * height), columns = Uint32Array.from(prompts, (_, i) => (i * width / prompts.length) | 0);
-      const source = byChange ? this.levels : this.flags;
+      const source = k === null ? this.flags : this.levels[k];
       components.forEach((h, row) => {
         const line = ((row * height / components.length) | 0) * width, base = h * this.P;
         for (let i = 0; i < prompts.length; i++) {

@@ -1,73 +1,96 @@
 "use strict";
 // Exploring a grid: choose components to see which sentences break, choose sentences to see which components matter.
 (() => {
-  const { Cells, mixed, colour, say, make } = window.mathinterp;
-  const ROWS = 15, SENTENCES = 50;
-
-  const nats = (value) => (Math.abs(value) < 0.005 ? "0.00" : `${value > 0 ? "+" : ""}${value.toFixed(2)}`);
-  const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+  const { Cells, Lists, mixed, colour, say, make, counted, amount, ofCell, number } = window.mathinterp;
   const labelled = (text, control) => {
     control.setAttribute("aria-label", text); // else the label's name would have the choices in it
     return make("label", {}, make("span", {}, text), control);
   };
+  const capital = (text) => `${text[0].toUpperCase()}${text.slice(1)}`;
 
-  class Explorer {
+  class Explorer extends Lists {
     constructor(room, cells) {
-      Object.assign(this, { room, cells, word: cells.data.word, head: null, more: SENTENCES, cursor: [0, 0] });
+      super();
+      const { data } = cells;
+      Object.assign(this, { room, cells, word: data.word, words: data.outcomes, head: null, cursor: [0, 0] });
       this.all = Int32Array.from({ length: cells.N }, (_, h) => h);
-      this.operations = [...new Set(cells.data.prompts.map((prompt) => prompt[4]))];
-      this.texts = cells.data.prompts.map(([id, text]) => `${text} ${id}`.toLowerCase());
-      this.layers = Math.max(...cells.data.layers) + 1;
-      this.columns = Math.max(...cells.data.heads, 0) + 1;
-      this.place = new Map(Array.from(this.all, (h) => [`${cells.data.layers[h]}/${Math.max(cells.data.heads[h], 0)}`, h]));
+      this.operations = [...new Set(data.prompts.map((prompt) => prompt[4]))];
+      this.texts = data.prompts.map(([id, text]) => `${text} ${id}`.toLowerCase());
+      this.layers = Math.max(...data.layers) + 1;
+      this.across_heads = Math.max(...data.heads) + 1;
+      this.columns = Math.max(this.across_heads + cells.mixed, 1);
+      this.place = new Map(Array.from(this.all, (h) => [`${data.layers[h]}/${this.columnOf(h)}`, h]));
+      this.partly = cells.flags.includes(255);
       this.build();
       this.reset();
       document.addEventListener("recoloured", () => this.update());
     }
 
+    // On the map MLPs are a last column, or the only one.
+    columnOf(h) {
+      const head = this.cells.data.heads[h];
+      return head < 0 ? this.columns - 1 : head;
+    }
+
     // ---- what is on the page ----
 
+    select(choices, changed) {
+      return make("select", { onchange: changed }, ...choices.map(([value, text]) => make("option", { value }, text)));
+    }
+
     build() {
-      const { word } = this, redo = () => this.filter();
-      this.operation = make("select", { onchange: redo }, ...["all", ...this.operations].map((name) => make("option", {}, name)));
+      const { word, words } = this, { data } = this.cells, redo = () => this.filter(), again = () => this.update();
+      this.operation = this.select(["all", ...this.operations].map((name) => [name, name]), redo);
       this.text = make("input", { type: "search", placeholder: "for example 17 +", oninput: redo });
-      this.named = make("input", { type: "search", placeholder: this.cells.data.heads[0] < 0 ? "for example 0, 3" : "for example 0.6, 3", oninput: redo });
-      this.quantity = make("select", { onchange: () => this.update() },
-        make("option", { value: "" }, "answers"), make("option", { value: "change" }, "log-probability"));
-      this.order = make("select", { onchange: () => this.update() },
-        make("option", { value: "" }, "as numbered"), make("option", { value: "worst" }, "most broken first"));
+      this.named = make("input", { type: "search", placeholder: !this.across_heads ? "for example 0, 3" : this.cells.mixed ? "for example 0.6, MLP 3" : "for example 0.6, 3", oninput: redo });
+      this.coloured = this.select([["", "answers"], ...data.quantities.map(({ title }, k) => [`${k}`, title])], again);
+      this.coloured.value = data.by_quantity ? "0" : "";
+      this.order = this.select([["", "as numbered"], ["worst", "worst first"], ...(this.partly ? [["computed", "most computed first"]] : [])], again);
+      this.order.value = data.decisions ? "computed" : "";
+      const found = [...new Set((data.decisions?.rows ?? []).map((row) => row?.decision).filter(Boolean))];
+      this.decided = this.select(["all", ...found].map((name) => [name, name]), redo);
       const clear = make("button", { type: "button", onclick: () => this.reset() }, "Choose all again");
       this.status = make("p", { class: "status", role: "status" });
       this.map = this.canvas(`${word}s by layer, coloured by what they do to the chosen prompts`, (box) => this.chooseOnMap(box), (x, y) => this.onMap(x, y));
-      this.heat = this.canvas(`${word}s by prompts; arrow keys move, Enter lists what the ${word} breaks`, (box) => this.chooseOnHeat(box), (x, y) => this.onHeat(x, y));
+      this.heat = this.canvas(`${word}s by prompts; arrow keys move, Enter lists what the ${word} ${words.worse[0]}s`, (box) => this.chooseOnHeat(box), (x, y) => this.onHeat(x, y));
       this.heat.addEventListener("keydown", (event) => this.keyed(event));
       this.mapTitle = make("h4", {});
       this.legend = make("div", { class: "legend" });
-      this.worstHeads = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${word}s that matter` });
-      this.worstPrompts = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "prompts that break" });
+      this.worstHeads = make("div", { class: "scroll names", tabindex: 0, role: "region", "aria-label": `${word}s that matter` });
+      this.worstPrompts = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "prompts that matter" });
       this.sentences = make("div", { class: "sentences" });
       this.tip = make("div", { class: "tip", hidden: true });
+      const last = this.cells.mixed ? ", the last column is MLPs" : "";
       this.room.replaceChildren(
         make("div", { class: "controls" }, labelled("Operation", this.operation), labelled("Sentences with", this.text),
-          labelled(`${word[0].toUpperCase()}${word.slice(1)}s`, this.named), labelled("Colour", this.quantity), labelled("Order", this.order), clear),
+          labelled(`${capital(word)}s`, this.named), data.decisions ? labelled("Decision", this.decided) : null, labelled("Colour", this.coloured), labelled("Order", this.order), clear),
         this.status,
         make("div", { class: "panels" },
-          make("div", {}, this.mapTitle, this.map, make("p", { class: "hint" }, `Layer 0 is below. Drag to choose ${word}s, click for one ${word}'s sentences.`)),
+          make("div", {}, this.mapTitle, this.map, make("p", { class: "hint" }, `Layer 0 is below${last}. Drag to choose ${word}s, click for one ${word}'s sentences.${this.dotted()}`)),
           make("div", {}, make("h4", {}, `${word}s (down) by prompts (across)`), this.heat, this.legend,
             make("p", { class: "hint" }, "Drag to choose, click a cell for its sentences."))),
         make("div", { class: "panels even" },
-          make("div", {}, make("h4", {}, `${word}s that break most of the chosen prompts`), this.worstHeads),
-          make("div", {}, make("h4", {}, `Prompts that most of the chosen ${word}s break`), this.worstPrompts)),
+          make("div", {}, make("h4", {}, `${word}s that ${words.worse[0]} most of the chosen prompts`), this.worstHeads),
+          make("div", {}, make("h4", {}, `Prompts that the chosen ${word}s ${words.worse[0]} most`), this.worstPrompts)),
         this.sentences, this.tip, make("p", { class: "hint" }, this.precision()));
     }
 
+    dotted() {
+      const { decisions } = this.cells.data, row = decisions?.rows.find(Boolean);
+      return row ? ` Dot: decided to be above ${row.threshold} ${decisions.unit}.` : "";
+    }
+
     precision() {
-      const { bound, error, attention } = this.cells.data;
+      const { data } = this.cells, { attention } = data;
+      const kept = data.quantities.map(({ title, unit, bound, error }) =>
+        `${capital(title)} is kept in 255 steps of ± (k/127)² × ${bound.toPrecision(4)} ${unit}, off by at most ${error.toPrecision(2)}.`);
       const left = attention?.left_out
-        ? ` Attention: only of the ${counted(attention.heads.length, "head")} that matter most; ${counted(attention.left_out, "other")} left out for size (run ${attention.run} has them).`
-        : "";
-      return `An answer is what the model predicts at each counted token, the right ones before it given; it is right if every one is.`
-        + ` Changes of log-probability are kept in 255 steps of ± (k/127)² × ${bound.toPrecision(4)} nats, off by at most ${error.toPrecision(2)}.${left}`;
+        ? [`Attention: only of the ${counted(attention.heads.length, "head")} that matter most; ${counted(attention.left_out, "other")} left out for size (run ${attention.run} has them).`]
+        : [];
+      const absent = data.decisions
+        ? ["Cells that were not computed are blank; counts and shares are of those that were. A decided node stopped early: of its drop the decision's estimate counts, not its share here."]
+        : this.partly ? ["Cells that were not computed are blank; counts and shares are of those that were."] : [];
+      return [this.words.about, ...absent, ...kept, ...left].join(" ");
     }
 
     canvas(label, choose, tell) {
@@ -105,6 +128,7 @@
 
     reset() {
       this.operation.value = "all";
+      this.decided.value = "all";
       this.text.value = this.named.value = "";
       this.brushedHeads = this.brushedPrompts = null;
       this.filter();
@@ -115,9 +139,10 @@
       const within = this.brushedPrompts ?? prompts.keys();
       this.prompts = Int32Array.from([...within].filter((p) =>
         (operation === "all" || prompts[p][4] === operation) && (!text || this.texts[p].includes(text))));
-      const named = this.named.value.split(/[\s,]+/).filter(Boolean);
-      const heads = this.brushedHeads ?? this.all;
-      this.heads = named.length ? heads.filter((h) => named.some((name) => name === this.cells.name(h) || name === `${this.cells.data.layers[h]}`)) : heads;
+      const named = this.named.value.toLowerCase().replace(/mlp\s+(?=\d)/g, "mlp").split(/[\s,]+/).filter(Boolean), decided = this.decided.value;
+      this.heads = (this.brushedHeads ?? this.all).filter((h) =>
+        (!named.length || named.some((name) => name === this.cells.name(h).toLowerCase().replace(" ", "") || name === `${this.cells.data.layers[h]}`
+          || (name === "mlp" && this.cells.data.heads[h] < 0))) && (decided === "all" || this.decision(h)?.decision === decided));
       this.update();
     }
 
@@ -165,17 +190,24 @@
 
     update() {
       performance.mark("filter-start");
-      const { cells, word } = this;
-      this.counts = cells.count(this.heads, this.prompts);
-      const { broken, mended, brokenAt } = this.counts;
+      const { cells, word, words } = this, { value } = this.coloured, ordered = this.order.value;
+      this.byQuantity = value !== "";
+      this.quantity = cells.data.quantities[Number(value)];
+      this.counts = cells.count(this.heads, this.prompts, Number(value), this.byQuantity);
+      const { worse, better, worseAt, absentAt, sumAt, cells: computed } = this.counts;
       this.rows = [...this.heads];
       this.across = [...this.prompts];
-      if (this.order.value) {
-        this.rows.sort((a, b) => broken[b] - broken[a] || a - b);
-        this.across.sort((a, b) => brokenAt[b] - brokenAt[a] || a - b);
+      if (ordered === "worst") {
+        this.rows.sort((a, b) => (this.effect(a) ?? 0) - (this.effect(b) ?? 0) || a - b);
+        this.across.sort((a, b) => (this.byQuantity ? sumAt[a] - sumAt[b] : worseAt[b] - worseAt[a]) || a - b);
+      } else if (ordered === "computed") {
+        this.rows.sort((a, b) => computed[b] - computed[a] || a - b);
+        this.across.sort((a, b) => absentAt[a] - absentAt[b] || a - b);
       }
       const sum = (counts) => this.heads.reduce((total, h) => total + counts[h], 0);
-      this.status.textContent = `${this.heads.length.toLocaleString("en")} of ${counted(cells.N, word)}, ${this.prompts.length.toLocaleString("en")} of ${counted(cells.P, "prompt")}: ${counted(sum(broken), "answer")} broken, ${sum(mended).toLocaleString("en")} mended`;
+      const shown = sum(computed), whole = this.heads.length * this.prompts.length;
+      this.status.textContent = `${number(this.heads.length)} of ${counted(cells.N, word)}, ${number(this.prompts.length)} of ${counted(cells.P, "prompt")}`
+        + `${shown < whole ? `, ${number(shown)} of ${counted(whole, "cell")} computed` : ""}: ${counted(sum(worse), "answer")} ${words.worse[1]}, ${number(sum(better))} ${words.better[1]}`;
       this.paintMap();
       this.paintHeat();
       this.listHeads();
@@ -184,10 +216,11 @@
       performance.measure("filter", "filter-start");
     }
 
-    // Of the chosen prompts: the share that the component breaks less the share that it mends, or the mean change.
+    // Of the chosen prompts: the share that the node makes better less the share that it makes worse, or the mean of the
+    // quantity; null where nothing was computed.
     effect(h) {
-      const { cells, broken, mended, change } = this.counts;
-      return cells[h] ? (this.quantity.value ? change[h] : mended[h] - broken[h]) / cells[h] : null;
+      const { cells, worse, better, sum } = this.counts;
+      return cells[h] ? (this.byQuantity ? sum[h] : better[h] - worse[h]) / cells[h] : null;
     }
 
     colours() {
@@ -202,11 +235,12 @@
       const effects = Array.from(this.all, (h) => this.effect(h));
       const bound = Math.max(...effects.map(Math.abs)) || 1, chosen = new Set(this.heads);
       this.all.forEach((h, i) => {
-        const x = Math.max(this.cells.data.heads[h], 0) * side, y = (layers - 1 - this.cells.data.layers[h]) * side;
-        const width = this.cells.data.heads[h] < 0 ? map.width : side;
+        const x = this.columnOf(h) * side, y = (layers - 1 - this.cells.data.layers[h]) * side;
+        const width = columns === 1 ? map.width : side;
         drawing.fillStyle = effects[i] === null ? colours.missing : mixed(colours.right, effects[i] < 0 ? colours.broken : colours.mended, Math.abs(effects[i]) / bound);
         drawing.globalAlpha = chosen.has(h) ? 1 : 0.3;
         drawing.fillRect(x, y, width - 1, side - 1);
+        if (this.decision(h)?.decision === "above") this.dot(drawing, x + width / 2, y + side / 2, side / 6);
         if (h === this.head) {
           drawing.globalAlpha = 1;
           drawing.strokeStyle = colour("--text");
@@ -214,18 +248,31 @@
           drawing.strokeRect(x + 1, y + 1, width - 3, side - 3);
         }
       });
-      const most = this.quantity.value ? `${bound.toFixed(2)} nats` : `${(100 * bound).toFixed(1)} points`;
-      this.mapTitle.textContent = this.quantity.value
-        ? `Mean change of log-probability, up to ${most}` : `Answers broken less mended, up to ${most}`;
+      this.mapTitle.textContent = this.byQuantity
+        ? `Mean ${this.quantity.title}, up to ${bound.toFixed(2)} ${this.quantity.unit}`
+        : `Answers ${this.words.worse[1]} less ${this.words.better[1]}, up to ${(100 * bound).toFixed(1)} points`;
+    }
+
+    dot(drawing, x, y, radius) {
+      drawing.beginPath();
+      drawing.arc(x, y, Math.max(radius, 1.5), 0, 7);
+      drawing.fillStyle = "white";
+      drawing.fill();
+      drawing.lineWidth = 1;
+      drawing.strokeStyle = "black";
+      drawing.stroke();
     }
 
     paintHeat() {
-      const box = this.heat.parentElement.clientWidth || 600;
+      const box = this.heat.parentElement.clientWidth || 600, names = ["broken", "mended", "wrong", "right"];
       this.heat.width = Math.max(200, Math.floor(box));
       this.heat.height = Math.max(120, Math.min(420, this.rows.length * 8));
-      if (this.rows.length && this.across.length) this.cells.paint(this.heat, this.rows, this.across, Boolean(this.quantity.value), this.colours());
-      const shown = this.quantity.value ? [["broken", "less probable"], ["right", "unchanged"], ["mended", "more probable"]]
-        : [["broken", "right → wrong"], ["mended", "wrong → right"], ["wrong", "wrong → wrong"], ["right", "right → right"]];
+      if (this.rows.length && this.across.length) {
+        this.cells.paint(this.heat, this.rows, this.across, this.byQuantity ? Number(this.coloured.value) : null, this.colours());
+      }
+      const shown = this.byQuantity ? [["broken", "lower"], ["right", "unchanged"], ["mended", "higher"]]
+        : names.map((name, i) => [name, this.words.legend[i]]).filter(([, text]) => text);
+      if (this.partly) shown.push(["missing", "not computed"]);
       this.legend.replaceChildren(...shown.map(([name, text]) => make("span", {}, make("i", { class: name }), text)));
     }
 
@@ -245,18 +292,21 @@
 
     onMap(x, y) {
       const h = this.place.get(`${this.layers - 1 - Math.floor(y * this.layers)}/${Math.floor(x * this.columns)}`);
-      if (h === undefined || !this.counts.cells[h]) return [];
-      const { cells, broken, mended, change } = this.counts;
-      return [`${this.word} ${this.cells.name(h)}`, `${broken[h]} of ${counted(cells[h], "prompt")} broken, ${mended[h]} mended`,
-        `${nats(change[h] / cells[h])} nats per prompt`];
+      if (h === undefined) return [];
+      const { cells, worse, better, sum } = this.counts, { words } = this, name = `${this.word} ${this.cells.name(h)}`;
+      const decided = this.cells.data.decisions ? [this.decidedWords(h)] : [];
+      if (!cells[h]) return [name, "not computed on the chosen prompts", ...decided];
+      return [name, `${worse[h]} of ${counted(cells[h], "prompt")} ${words.worse[1]}, ${better[h]} ${words.better[1]}`,
+        `${this.quantity.title}: ${amount(sum[h] / cells[h], this.quantity)} per prompt`, ...decided];
     }
 
     onHeat(x, y) {
       const h = this.rows[Math.floor(y * this.rows.length)], p = this.across[Math.floor(x * this.across.length)];
       if (h === undefined || p === undefined) return [];
-      const prompt = this.cells.prompt(p), cell = this.cells.at(h, p);
-      if (!cell) return [`${this.word} ${this.cells.name(h)}`, prompt.text, "no row"];
-      return [`${this.word} ${this.cells.name(h)}`, prompt.text, `right: ${prompt.answer}; answered ${cell.before}, now ${cell.after}`, `${nats(cell.change)} nats`];
+      const prompt = this.cells.prompt(p), cell = this.cells.at(h, p), name = `${this.word} ${this.cells.name(h)}`;
+      if (!cell) return [name, prompt.text, "not computed"];
+      const answers = `right: ${prompt.answer}; answered ${cell.before}${cell.after === null ? "" : `, now ${cell.after}`}`;
+      return [name, prompt.text, answers, ...this.cells.data.quantities.map((quantity, k) => `${quantity.title}: ${ofCell(cell.amounts[k], quantity)} ${quantity.unit}`)];
     }
 
     showTip(event, lines = []) {
@@ -265,73 +315,6 @@
       this.tip.replaceChildren(...lines.map((line, i) => make(i ? "div" : "strong", { dir: "auto" }, line)));
       this.tip.style.left = `${Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8)}px`;
       this.tip.style.top = `${Math.min(event.clientY + 14, innerHeight - this.tip.offsetHeight - 8)}px`;
-    }
-
-    table(caption, names, rows) {
-      return make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)))),
-        make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", { dir: "auto" }, cell))))));
-    }
-
-    listHeads() {
-      const { cells, broken, mended, change } = this.counts;
-      const first = [...this.heads].filter((h) => cells[h]).sort((a, b) => (broken[b] - mended[b]) - (broken[a] - mended[a]) || change[a] - change[b]).slice(0, ROWS);
-      this.worstHeads.replaceChildren(this.table(`First ${first.length} of ${counted(this.heads.length, this.word)}`,
-        [this.word, "broken", "mended", "of", "nats per prompt"],
-        first.map((h) => [this.button(h), `${broken[h]}`, `${mended[h]}`, `${cells[h]}`, nats(change[h] / cells[h])])));
-    }
-
-    button(h) {
-      return make("button", { type: "button", class: "link", onclick: () => this.drill(h), "aria-label": `Sentences of ${this.word} ${this.cells.name(h)}` }, this.cells.name(h));
-    }
-
-    listPrompts() {
-      const { brokenAt, mendedAt } = this.counts;
-      const first = [...this.prompts].filter((p) => brokenAt[p]).sort((a, b) => brokenAt[b] - brokenAt[a] || a - b).slice(0, ROWS);
-      this.worstPrompts.replaceChildren(this.table(`First ${first.length}`, ["sentence", "answer", "broken by", "mended by"], first.map((p) => {
-        const { text, answer } = this.cells.prompt(p);
-        const only = () => { this.brushedPrompts = Int32Array.of(p); this.brushedHeads = null; this.filter(); };
-        return [make("button", { type: "button", class: "link", onclick: only, "aria-label": `Only this sentence: ${text}` }, text), answer, `${brokenAt[p]}`, `${mendedAt[p]}`];
-      })));
-    }
-
-    // ---- one component's sentences ----
-
-    drill(h) {
-      this.head = h;
-      this.more = SENTENCES;
-      this.paintMap();
-      this.listSentences();
-      this.sentences.scrollIntoView({ block: "nearest" });
-      this.sentences.querySelector("h4").focus({ preventScroll: true });
-    }
-
-    listSentences() {
-      const h = this.head, { cells } = this;
-      const fallen = [...this.prompts].map((p) => [p, cells.at(h, p)]).filter(([, cell]) => cell?.rightBefore && !cell.rightAfter).sort((a, b) => a[1].change - b[1].change);
-      const title = make("h4", { tabindex: -1 }, `${this.word} ${cells.name(h)} breaks ${counted(fallen.length, "sentence")} of the chosen ${this.prompts.length.toLocaleString("en")}`);
-      const attended = Boolean(cells.attended?.has(h));
-      const rows = fallen.slice(0, this.more).map(([p, cell]) => {
-        const { text, answer, operation } = cells.prompt(p);
-        return [text, operation, answer, cell.before, make("b", { class: "fallen" }, cell.after), nats(cell.change), ...(attended ? [this.bars(h, p)] : [])];
-      });
-      const table = this.table("Largest losses first", ["sentence", "operation", "right", "answered", "now", "nats", ...(attended ? ["attention of the head, by token type"] : [])], rows);
-      const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Sentences of ${this.word} ${cells.name(h)}` }, table);
-      const more = fallen.length > this.more ? make("button", { type: "button", onclick: () => { this.more *= 4; this.listSentences(); } }, `Show more of ${fallen.length.toLocaleString("en")}`) : null;
-      this.sentences.replaceChildren(title, ...(rows.length ? [scroll] : []), ...(more ? [more] : []), ...(attended || !rows.length || this.word !== "head" ? [] : [make("p", { class: "hint" }, this.noAttention())]));
-    }
-
-    noAttention() {
-      return this.cells.data.attention ? "This head's attention is left out for size." : "An attention scan of this model on these sentences would show here what the head attends to.";
-    }
-
-    bars(h, p) {
-      const found = this.cells.attention(h, p);
-      if (!found) return "not scanned";
-      return make("span", { class: "bars" }, ...found.slice(0, 3).map(({ type, mass }) => {
-        const bar = make("i", {});
-        bar.style.width = `${Math.round(60 * mass)}px`;
-        return make("span", {}, bar, `${type} ${(100 * mass).toFixed(0)} %`);
-      }));
     }
   }
 

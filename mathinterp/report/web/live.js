@@ -82,6 +82,7 @@
         tell();
         return; // for good
       }
+      if (answer.status >= 400) throw new Error((await answer.json()).error); // for example: the store is away
       if (answer.status === 200) {
         tag = answer.headers.get("ETag") ?? "";
         const state = await answer.json();
@@ -93,8 +94,8 @@
       if (document.body.dataset.now && document.body.dataset.now !== shown) await take(false);
       if (place.classList.contains("away")) news.textContent = "";
       place.classList.remove("away");
-    } catch {
-      news.textContent = "The server does not answer; what is here is as of before.";
+    } catch (error) {
+      news.textContent = `${error instanceof TypeError ? "The server does not answer" : error.message}; what is here is as of before.`;
       place.classList.add("away");
     }
     tell();

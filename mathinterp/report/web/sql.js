@@ -25,28 +25,35 @@
   }
 
   async function posted(where) {
-    const query = text.value;
+    const query = text.value, mine = new AbortController();
     kept.set(query);
-    running = new AbortController();
+    running?.abort(); // Ctrl+Enter also while one runs: the answer shown is that of the last one
+    running = mine;
     [run, csv].forEach((button) => { button.disabled = true; });
     stop.disabled = false;
     status.textContent = "Running…";
     notes.replaceChildren();
     try {
       const answer = await fetch(where, {
-        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ query }), signal: running.signal,
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ query }), signal: mine.signal,
       });
       if (!answer.ok) throw new Error((await answer.json()).error);
-      return await (where === "sql" ? answer.json() : answer.blob());
+      const found = await (where === "sql" ? answer.json() : answer.blob());
+      return running === mine ? found : null;
     } catch (error) {
+      if (running !== mine) return null;
       table.replaceChildren();
       status.textContent = error.name === "AbortError" ? "Stopped" : error instanceof TypeError ? "The answer broke off: the server ended it, or is gone" : error.message;
       return null;
     } finally {
-      running = null;
-      [run, csv].forEach((button) => { button.disabled = false; });
-      stop.disabled = true;
+      if (running === mine) ended();
     }
+  }
+
+  function ended() {
+    running = null;
+    [run, csv].forEach((button) => { button.disabled = false; });
+    stop.disabled = true;
   }
 
   async function ask() {
@@ -54,7 +61,7 @@
     if (!answer) return;
     status.textContent = answer.told;
     notes.replaceChildren(...answer.notes.map((note) => make("p", { class: "warning" }, note)));
-    const cell = (tag, more) => (value, place) => make(tag, { dir: "auto", class: answer.numbers[place] ? null : "words", ...more }, value);
+    const cell = (tag, more) => (value, place) => make(tag, { dir: "auto", class: answer.numbers[place] ? null : "words", ...more }, make("div", {}, value));
     table.replaceChildren(make("table", {},
       make("thead", {}, make("tr", {}, ...answer.columns.map(cell("th", { scope: "col" })))),
       make("tbody", {}, ...answer.rows.map((row) => make("tr", {}, ...row.map(cell("td", {})))))));
@@ -85,9 +92,15 @@
   }
 
   async function list() {
-    const answer = await fetch("views");
-    if (!answer.ok) return;
-    const found = await answer.json();
+    let found;
+    try {
+      const answer = await fetch("views");
+      found = await answer.json();
+      if (!answer.ok) throw new Error(found.error);
+    } catch (error) {
+      views.replaceChildren(make("p", { class: "warning" }, `The views cannot be listed: ${error.message}`));
+      return;
+    }
     const search = make("input", { type: "search", id: "view-search", placeholder: "for example effects", oninput: () => {
       const word = search.value.toLowerCase();
       for (const [place, each] of [...views.children].entries()) {

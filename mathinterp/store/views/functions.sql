@@ -56,11 +56,12 @@ CREATE OR REPLACE MACRO ratio_variance(x, n) AS
 -- Of a ratio of two means over the same prompts, part / whole, with their variances and covariance: an end (side -1 or 1) of
 -- Fieller's interval; null where the whole is not surely other than 0.
 CREATE OR REPLACE MACRO ratio_bound(part, whole, part_variance, both_variance, whole_variance, factor, side) AS
-    CASE WHEN whole ** 2 > factor ** 2 * whole_variance THEN
-        (part * whole - factor ** 2 * both_variance + side * sqrt(greatest(0,
-            (part * whole - factor ** 2 * both_variance) ** 2
-            - (whole ** 2 - factor ** 2 * whole_variance) * (part ** 2 - factor ** 2 * part_variance))))
-        / (whole ** 2 - factor ** 2 * whole_variance) END;
+    list_transform([factor ** 2], lambda f2:  -- once: an expression in place of each f2 takes DuckDB seconds to plan
+        CASE WHEN whole ** 2 > f2 * whole_variance THEN
+            (part * whole - f2 * both_variance + side * sqrt(greatest(0,
+                (part * whole - f2 * both_variance) ** 2
+                - (whole ** 2 - f2 * whole_variance) * (part ** 2 - f2 * part_variance))))
+            / (whole ** 2 - f2 * whole_variance) END)[1];
 -- Accuracies: a score interval for paired shares (Tango 1998) at an effective number of units (Korn & Graubard 1998), and the
 -- p-value of the same statistic, so that the two never contradict. Aggregate over the prompts of one operation, each with n
 -- units of which fell were lost and rose won: a part. ratio: variance over prompts to that of as many single units; it is

@@ -19,9 +19,9 @@ class Source:
 
 
 PAPER_TEXT = Source("the paper")
-PROJECT_NOTES = Source("the paper, as noted when this project began", second_hand=True)
+PROJECT_NOTES = Source("notes made when this project began", second_hand=True)
 READERS_NOTES = Source(
-    "a reader's notes on the paper (github.com/Hypogenic-AI/isolating-knowledge-updates-5975-claude-opus-5-5,"
+    "a reader's notes (github.com/Hypogenic-AI/isolating-knowledge-updates-5975-claude-opus-5-5,"
     " papers/notes/2409.01659.md)",
     second_hand=True,
 )

@@ -62,6 +62,33 @@ SELECT '{label}' || operation AS what, unit, rank, drop / nullif(original, 0) AS
 FROM own WHERE rank = 1 OR list_contains($units, unit)"""
 
 
+def costly_heads(stage: str) -> str:
+    """How many heads cost 10 points or more over all operations, 0.01 to 2 points, and how many there are.
+
+    The first count's interval leaves out heads that surely cost less, and begins with those that surely cost as much:
+    score tests of a drop of 10 points (docs/statistics.md), each at 5 % over the number of heads.
+    """
+    return f"""WITH own AS (
+    SELECT layer, head, operation, count(*) AS n, (sum(fell) - sum(rose)) / sum(n) AS drop,
+           score_part(fell, rose, n) AS part
+    FROM ablated_prompts WHERE run_id = ${stage} AND node = 'head' GROUP BY layer, head, operation
+),
+whole AS (
+    SELECT min(n) AS n, round(avg(drop), 12) AS drop, list(part ORDER BY operation) AS parts
+    FROM own GROUP BY layer, head
+),
+tested AS (
+    SELECT n, drop, erfc(abs(drop - 0.1) / sqrt(2 * score_variance(0.1, drop, parts))) * count(*) OVER () < 0.05 AS sure
+    FROM whole
+)
+SELECT 'heads that cost 10 points or more' AS what, '' AS unit, 0 AS rank, count_if(drop >= 0.1) AS value,
+       count_if(drop >= 0.1 AND sure) AS low, count_if(drop >= 0.1 OR NOT sure) AS high, min(n) AS n FROM tested
+UNION ALL
+SELECT 'heads that cost 0.01 to 2 points', '', 0, count_if(drop BETWEEN 0.0001 AND 0.02), NULL, NULL, min(n) FROM tested
+UNION ALL
+SELECT 'heads', '', 0, count(*), NULL, NULL, min(n) FROM tested"""
+
+
 def carry_decreases(stage: str) -> str:
     """Relative decrease on memorize and change-one tokens under each operation's most costly head."""
     return f"""WITH first AS (
@@ -103,8 +130,10 @@ FROM own"""
 def mask_keep(stage: str, cases: str) -> str:
     """Relative decreases with the first k neurons masked, or all others; and of their coefficients."""
     return f"""WITH own AS (
-    SELECT * FROM paper_a_table5
-    WHERE run_id = ${stage} AND cases = '{cases}' AND scoring = 'token' AND operation = 'all'
+    SELECT * REPLACE (fewest AS prompts)
+    FROM (SELECT *, min(prompts) OVER (PARTITION BY k) AS fewest FROM paper_a_table5
+          WHERE run_id = ${stage} AND cases = '{cases}' AND scoring = 'token')
+    WHERE operation = 'all'
 )
 SELECT 'mask top' || k AS what, '' AS unit, 0 AS rank, mask AS value, mask_low AS low, mask_high AS high,
     prompts AS n FROM own
@@ -116,21 +145,23 @@ UNION ALL SELECT 'keep, random top' || k, '', 0, keep_random, NULL, NULL, prompt
 
 def root_zeroed(stage: str) -> str:
     """By how much coefficients fall when the lowest of the first k neurons is zeroed."""
-    return f"""SELECT 'coef top' || k AS what, '' AS unit, 0 AS rank, root AS value, root_low AS low,
-       root_high AS high, n
-FROM paper_a_table6 WHERE run_id = ${stage} AND operation = 'all' AND cases = 'correct'
+    return f"""WITH own AS (
+    SELECT *, min(n) OVER (PARTITION BY k) AS fewest FROM paper_a_table6 WHERE run_id = ${stage} AND cases = 'correct'
+)
+SELECT 'coef top' || k AS what, '' AS unit, 0 AS rank, root AS value, root_low AS low, root_high AS high, fewest AS n
+FROM own WHERE operation = 'all'
 UNION ALL
-SELECT 'coef, random top' || k, '', 0, random, random_low, random_high, n
-FROM paper_a_table6 WHERE run_id = ${stage} AND operation = 'all' AND cases = 'correct'"""
+SELECT 'coef, random top' || k, '', 0, random, random_low, random_high, fewest FROM own WHERE operation = 'all'"""
 
 
 def concepts_zeroed(stage: str) -> str:
     """Relative decrease with all neurons of a level zeroed, and with as many random ones."""
-    return f"""SELECT 'accuracy M=' || level AS what, '' AS unit, 0 AS rank, decrease AS value, low, high, n
+    fewest = f"(SELECT min(prompts) FROM accuracies WHERE run_id = ${stage})"
+    return f"""SELECT 'accuracy M=' || level AS what, '' AS unit, 0 AS rank, decrease AS value, low, high, {fewest} AS n
 FROM paper_a_table8 WHERE run_id = ${stage} AND operation = 'all'
 UNION ALL
-SELECT 'random M=' || level, '', 0, random, NULL, NULL, n FROM paper_a_table8 WHERE run_id = ${stage}
-    AND operation = 'all'"""
+SELECT 'random M=' || level, '', 0, random, NULL, NULL, {fewest}
+FROM paper_a_table8 WHERE run_id = ${stage} AND operation = 'all'"""
 
 
 CONCEPT_COUNTS = """SELECT 'number M=' || level AS what, '' AS unit, 0 AS rank, kept AS value, kept AS low,

@@ -12,7 +12,7 @@ FROM (
     SELECT run_id, layer, band, learning_rate, operation, accuracy, low, high FROM lora_sweep_curve
     UNION ALL
     SELECT DISTINCT run_id, -1 AS layer, NULL AS band, NULL AS learning_rate, operation, baseline_accuracy AS accuracy,
-           NULL AS low, NULL AS high
+           baseline_low AS low, baseline_high AS high
     FROM lora_sweep_curve
 )
 GROUP BY run_id, layer;

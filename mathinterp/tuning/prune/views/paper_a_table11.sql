@@ -14,7 +14,8 @@ FROM (
     FROM (
         SELECT run_id, condition, seed, operation, accuracy, low, high FROM tuned_accuracy WHERE layer IS NULL
         UNION ALL
-        SELECT DISTINCT run_id, 'origin' AS condition, 0::SMALLINT AS seed, operation, baseline_accuracy, NULL, NULL
+        SELECT DISTINCT run_id, 'origin' AS condition, 0::SMALLINT AS seed, operation, baseline_accuracy, baseline_low,
+               baseline_high
         FROM tuned_accuracy WHERE layer IS NULL
     )
     GROUP BY run_id, condition, seed
