@@ -3,24 +3,22 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TINY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+TWO := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes, which read what the first one compiled
 
-.PHONY: docs demo test test-ray test-larger check lint types test-tiny test-quick bench notebooks clean
+.PHONY: docs demo test check lint types test-most test-quick bench notebooks clean
 
 demo: $(STAMP)
 	$(BIN)/mathinterp scan heads --store demo-results
 	$(BIN)/mathinterp sql --store demo-results "SELECT * FROM paper_a_table1 WHERE rank <= 5 ORDER BY rank"
 
 test: $(STAMP)
-	$(MAKE) --jobs 2 --output-sync lint types test-tiny
-	$(MAKE) --jobs 2 --output-sync test-ray test-larger
+	$(MAKE) --jobs 2 --output-sync lint types
+	$(MAKE) test-most
 	$(BIN)/python -m pytest -m alone
 
-test-ray:  # one after another
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray
-
-test-larger:  # beside them: tests that hold the bundled model or a larger one
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ray and not alone and bundled"
+test-most:  # on two cores, the files of tests one after another; tests that start Ray come last, see tests/in_order.py
+	$(TWO) --dist loadscope --no-loadscope-reorder -m "not alone"
 
 check: $(STAMP)  # a part of the tests, see CONTRIBUTING.md
 	$(MAKE) --jobs 2 --output-sync lint types test-quick
@@ -32,11 +30,8 @@ lint:
 types:
 	$(BIN)/mypy
 
-test-tiny:  # all others, on two cores
-	$(TINY) -m "not ray and not alone and not bundled"
-
-test-quick:  # of these, the quick ones, on three families of models
-	$(TINY) -m "not ray and not alone and not bundled and not slow and not families"
+test-quick:  # without Ray and the bundled model, the quick ones, on three families of models
+	$(TWO) --dist worksteal -m "not ray and not alone and not bundled and not slow and not families"
 
 docs: $(STAMP)  # the documentation site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -1,8 +1,10 @@
 """Fixtures of several test files; helpers that are no fixtures are modules of their own (exact.py, tiny.py, ...)."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,11 @@ from tests.warm_replicas import warm_replicas
 ROOT = Path(__file__).parents[1]
 
 
+def pytest_collection_finish() -> None:
+    """Of what is there by now nothing is garbage: searches of old objects, the Trainer's too, need not look at it."""
+    gc.freeze()
+
+
 _running: list[pytest.Item] = []
 
 
@@ -38,10 +45,20 @@ def larger_models_are_marked() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``make test``'s: not before all others have begun does a process run what needs the shared Ray."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from tests.in_order import InOrder
+
+    return InOrder(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make check` leaves out, and give tests of Ray the shared one.
 
-    It comes after all tests that start a Ray of their own: a process has one connection.
+    It comes after all tests without Ray or with one of their own: a process has one connection.
     """
     for item in items:
         if is_of_further_families(item):
@@ -49,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if shares_ray(item):
             assert isinstance(item, pytest.Function)
             item.fixturenames.insert(0, "local_ray")
-    items.sort(key=shares_ray)
+    items.sort(key=lambda item: (shares_ray(item), has_own_ray(item)))
 
 
 def is_of_further_families(item: pytest.Item) -> bool:
@@ -60,13 +77,26 @@ def is_of_further_families(item: pytest.Item) -> bool:
 
 
 def shares_ray(item: pytest.Item) -> bool:
-    """Whether the test uses the Ray of this machine that is started once for all tests."""
-    return item.get_closest_marker("ray") is not None and item.get_closest_marker("own_ray") is None
+    """Whether the test uses the Ray of this machine that is started once for all tests of a process."""
+    return item.get_closest_marker("ray") is not None and not has_own_ray(item)
+
+
+def has_own_ray(item: pytest.Item) -> bool:
+    """Whether the test starts a Ray of its own."""
+    return item.get_closest_marker("own_ray") is not None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disks_need_not_keep_up() -> Iterator[None]:
+    """Files of this process are not waited for until they are on the disk: no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[dict[str, str]]:
-    """The Ray of this machine that tests share, and the environment of drivers that join it as a submitted job does.
+    """The Ray that tests of a process share, and the environment of drivers that join it as a submitted job does.
 
     Commands of this process find themselves connected and use it; workers know the modules of this checkout, and
     compute for one run after another, see warm_replicas.py.

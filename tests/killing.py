@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import ray
 
 from mathinterp.cluster.ray_cluster import connection
@@ -40,8 +42,28 @@ def joinable_ray() -> Iterator[dict[str, str]]:
 
 
 def kill_midway(environment: Mapping[str, str], table: str, words: Sequence[str], store: Path) -> int:
-    """Run the command until its driver has heard of FINISHED shards of ``table``; returns how many files there are."""
+    """Run the command until its driver has heard of FINISHED shards of ``table``; returns how many files there are.
+
+    The files are counted when the driver's replicas are gone: until Ray ends them they go on with what they hold.
+    """
     command = [sys.executable, "-c", DOOMED, table, str(FINISHED), *words]
     killed = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    wait_for_end_of_replicas()
     return len(list(store.glob(f"{table}/run_id=*/shard-*.parquet")))
+
+
+def wait_for_end_of_replicas(seconds: float = 60) -> None:
+    """Until the Ray of this process has no replica of a driver that is a process of its own."""
+    deadline = time.monotonic() + seconds
+    while replicas := [one.name() for one in psutil.Process().children(recursive=True) if is_replica(one)]:
+        assert time.monotonic() < deadline, replicas
+        time.sleep(0.05)
+
+
+def is_replica(process: psutil.Process) -> bool:
+    """Whether it holds a ``Replica``, as Ray names processes after the class of their actor."""
+    try:
+        return process.name().startswith("ray::Replica") and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from mathinterp.cluster.ray_private import few_processes
 from mathinterp.cluster.temporary import ray_folder
 
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
@@ -24,9 +25,10 @@ def ray_nodes() -> Iterator[Cluster]:
         "health_check_initial_delay_ms": 1000,
         "health_check_period_ms": 500,
         "health_check_failure_threshold": 4,
+        "prestart_worker_first_driver": False,
     }
     head = {**NODE, "include_dashboard": False, "_system_config": noticing}
-    with ray_folder():  # also where the tests' own temporary folder is a long one
+    with few_processes(), ray_folder():  # also where the tests' own temporary folder is a long one
         cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         yield cluster

@@ -45,6 +45,15 @@ def test_a_driver_builds_a_model_once_and_then_does_without_the_classes_of_model
     assert [each.stdout.split() for each in said] == [["1", "True", "False"], ["1", "False", "False"]]
 
 
+@pytest.mark.slow
+def test_a_replica_is_imported_without_searches_for_old_garbage_and_leaves_the_process_as_it_was() -> None:
+    """They took a quarter of a replica's start."""
+    code = "import gc; print(gc.get_threshold()); import mathinterp.cluster.replica; " \
+           "print(gc.get_stats()[2]['collections'], gc.get_threshold())"  # fmt: skip
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[1] == f"0 {said[0]}"
+
+
 def test_a_model_found_loadable_is_looked_at_anew_when_its_files_change(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,10 @@ def test_nothing_outlives_a_killed_driver_even_a_stopped_replica(tmp_path):
         assert token.count("x") == 0
         below = psutil.Process(process.pid).children(recursive=True)
         assert {"ray::DashboardAgent", "raylet"} <= {one.name() for one in below}
+        assert "ray::IDLE" not in {one.name() for one in below}
+        started = " ".join(word for one in below for word in one.cmdline())
+        assert "raylet" in started
+        assert not [useless for useless in ("/log_monitor.py", "/monitor.py", "/dashboard.py") if useless in started]
         time.sleep(LOOK_SECONDS + 1)  # what is younger ends with Ray's own means
         os.kill(replica, signal.SIGSTOP)
         process.kill()

@@ -69,6 +69,18 @@ def test_the_way_a_local_ray_is_told_its_own_token_and_address_is_still_there() 
     ray_private.read_authentication_again()
 
 
+def test_the_way_a_local_ray_is_told_what_not_to_start_is_still_there() -> None:
+    """That it is obeyed: tests/test_local_session.py looks at the processes."""
+    from ray._private import node, parameter
+
+    params, server = parameter.RayParams, node.Node.start_api_server
+    with ray_private.few_processes():
+        told = parameter.RayParams()
+        assert (told.include_log_monitor, told.no_monitor) == (False, True)
+        assert node.Node.start_api_server is not server
+    assert (parameter.RayParams, node.Node.start_api_server) == (params, server)
+
+
 def test_kuberay_is_asked_by_name_and_namespace() -> None:
     """``kuberay_config``: without it no replicas are planned on nodes that KubeRay may add."""
     from ray.autoscaler._private.kuberay.autoscaling_config import AutoscalingConfigProducer

@@ -1,7 +1,6 @@
 """Fine-tuning by the Trainer: loss on the answers alone, exactly the masked full update, replayed, packed, cached."""
 
 import contextlib
-import gc
 import math
 import multiprocessing
 import os
@@ -37,14 +36,6 @@ from tests.trained_part import mask_of
 CPU = torch.device("cpu")
 PRECISE = PreciseJob(Selection(((1, 0), (1, 3), (2, 1))))
 CONFIG = SftConfig(steps=6, batch_size=8, learning_rate=1e-2, micro_batch=3, log_every=2, checkpoint_every=4)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def imported_modules_are_not_searched_for_garbage():
-    """The Trainer collects garbage at its start, which takes half a second over all that torch and others imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def samples(count: int = 20) -> list[Sample]:

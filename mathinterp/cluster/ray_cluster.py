@@ -19,7 +19,7 @@ import yaml
 import mathinterp
 from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, own_token, signals_kept
 from mathinterp.cluster.places import Placement, threads_for
-from mathinterp.cluster.ray_private import kuberay_config, local_gpus, loopback_stays
+from mathinterp.cluster.ray_private import few_processes, kuberay_config, local_gpus, loopback_stays
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError
 from mathinterp.gates import shortened, whole
@@ -74,7 +74,7 @@ def connection(address: str | None, carried_bytes: int = 0) -> Iterator[None]:
 def _start_local(carried_bytes: int) -> None:
     """A quiet Ray of this machine alone, which nothing on the network can reach."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    with loopback_stays():
+    with loopback_stays(), few_processes():
         ray.init(
             address="local",
             num_gpus=local_gpus(),
@@ -83,6 +83,7 @@ def _start_local(carried_bytes: int) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
             _node_ip_address=LOOPBACK,
+            _system_config={"prestart_worker_first_driver": False},
         )
 
 

@@ -7,6 +7,7 @@ break here if Ray changes it.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 
@@ -64,6 +65,26 @@ def loopback_stays() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = earlier
+
+
+@contextmanager
+def few_processes() -> Iterator[None]:
+    """Within the block Ray starts none of what a local Ray has no use for, which takes seconds of processor.
+
+    That is its dashboard's server, its autoscaler, what forwards lines of logs to the driver, and a worker per core
+    that no replica could take over, because replicas have an environment of their own.
+    """
+    from ray._private import node, parameter
+
+    parameters: Any = parameter  # its types do not foresee this
+    head: Any = node.Node
+    asked, server = parameters.RayParams, head.start_api_server
+    parameters.RayParams = partial(asked, include_log_monitor=False, no_monitor=True)
+    head.start_api_server = lambda self, **_: None
+    try:
+        yield
+    finally:
+        parameters.RayParams, head.start_api_server = asked, server
 
 
 def kuberay_config(name: str, namespace: str) -> dict[str, Any]:

@@ -19,30 +19,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import torch
+from mathinterp.startup import searched_rarely
 
-from mathinterp import logs
-from mathinterp.cluster.agreement import PROBE, probe_note
-from mathinterp.cluster.compile_ahead import compile_ahead
-from mathinterp.cluster.events import Receipt
-from mathinterp.cluster.temporary import private
-from mathinterp.cluster.vital import Vital
-from mathinterp.engine import batching
-from mathinterp.engine.alone import alone_deviation
-from mathinterp.errors import UserError
-from mathinterp.experiments import registry
-from mathinterp.experiments.base import Experiment, Shard, Subject
-from mathinterp.models.card_memory import check_fits
-from mathinterp.models.catalog import LoadedModel, ResolvedModel
-from mathinterp.models.handle import ModelSource
-from mathinterp.models.split import split_note
-from mathinterp.prompts.prompt import TokenizedPrompt
-from mathinterp.store import Store, prompts_fingerprint
-from mathinterp.store.files import StoreFailed
-from mathinterp.store.writer import FOOTER_KEY
-from mathinterp.versions import own_source, versions
+with searched_rarely():
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import torch
+
+    from mathinterp import logs
+    from mathinterp.cluster.agreement import PROBE, probe_note
+    from mathinterp.cluster.compile_ahead import compile_ahead
+    from mathinterp.cluster.events import Receipt
+    from mathinterp.cluster.temporary import private
+    from mathinterp.cluster.vital import Vital
+    from mathinterp.engine import batching
+    from mathinterp.engine.alone import alone_deviation
+    from mathinterp.errors import UserError
+    from mathinterp.experiments import registry
+    from mathinterp.experiments.base import Experiment, Shard, Subject
+    from mathinterp.models.card_memory import check_fits
+    from mathinterp.models.catalog import LoadedModel, ResolvedModel
+    from mathinterp.models.handle import ModelSource
+    from mathinterp.models.split import split_note
+    from mathinterp.prompts.prompt import TokenizedPrompt
+    from mathinterp.store import Store, prompts_fingerprint
+    from mathinterp.store.files import StoreFailed
+    from mathinterp.store.writer import FOOTER_KEY
+    from mathinterp.versions import own_source, versions
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -100,7 +103,8 @@ class Replica:
         Raises:
             UserError: the node has another model or no device, or the model does not fit.
         """
-        return self._in_turn(self._load)
+        with searched_rarely():
+            return self._in_turn(self._load)
 
     def _load(self) -> dict[str, Any]:
         job = self._job
