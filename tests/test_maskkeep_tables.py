@@ -1,6 +1,7 @@
 """Mask and keep: tables by hand from stored rows, the neurons that a scan ranked, and the command itself."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from mathinterp.experiments.results import Results
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.store import Store
 from mathinterp.store.catalog import catalog
+from mathinterp.workflows.papers.queries import mask_keep
 from tests.made_prompts import PROMPTS as MADE
 from tests.neuron_store import stored_scan
 from tests.small_store import FINGERPRINT, open_run
@@ -361,3 +363,12 @@ def test_command_runs_once_and_refuses_other_prompts(tmp_path: Path) -> None:
         result = command(*words, *wrong)
         assert result.exit_code == 2, result.output
         assert message in result.stderr
+
+
+def test_a_reproduction_counts_the_prompts_of_the_smallest_operation(filled):
+    store, run, _ = filled
+    counts = Counter(item.prompt.operation for item in MADE)
+    rows = store.rows(mask_keep("run", "all"), {"run": run})
+    assert len(rows) == 5 * len(KS)
+    assert {row["n"] for row in rows} == {min(counts.values())}
+    assert min(counts.values()) < len(MADE)
