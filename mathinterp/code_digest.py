@@ -33,7 +33,8 @@ OURS = __name__.partition(".")[0]
 PLAIN = (type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes)
 BY_NAME = (BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType)
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib"))
-OF_CLASSES = {  # made by Python, or about a class's text
+OF_CLASSES = {  # made by Python, some only as a class is used (pickle's __slotnames__), or about a class's text
+    "__slotnames__", "__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__",
     "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__abstractmethods__",
     "_abc_impl", "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__parameters__", "__slots__",
 }  # fmt: skip

@@ -3,9 +3,11 @@
 Here a notebook is the module ``__main__``, whose cells are run by ``exec``.
 """
 
+import copy
 import functools
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -189,3 +191,15 @@ def test_what_cannot_be_told_is_refused_before_anything_is_stored(notebook, tmp_
 
 def test_ours_have_no_code_in_their_parameters() -> None:
     assert Heads().identity() == Heads().parameters()
+
+
+def test_what_python_keeps_on_a_class_that_was_stored_does_not_count(notebook: Callable[..., ModuleType]) -> None:
+    class Part:
+        """Somebody's value."""
+
+    written = notebook(CELL.replace("BODY", "1")).Written
+    before = written(edit=Part()).identity()
+    copy.copy(Part())
+    pickle.dumps(written())
+    assert "__slotnames__" in vars(written)
+    assert written(edit=Part()).identity() == before
