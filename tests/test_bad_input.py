@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+# They hold `connection` by name: imported while a stand-in is there, they would keep it.
+import mathinterp.evaluation.jobs
+import mathinterp.tuning.bases
+import mathinterp.tuning.pruning
+import mathinterp.tuning.sft_ray
+import mathinterp.tuning.sweep
+import mathinterp.workflows.edit  # noqa: F401
 from mathinterp.cli.main import main
 from mathinterp.store import Store
 from tests.small_store import fill, prompt

@@ -121,12 +121,13 @@ def test_prometheus_sees_every_metric(tmp_path):
         if name.startswith(("ray_mathinterp_shards_given_up", "ray_mathinterp_replicas_lost"))
     }
     deadline, seen = time.monotonic() + 60, {}
-    while not exported().keys() - never <= seen.keys() and time.monotonic() < deadline:
+    finished = "ray_mathinterp_shards_finished_total"  # counts come a part at a time
+    while not (exported().keys() - never <= seen.keys() and seen[finished][1] == 5) and time.monotonic() < deadline:
         time.sleep(1)
         seen = series(urlopen(place, timeout=10).read().decode(), summary.run_id)
     for name in exported().keys() - never:
         assert set(exported()[name]) <= seen[name][0].keys(), name
-    assert seen["ray_mathinterp_shards_finished_total"][1] == 5
+    assert seen[finished][1] == 5
     assert seen["ray_mathinterp_retries_total"][0]["why"] == "exception"
     assert seen["ray_mathinterp_rows_total"][1] == summary.rows
 

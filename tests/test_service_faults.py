@@ -101,8 +101,9 @@ def its_client_goes(url: str, router: Any, host: Any, tmp_path: Any) -> None:
 def job(store: Any) -> Any:
     scan = Heads()
     return SimpleNamespace(
-        store_url=str(store), scan=scan, model_fingerprint="0" * 16, prompts=(), prompts_fingerprint="0" * 16
-    )
+        store_url=str(store), scan=scan, model_fingerprint="0" * 16, prompts=(), prompts_fingerprint="0" * 16,
+        metadata={"parameters": scan.identity()},
+    )  # fmt: skip
 
 
 def test_an_answer_may_name_any_number_of_units(hosted):
