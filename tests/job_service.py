@@ -1,14 +1,16 @@
 """A Ray head node with a job service, on ports and in folders of its own; knows nothing about what is submitted."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,7 @@ def job_service() -> Iterator[str]:
             head = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
             address = f"http://127.0.0.1:{dashboard}"
-            wait_for(address, head)
+            wait_for(address, agent, head)
             yield address
         finally:
             head.terminate()
@@ -49,24 +51,25 @@ def job_service() -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for opened in sockets:
-        opened.bind(("127.0.0.1", 0))
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
+    """Ports that nothing listens on, below those that the system gives to connections: so they are free until used."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(20_000, 32_768)  # Ray's workers take 10,002 to 19,999
+        with socket.socket() as opened, suppress(OSError):
+            opened.bind(("127.0.0.1", port))
+            found += [port] * (port not in found)
+    return found
 
 
-def wait_for(address: str, head: subprocess.Popen, seconds: float = 90) -> None:
-    """Until the job service answers."""
+def wait_for(address: str, agent: int, head: subprocess.Popen, seconds: float = 120) -> None:
+    """Until the job service answers, and the agent that starts its jobs."""
     deadline = time.monotonic() + seconds
     while True:
         assert head.poll() is None, "ray start ended"
         try:
             JobSubmissionClient(address).list_jobs()
-            return
-        except (ConnectionError, RuntimeError):
+            with urllib.request.urlopen(f"http://127.0.0.1:{agent}/api/local_raylet_healthz", timeout=5):
+                return
+        except (OSError, RuntimeError):
             assert time.monotonic() < deadline
             time.sleep(0.5)

@@ -267,6 +267,7 @@ def test_a_cpu_is_measured_in_half_a_second(small):
     assert PACK_SIZE % 8 == 0
 
 
+@pytest.mark.alone
 @pytest.mark.bundled
 def test_the_time_on_this_cpu_is_within_a_factor_of_two_of_what_a_thread_takes():
     loaded, scan = load(ModelSpec("bundled", dtype="float32"), "cpu"), Heads(layers="2,5")

@@ -253,8 +253,8 @@ def _refusals(address: str) -> Iterator[None]:
             raise UserError(f"the cluster at {address} has a job of that `name` already; give another") from error
         if "No available agent" in said or "head node agent" in said:
             raise UserError(
-                f"the cluster at {address} runs no job agent on its head node (dashboard_agent.log there says why;"
-                " Ray must be installed as ray[default]), so it takes no jobs"
+                f"the cluster at {address} runs no job agent on its head node, so it takes no jobs; try again if it"
+                " has just started, else dashboard_agent.log there says why (Ray must be installed as ray[default])"
             ) from error
         if "Request failed" in said:
             last = [line for line in said.strip().splitlines() if line.strip()][-1]
