@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from uuid import uuid4
@@ -182,3 +183,45 @@ def test_within_a_block_a_query_is_asked_once_and_after_it_anew(tmp_path, monkey
         fill(made, [prompt("1")], [{"prompt_id": "1"}], model_fingerprint="weights-2")
     assert made.rows(sql, count) == made.rows(sql, count) == [{"n": 2}]
     assert asked == [sql] * 4
+
+
+def test_queries_share_a_database_and_see_nothing_of_each_other(tmp_path, monkeypatch):
+    made_ones, database = [], query.database
+    monkeypatch.setattr(query, "database", lambda *given, **more: made_ones.append(1) or database(*given, **more))
+    made = Store(tmp_path / "store")
+    run = fill(made, [prompt("1")], [{"prompt_id": "1"}])
+    counted = "SELECT count(*) AS n FROM baseline"
+    assert made.rows(counted) == [{"n": 1}]
+    monkeypatch.setattr(query, "CATALOG_WORDS", re.compile("no such word"))  # else all views are made for the next one
+    assert made.rows("SELECT count(*) AS n FROM duckdb_views() WHERE NOT internal") == [{"n": 0}]
+    assert made.rows("SELECT getvariable('files_baseline') IS NULL AS none") == [{"none": True}]
+    reading = made.stream("SELECT unnest(range(5000)) AS n, prompt_id FROM baseline")
+    fill(made, [prompt("1")], [{"prompt_id": "1"}], model_fingerprint="weights-2")
+    assert made.rows(counted) == [{"n": 2}]
+    assert made.rows(f"{counted} WHERE run_id = $run", {"run": run}) == [{"n": 1}]
+    assert reading.read_all().num_rows == 5000
+    assert len(made_ones) == 1
+
+
+def test_a_database_that_failed_for_good_is_not_asked_again(store, monkeypatch):
+    asked, arrow = [], query.arrow
+
+    def failing(connection, *given):
+        asked.append(connection)
+        if len(asked) > 1:
+            return arrow(connection, *given)
+        with query.told():
+            raise duckdb.FatalException("FATAL Error: the database has been invalidated")
+
+    monkeypatch.setattr(query, "arrow", failing)
+    with pytest.raises(UserError, match="invalidated"):
+        store.rows("SELECT 1 AS one")
+    assert store._shared is None
+    assert store.rows("SELECT 1 AS one") == [{"one": 1}]
+
+
+def test_limits_that_are_set_later_hold_for_the_next_query(store):
+    asked = "SELECT current_setting('memory_limit') AS limit"
+    before = store.rows(asked)
+    store.limits = {"memory_limit": "64MiB"}
+    assert store.rows(asked) == [{"limit": "64.0 MiB"}] != before

@@ -58,6 +58,7 @@ class StoreReader:
         self._held: Held | None = None
         self._of_others = Held()  # where one run is held: what queries of others share
         self.limits: Mapping[str, str] = {}  # settings of DuckDB's for the connections of queries
+        self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection] | None = None  # limits, database
         self._asked: duckdb.DuckDBPyConnection | None = None  # of the last query
         self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
 
@@ -174,6 +175,8 @@ class StoreReader:
             return ask()
         except UserError as error:
             self.runs_looked_at = told
+            if isinstance(error.__cause__, duckdb.FatalException | duckdb.InternalException):
+                self._shared = None  # such a database answers nothing any more
             if not query.is_of_a_file(error.__cause__):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), Held())
@@ -188,26 +191,35 @@ class StoreReader:
     def _new_connection(
         self, views: Sequence[str], held: Held, *, allow_files: bool = False, locked: bool = True
     ) -> duckdb.DuckDBPyConnection:
+        """A database of its own, with the views."""
         found = self._survey(catalog().tables_of(views), held)
         self._surveyor.name_missing_prompts(found)
-        text = query.own_views(found.good, views)
-        return query.connect(
-            self.files, text, found.good, allow_files=allow_files, locked=locked, limits=self.limits
-        )  # fmt: skip
+        made = query.database(self.files, allow_files=allow_files, locked=locked, limits=self.limits)
+        query.add_views(made, self.files, query.own_views(found.good, views, temporary=False), found.good)
+        return made
 
     def _connect(self, views: Sequence[str], held: Held) -> duckdb.DuckDBPyConnection:
         """The connection of ``held``, with the views."""
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
-            found = self._survey(catalog().tables_of(more), held)
+            found = self._survey(catalog().tables_of(more), held)  # first: object stores are read as they were listed
             text = query.own_views(held.found.good, more)  # of a table without files, an empty view
-            if held.connection is None:
-                held.connection = query.connect(self.files, text, held.found.good, held.known, limits=self.limits)
-            else:
-                query.add_views(held.connection, self.files, text, held.found.good, held.known)
+            held.connection = held.connection or self._without_views()
+            query.add_views(held.connection, self.files, text, held.found.good, held.known)
             held.views |= set(more)
             self._surveyor.name_missing_prompts(found)
         return held.connection
+
+    def _without_views(self) -> duckdb.DuckDBPyConnection:
+        """A cursor of one database for all queries, made by the first of them: none sees the views of another.
+
+        Of an object store each query has a database of its own, which would keep what was read there.
+        """
+        if not self.files.local:
+            return query.database(self.files, limits=self.limits)
+        if self._shared is None or self._shared[0] != self.limits:
+            self._shared = dict(self.limits), query.database(self.files, limits=self.limits)
+        return self._shared[1].cursor()
 
     def _survey(self, tables: Iterable[str], held: Held) -> Survey:
         """What was found in tables, looking only for what is not held already."""
