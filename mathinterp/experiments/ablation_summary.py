@@ -35,13 +35,13 @@ def summarize_ablation(
     baseline = {row["operation"]: row["baseline_accuracy"] for row in cells}
     operations = sorted(baseline, key=lambda operation: (operation != "all", operation))
     baseline = {operation: baseline[operation] for operation in operations}
-    why = unrankable(results, effects)
+    why = unrankable(results, view)
     ranked = _ranked(results, effects, top, list(why))
     verdict = "" if "all" in why else _verdict(results, effects, word)
     stable = [] if "all" in why else stability_lines(results)
     doubts = [_doubt(word, why)] if why else []
     differences = _differences(results, node, top)
-    prompts, tests = prompts_of(results), results.rows(f"SELECT count(DISTINCT node) AS n FROM {effects}")[0]["n"]
+    prompts, tests = prompts_of(results), len({row["node"] for row in cells})
     return Summary(
         parts=[
             *doubts,
