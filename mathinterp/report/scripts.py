@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def vega_bundle() -> bytes:
 
     It takes more than a second, in which no other thread runs, so it is kept in the user's cache folder.
     """
-    file = cache_folder() / "vega" / f"{vl_convert.__version__}.js"
+    file = cache_folder() / "vega" / f"{version('vl-convert-python')}.js"
     bundle = _kept(file)
     if bundle is None:
         bundle = f"(() => {{\n{vl_convert.javascript_bundle(EMBED)}\n}})();\n"
