@@ -24,6 +24,10 @@ needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium here: apt-get install chromium, or name one in CHROMIUM; pages are not opened"
 )
 
+in_a_browser = [pytest.mark.browser, pytest.mark.slow, needs_chromium]  # marks of a file of such tests
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+EXPLORED = "() => document.querySelector('.view:not([hidden]) .room')?.explorer"
+
 
 @contextmanager
 def chromium() -> Iterator[Any]:
@@ -55,6 +59,20 @@ def opened(browser: Any, page: Path | str, *, allowed: tuple[str, ...] = ALLOWED
     yield tab
     context.close()
     assert not wrong, wrong
+
+
+def explore(tab: Any) -> None:
+    """Open the grid of the view that is shown."""
+    tab.locator(".view:not([hidden]) .grid > .open").click()
+    tab.wait_for_function(EXPLORED)
+
+
+def shown_run(tab: Any, run: str) -> Any:
+    """Go to a run by its link; its section."""
+    tab.locator(f"nav a[href='#run-{run}']").click()
+    section = tab.locator(f"#run-{run}")
+    section.wait_for(state="visible")
+    return section
 
 
 def serious(tab: Any) -> list[str]:

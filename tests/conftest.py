@@ -17,6 +17,7 @@ from mathinterp.models.catalog import ModelSpec, load, resolve
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.alignment import prompts_fingerprint, tokenize_prompts
 from mathinterp.store import Store
+from tests.browser import chromium
 from tests.job_service import job_service
 from tests.larger_models import larger_models_seen
 from tests.small_store import open_run
@@ -43,6 +44,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def larger_models_are_marked() -> Iterator[None]:
     with larger_models_seen(_running):
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium; see browser.py."""
+    with chromium() as started:
+        yield started
 
 
 @pytest.hookimpl(optionalhook=True)

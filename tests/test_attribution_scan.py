@@ -14,6 +14,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments import attribution
 from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.attribution.ranking import node_scores
+from mathinterp.experiments.attribution.summary import _verdict
 from mathinterp.experiments.attribution.tables import METHODS
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.mlps import Mlps
@@ -73,8 +74,34 @@ def test_rows_are_the_engines_whatever_the_files(model, store, monkeypatch, meth
     shown = run.summary.data["top"]
     means = run.sql("SELECT * FROM node_attribution_effects WHERE run_id = $run AND operation = 'all'")
     assert abs(shown[0]["effect"]) == pytest.approx(means["effect"][means["node"] != "neuron"].abs().max())
+    first, said = shown[0], run.summary.data["verdict"]
+    assert said.startswith("Largest estimated change of the logit difference: over all operations ")
+    named = f"head {first['node']}" if first["node"][0].isdigit() else first["node"]
+    assert f" {first['effect']:.3g} of {named} (n = {len(PROMPTS)})" in said, (
+        "one prompt of an operation has no interval"
+    )
+    assert ("neuron" in said) == any(row["node"].startswith("neuron") for row in shown)
     drawn = table_of(run.figure(), "effect").query("operation == 'all'")
     assert sorted(drawn["effect"]) == pytest.approx(sorted(means["effect"][means["node"] != "neuron"]), rel=1e-3)
+
+
+def test_the_finding_is_the_largest_effect_of_either_sign_with_its_place_interval_and_n() -> None:
+    rows = [
+        ("all", "mlp 3", -2.25, 40), ("all", "0.6", 1.5, 40), ("all", "neuron 1.7", 0.5, 40), ("add", "0.6", 1.0, 25),
+        ("sub", "0.6", -3.0, 15), ("sub", "neuron 1.7", 9.0, 15),
+    ]  # fmt: skip
+    ranked = [
+        {"operation": operation, "node": node, "n": n, "effect": effect, "low": effect - 1, "high": effect + 1}
+        for operation, node, effect, n in rows
+    ]
+    assert _verdict(ranked) == (
+        "Largest estimated change of the logit difference: over all operations -2.25 of mlp 3 (95 % interval -3.25 to"
+        " -1.25, n = 40); in sub -3 of head 0.6 (95 % interval -4 to -2, n = 15); over all operations 0.5 of neuron 1.7"
+        " (95 % interval -0.5 to 1.5, n = 40)."
+    )
+    one = [{**row, "operation": operation} for row in ranked[:1] for operation in ("all", "add")]
+    assert "in add" not in _verdict(one), "it has the same figures"
+    assert _verdict([]) == ""
 
 
 def test_exact_effects_are_those_of_plain_patching(model, store) -> None:

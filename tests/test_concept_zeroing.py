@@ -243,6 +243,14 @@ def test_zeroing_effects_against_reweighted_prompts(tmp_path: Path) -> None:
     assert table["sub"]["decrease"] == pytest.approx(
         next(r for r in effects if r["operation"] == "sub")["relative_drop"]
     )
+    every, worst = table["all"], max((table["add"], table["sub"]), key=lambda row: row["decrease"])
+    shares = [f"{100 * row[name]:.3g}" for row in (every, worst) for name in ("decrease", "low", "high")]
+    assert ConceptZeroing.summarize(Results(store, run.run_id), None).data["verdict"] == (
+        f"The largest relative decrease of accuracy over all operations is {shares[0]} % (95 % interval {shares[1]} to"
+        f" {shares[2]}, n = {every['n']}), with the 5 neurons of more than 2 hits at zero; of as many random ones in"
+        f" each layer it is 0 % (0 to 0). Of one operation: {shares[3]} % (95 % interval {shares[4]} to {shares[5]},"
+        f" n = {worst['n']}) in {worst['operation']}, hits > 2."
+    )
 
 
 def test_where_nothing_was_right_originally_there_is_no_relative_drop_and_no_interval(tmp_path: Path) -> None:
@@ -259,6 +267,8 @@ def test_where_nothing_was_right_originally_there_is_no_relative_drop_and_no_int
     run.finish()
     found = store.rows("SELECT relative_drop, low, high FROM concept_zeroing_effects")
     assert found == [{"relative_drop": None, "low": None, "high": None}] * 2
+    verdict = ConceptZeroing.summarize(Results(store, run.run_id), None).data["verdict"]
+    assert verdict == "Nothing was right originally (n = 12): there is nothing to lose."
 
 
 @pytest.mark.parametrize("seeds", [2, 0])

@@ -194,6 +194,14 @@ def test_rows_are_those_of_the_store(page: Exploring, store: str) -> None:
     assert asked(page, "POST", "/sql.csv", {"query": "SELECT 1 AS a WHERE false"}) == (200, b'"a"\n')
 
 
+def test_what_is_no_number_and_what_is_infinite_is_not_shown_as_missing(page: Exploring) -> None:
+    values = "'NaN'::DOUBLE AS a, 'inf'::FLOAT AS b, '-inf'::DOUBLE AS c, NULL::DOUBLE AS d, ['NaN'::DOUBLE, NULL] AS e"
+    status, answer = sql(page, f"SELECT {values}")
+    assert status == 200
+    assert answer["rows"] == [["NaN", "inf", "-inf", "-", "[NaN, null]"]]
+    assert answer["numbers"] == [True, True, True, True, False]
+
+
 def test_a_huge_result_is_cut_and_says_so(page: Exploring, monkeypatch: pytest.MonkeyPatch) -> None:
     status, answer = sql(page, "SELECT * FROM range(123456)")
     assert (status, len(answer["rows"])) == (200, asking.ROWS)

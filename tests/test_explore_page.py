@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import mathinterp as mi
+from mathinterp.errors import UserError
 from mathinterp.report.explore import explore
 from mathinterp.store import Store
-from tests.browser import chromium, needs_chromium, serious
+from tests.browser import chromium, in_a_browser, serious
 from tests.small_store import NO_NOISE, fill, open_run, prompt, scores
 
 PROMPTS = [prompt(f"p{number}") for number in range(4)]
@@ -18,7 +19,7 @@ HEADS = [{"layer": 0, "head": head, "correct": False, **row} for head in range(2
 TOP = "(selector) => document.querySelector(selector).getBoundingClientRect().top"
 ODD = '<img src=x onerror="alert(1)">'
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
+pytestmark = in_a_browser
 
 
 @pytest.fixture
@@ -86,6 +87,9 @@ def test_sql_is_asked_in_the_pane(tab, tmp_path: Path) -> None:
         assert tab.locator("#sql tbody td").all_inner_texts() == [ODD, run]
         assert "the first 1,000 rows of 5,000" in ask(tab, "SELECT * FROM range(5000)")
         assert tab.locator("#sql tbody tr").count() == 1000
+        ask(tab, "SELECT 'NaN'::DOUBLE, 'inf'::DOUBLE, '-inf'::DOUBLE, NULL::DOUBLE")
+        assert tab.locator("#sql tbody td").all_inner_texts() == ["NaN", "inf", "-inf", "-"]
+        ask(tab, "SELECT * FROM range(5000)")
         with tab.expect_download() as saved:
             tab.click("text=Download CSV")
         assert len(saved.value.path().read_text().splitlines()) == 5001
@@ -102,6 +106,23 @@ def test_sql_is_asked_in_the_pane(tab, tmp_path: Path) -> None:
         tab.locator(f"#run-{run} button:has-text('Ask here')").first.click()
         assert run in tab.input_value("#query")
         assert re.match(r"\d+ rows?, ", ask(tab, tab.input_value("#query")))
+
+
+def test_views_that_cannot_be_listed_are_said_and_sql_is_answered_all_the_same(
+    tab, tmp_path: Path, monkeypatch
+) -> None:
+    def refused(store: Store, seconds: float) -> None:
+        raise UserError(f"the store is away {ODD}")
+
+    monkeypatch.setattr("mathinterp.report.front.list_views", refused)
+    fill(Store(tmp_path), PROMPTS, BASELINE, HEADS)
+    with explore(str(tmp_path)) as page:
+        tab.goto(page.url)
+        tab.click("nav a[href='#sql']")
+        tab.wait_for_selector("#sql .views .warning")
+        assert tab.inner_text("#sql .views") == f"The views cannot be listed: the store is away {ODD}"
+        assert tab.locator("#view-search").count() == 0
+        assert re.match(r"1 row, ", ask(tab, "SELECT model FROM runs"))
 
 
 def test_the_pane_is_usable_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:

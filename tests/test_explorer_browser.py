@@ -1,7 +1,6 @@
 """The page in a real browser, from a file: nothing fails, nothing is fetched, and what it shows is what SQL says."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,10 @@ import pytest
 
 from mathinterp.report.page import write_report
 from mathinterp.store import Store
-from tests.browser import chromium, needs_chromium, opened, serious
+from tests.browser import EXPLORED, PHONE, WIDE, explore, in_a_browser, opened, serious, shown_run
 from tests.explorer_pages import head_store, made_up_grid, made_up_page, odd_store, with_attention
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
-WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
-EXPLORED = "() => document.querySelector('.view:not([hidden]) .room')?.explorer"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
+pytestmark = in_a_browser
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +28,6 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Path, str
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with 1.64 million cells."""
     return made_up_page(tmp_path_factory.mktemp("large"), made_up_grid(1024, 1600))
-
-
-def explore(tab: Any) -> None:
-    """Open the grid of the view that is shown."""
-    tab.locator(".view:not([hidden]) .grid > .open").click()
-    tab.wait_for_function(EXPLORED)
-
-
-def shown_run(tab: Any, run: str) -> Any:
-    """Go to a run by its link; its section."""
-    tab.locator(f"nav a[href='#run-{run}']").click()
-    section = tab.locator(f"#run-{run}")
-    section.wait_for(state="visible")
-    return section
 
 
 def test_every_view_opens_with_its_charts(browser: Any, two_runs: tuple[Store, Path, str, str]) -> None:

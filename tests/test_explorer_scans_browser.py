@@ -1,6 +1,5 @@
 """Path scans and adaptive scans in a real browser: what is chosen and drilled into is what SQL says."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +7,10 @@ import pytest
 
 from mathinterp.report.page import write_report
 from mathinterp.store import Store
-from tests.browser import chromium, needs_chromium, opened, serious
+from tests.browser import PHONE, WIDE, explore, in_a_browser, opened, serious, shown_run
 from tests.explorer_pages import adaptive_store, path_store
-from tests.test_explorer_browser import PHONE, WIDE, explore, shown_run
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
+pytestmark = in_a_browser
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """Figures and the page: drawn from stored rows, with the stored numbers in them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import vl_convert
 from click.testing import CliRunner
 
 from mathinterp.cli.main import main
@@ -11,7 +13,8 @@ from mathinterp.experiments.results import Shown, Summary
 from mathinterp.report.contents import render
 from mathinterp.report.page import draw, write_report
 from mathinterp.report.runs import Found
-from mathinterp.store import Store
+from mathinterp.report.scripts import vega_bundle
+from mathinterp.store import Store, query
 from tests.explorer_pages import made_up_run
 from tests.small_store import fill, open_run, prompt
 
@@ -54,6 +57,54 @@ def test_text_on_the_page_is_escaped() -> None:
         assert text in page
     assert "<script>" not in page
     assert "<m>" not in page
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """An empty cache folder, and what Vega's bundle is asked to end with, each time that one is made."""
+    made: list[str] = []
+
+    def bundled(snippet: str) -> str:
+        made.append(snippet)
+        return f"vega \u2028 \r {snippet}"
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundled)
+    vega_bundle.cache_clear()
+    yield made
+    vega_bundle.cache_clear()
+
+
+def test_vega_is_bundled_once_a_machine(own_cache: list[str], tmp_path: Path) -> None:
+    first = vega_bundle()
+    assert b"vega \xe2\x80\xa8 \r " in first
+    vega_bundle.cache_clear()  # as in another process
+    assert vega_bundle() == first
+    assert len(own_cache) == 1
+    (kept,) = (tmp_path / "cache" / "mathinterp" / "vega").iterdir()
+    for damaged in (kept.read_bytes()[:-5], b"", b"\xff", kept.read_bytes().replace(b"vega", b"evil")):
+        kept.write_bytes(damaged)
+        vega_bundle.cache_clear()
+        assert vega_bundle() == first, "a damaged one is made anew"
+    assert len(own_cache) == 5
+
+
+def test_a_cache_that_cannot_be_written_keeps_no_vega(own_cache: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert vega_bundle().startswith(b"(() => {\nvega ")
+    assert len(own_cache) == 1
+
+
+@pytest.mark.slow
+def test_what_a_run_was_is_asked_once_for_the_page(
+    head_store: tuple[Store, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ask = list[str](), query.arrow
+    monkeypatch.setattr(query, "arrow", lambda *given: asked.append(" ".join(given[1].split())) or ask(*given))
+    write_report(head_store[0], tmp_path / "page")
+    assert sum("FROM runs WHERE run_id = $run" in sql for sql in asked) == 1
+    assert sum("FROM head_effects" in sql and "AS most" in sql for sql in asked) == 1, "whether accuracy ranks"
+    assert len(asked) == len(set(asked))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from mathinterp.cli.main import main
 from mathinterp.cli.sql import SHOWN
 from mathinterp.errors import UserError
 from mathinterp.frame import Frame
-from mathinterp.store import Store
+from mathinterp.store import Store, query
 from mathinterp.store.export import export
 from mathinterp.store.listing import _counted, list_views
 from mathinterp.store.query import views_of
@@ -49,6 +49,23 @@ def test_a_table_shows_the_first_rows_and_says_how_many_there_are(store):
     assert shown[-1] == f"showing {SHOWN} of {SHOWN + 1} rows; --csv or --output FILE for all"
     assert len(shown) == SHOWN + 2
     assert len(sql(store, MANY.format(SHOWN)).stdout.splitlines()) == SHOWN + 1
+
+
+def test_a_table_tells_what_is_no_number_from_what_is_missing(store):
+    shown = sql(store, "SELECT 'NaN'::DOUBLE AS a, 'inf'::DOUBLE AS b, '-inf'::DOUBLE AS c, NULL::DOUBLE AS d").stdout
+    assert shown.splitlines()[1].split() == ["NaN", "inf", "-inf", "-"]
+
+
+@pytest.mark.slow
+def test_tables_are_shown_without_making_them(store, monkeypatch):
+    by_duckdb = store.rows("FROM (SHOW TABLES)")
+    made, own_views = [], query.own_views
+    monkeypatch.setattr(query, "own_views", lambda good, views: made.extend(views) or own_views(good, views))
+    for words in ("SHOW TABLES", " show\n tables ; "):
+        assert store.rows(words) == by_duckdb
+    assert [*csv.DictReader(io.StringIO(sql(store, "--csv", "SHOW TABLES").stdout))] == by_duckdb
+    assert made == []
+    assert len(by_duckdb) > 100
 
 
 @pytest.mark.slow
@@ -140,7 +157,7 @@ def test_views_are_listed_with_what_they_say_and_hold(store, monkeypatch):
     listed = list_views(store, seconds=600)
     views = {row["view"]: row for row in listed.to_pylist()}
     assert {row["view"] for row in json.loads(sql(store, "--json").stdout)} == set(views)
-    assert set(views) == set(views_of("SHOW TABLES"))
+    assert set(views) == set(views_of("SHOW ALL TABLES"))
     assert views["runs"]["about"] == "one row per run."
     assert views["runs"]["columns"][:2] == ["run_id", "scan"]
     assert (views["runs"]["rows"], views["head_scan"]["rows"], views["path_scan"]["rows"]) == (1, 2, 0)

@@ -466,7 +466,7 @@ def test_a_query_makes_the_views_it_needs_and_no_others(tmp_path):
     needed = query.views_of("SELECT * FROM Head_Effects")
     assert {"head_effects", "head_scan", "baseline", "run_records"} <= set(needed)
     assert not {"path_effects", "neuron_scan"} & set(needed)
-    everything = query.views_of("SHOW TABLES")
+    everything = query.views_of("SHOW ALL TABLES")
     assert set(everything) == set(catalog().views)
     store = Store(tmp_path)
     for name in everything[::9]:  # each with what it reads alone

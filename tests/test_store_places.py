@@ -63,7 +63,7 @@ def every_view(client: duckdb.DuckDBPyConnection) -> dict[str, list]:
     times = ("started_at", "finished_at", "wall_seconds")
     return {
         view: sorted(repr({k: v for k, v in row.items() if k not in times}) for row in rows(client, view))
-        for view in query.views_of("SHOW TABLES")
+        for view in query.views_of("SHOW ALL TABLES")
     }
 
 

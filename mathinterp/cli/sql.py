@@ -87,7 +87,7 @@ def _print_first(rows: "pa.RecordBatchReader") -> None:
     for batch in rows:
         first += [batch.slice(0, SHOWN - count)] if count < SHOWN else []
         count += batch.num_rows
-    print_table(json_rows(pa.Table.from_batches(first, rows.schema)))
+    print_table(json_rows(pa.Table.from_batches(first, rows.schema), finite=False))
     if count > SHOWN:
         console.print(
             f"showing {SHOWN} of {count:,} rows; --csv or --output FILE for all", highlight=False, soft_wrap=True

@@ -25,12 +25,12 @@ def draw_ablation(results: Results, node: str) -> Figure:
     Args:
         node: "head" or "mlp".
     """
-    effects = f"(SELECT * FROM ablation_effects WHERE run_id = $run AND node = '{node}')"
     rows = results.frame(
         f"""SELECT node, layer, head, operation, n, accuracy, drop, drop_low, drop_high, q_value AS q, sure,
-                   logprob_change, logprob_low, logprob_high FROM {effects} ORDER BY layer, head"""
+                   logprob_change, logprob_low, logprob_high FROM ablation_effects
+            WHERE run_id = $run AND node = '{node}' ORDER BY layer, head, operation"""
     )
-    why = unrankable(results, effects)
+    why = unrankable(results, f"{node}_effects")  # as in the summary
     fall = Tip(NATS, "change of log-probability", "nats") if "all" in why else Tip("drop", "fall of accuracy", "points")
     word, found = "head" if node == "head" else "MLP", rows[rows["operation"] == "all"]
     costly = int((100 * found["drop"] > COSTLY).sum())

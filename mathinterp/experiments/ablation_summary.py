@@ -31,17 +31,17 @@ def summarize_ablation(
         columns: nodes whose accuracies are shown side by side (paper A, Table 1).
     """
     effects = f"(SELECT {node} AS node, * FROM {view} WHERE run_id = $run)"
-    cells = results.rows(f"SELECT operation, node, accuracy, baseline_accuracy, drop, {NATS} FROM {effects}")
+    cells = results.rows(f"SELECT operation, node, accuracy, baseline_accuracy, drop, sure, {NATS} FROM {effects}")
     baseline = {row["operation"]: row["baseline_accuracy"] for row in cells}
     operations = sorted(baseline, key=lambda operation: (operation != "all", operation))
     baseline = {operation: baseline[operation] for operation in operations}
-    why = unrankable(results, effects)
+    why = unrankable(results, view)
     ranked = _ranked(results, effects, top, list(why))
-    verdict = "" if "all" in why else _verdict(results, effects, word)
+    verdict = "" if "all" in why else _verdict(cells, word)
     stable = [] if "all" in why else stability_lines(results)
     doubts = [_doubt(word, why)] if why else []
     differences = _differences(results, node, top)
-    prompts, tests = prompts_of(results), results.rows(f"SELECT count(DISTINCT node) AS n FROM {effects}")[0]["n"]
+    prompts, tests = prompts_of(results), len({row["node"] for row in cells})
     return Summary(
         parts=[
             *doubts,
@@ -138,15 +138,12 @@ def _doubt(word: str, why: Mapping[str, str]) -> str:
     return f"Accuracy cannot rank {word}s here, so changes of log-probability are shown instead ({reasons})."
 
 
-def _verdict(results: Results, effects: str, word: str) -> str:
-    counts: Row = results.rows(
-        f"""SELECT count(*) AS n, count(*) FILTER (100 * drop > {COSTLY}) AS costly,
-               count(*) FILTER (100 * drop > {COSTLY} AND sure) AS sure,
-               count(*) FILTER (100 * drop < {NEGLIGIBLE}) AS negligible
-            FROM {effects} WHERE operation = 'all'"""
-    )[0]
+def _verdict(cells: Sequence[Row], word: str) -> str:
+    overall = [row for row in cells if row["operation"] == "all"]
+    points = [(100 * row["drop"], row["sure"]) for row in overall if row["drop"] is not None]
+    costly = [sure for drop, sure in points if drop > COSTLY]
     return (
-        f"{counts['costly']} of {counts['n']} {word}s cost more than {COSTLY} points of accuracy over all operations"
-        f" ({counts['sure']} of them surely, q < {SIGNIFICANT});"
-        f" {counts['negligible']} cost less than {NEGLIGIBLE} points."
+        f"{len(costly)} of {len(overall)} {word}s cost more than {COSTLY} points of accuracy over all operations"
+        f" ({sum(map(bool, costly))} of them surely, q < {SIGNIFICANT});"
+        f" {sum(drop < NEGLIGIBLE for drop, _ in points)} cost less than {NEGLIGIBLE} points."
     )

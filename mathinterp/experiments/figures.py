@@ -195,7 +195,8 @@ def titled(
         doubts: warnings, as in the summary.
         label: for the file's name, where a run has several figures.
     """
-    (run,) = results.rows("SELECT model, prompts, status, shards_done, shards FROM runs WHERE run_id = $run")
+    run = results.run
+    assert run is not None, "a figure of no run"
     state = f"unfinished: {run['shards_done']} of {run['shards']} shards" if run["status"] != "finished" else ""
     more = [f"and {len(doubts) - DOUBTS} more cautions in the summary"] if doubts[DOUBTS:] else []
     about = [f"{run['model']}, {run['prompts']}", *([f"Caution, {state}"] if state else []), *doubts[:DOUBTS], *more]

@@ -39,8 +39,8 @@ def prompts_needed(tests: int) -> int:
 
 def noise_warnings(results: Results) -> list[str]:
     """A line if a run did not note what a change of nothing does: then no effect is called sure."""
-    runs = results.rows("SELECT (notes ->> 'noise_floor') IS NULL AS unknown FROM run_records WHERE run_id = $run")
-    if not any(run["unknown"] for run in runs):
+    run = results.run
+    if run is None or run["notes"].get("noise_floor") is not None:
         return []
     return ["the run's noise floor is not known, so that no effect is called sure; another `store` computes it anew"]
 
@@ -78,18 +78,19 @@ def reach_warnings(prompts: Sequence[Row], tests: int, word: str) -> list[str]:
     ]
 
 
-def unrankable(results: Results, effects: str) -> dict[str, str]:
+def unrankable(results: Results, view: str) -> dict[str, str]:
     """Operation -> why accuracy ranks nothing there; of 'all' only where that holds of every operation.
 
     At or below chance (one guess in as many tokens, or whole answers, as are gold in the operation; within its 95 %
     interval), or so near 100 % that no node costs LEAST_RANKED.
 
     Args:
-        effects: SQL of rows with operation, baseline_accuracy, drop and n.
+        view: of effects, with operation, baseline_accuracy, drop and n.
     """
     rows = results.rows(
         f"""SELECT operation, any_value(baseline_accuracy) AS baseline, max(drop) AS most, any_value(n) AS n, chance
-            FROM {effects} LEFT JOIN ({CHANCE}) USING (operation) GROUP BY operation, chance"""
+            FROM (SELECT * FROM {view} WHERE run_id = $run) LEFT JOIN ({CHANCE}) USING (operation)
+            GROUP BY operation, chance"""
     )
     found = {row["operation"]: why for row in rows if row["operation"] != "all" and (why := _why(row))}
     if found and len(found) == sum(row["operation"] != "all" for row in rows):

@@ -3,6 +3,7 @@
 Knows a store's queries; knows nothing about how rows were computed.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,9 +35,21 @@ class Results:
     load_model: "Callable[[], LoadedModel] | None" = None
 
     @property
+    def run(self) -> Row | None:
+        """The run's row of the view ``runs``: what it was and how far it is; None: there is no such run.
+
+        One query for all that a page asks of a run, as it is not asked twice within ``Store.held``.
+        """
+        rows = self.rows(
+            """SELECT scan, model, prompts, status, shards, shards_done, parameters::VARCHAR AS parameters,
+                      notes::VARCHAR AS notes FROM runs WHERE run_id = $run"""
+        )
+        return {**rows[0], **{name: _object(rows[0][name]) for name in ("parameters", "notes")}} if rows else None
+
+    @property
     def finished(self) -> bool:
         """Whether every shard is there; else a mean or ranking would be of what is there by chance."""
-        return self.rows("SELECT status FROM runs WHERE run_id = $run") == [{"status": "finished"}]
+        return self.run is not None and self.run["status"] == "finished"
 
     def rows(self, sql: str, **values: Any) -> list[Row]:
         """The result of a query as plain JSON; ``$run`` and ``$name`` take their values from here."""
@@ -49,6 +62,12 @@ class Results:
     def query(self, sql: str) -> str:
         """``sql`` with this run's id written out, for people to copy."""
         return " ".join(sql.split()).replace("$run", quoted(self.run_id))
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """A JSON object; empty for whatever is none, as records may hold anything."""
+    found = json.loads(text or "null")
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Asker:
                     raise
                 if total <= ROWS:
                     raise _too_long(seconds) from None
-        found = json_rows(pa.Table.from_batches(first, rows.schema))
+        found = json_rows(pa.Table.from_batches(first, rows.schema), finite=False)
         kinds = [field.type for field in rows.schema]
         return Answer(
             columns=[_cell(one_line(name)) for name in rows.schema.names],

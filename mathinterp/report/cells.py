@@ -1,6 +1,7 @@
 """How a value of a table looks, on a terminal and on the page."""
 
 import json
+import math
 from typing import Any
 
 from mathinterp.text import printable
@@ -20,7 +21,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return "NaN" if math.isnan(value) else f"{value:.4g}"
     if isinstance(value, dict | list):
         return printable(json.dumps(value, ensure_ascii=False))
     return printable(str(value))

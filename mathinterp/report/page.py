@@ -8,9 +8,8 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.figures import save
 from mathinterp.local_files import whole_file, whole_folder
 from mathinterp.report.contents import files
-from mathinterp.report.runs import Shown, asked, find
+from mathinterp.report.runs import Shown, find
 from mathinterp.report.runs import figure_of as draw
-from mathinterp.report.scripts import begun_bundle
 from mathinterp.store import Store
 from mathinterp.text import file_name
 
@@ -46,8 +45,6 @@ def write_report(
         UserError: as ``contents``, or ``out`` cannot be written.
     """
     with store.held():
-        asked(store, [*run_ids, *(compare or ())])  # refused before anything is begun
-        begun_bundle()
         found = find(store, run_ids, compare or ())
         if not found.shown:
             raise UserError(f"{store.url} has no finished run that can be drawn; run a scan first")

@@ -37,6 +37,7 @@ _HEADER = """\
 
 BATCH = 20_000  # rows that a stream holds at once
 _SHARD = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d+)\.parquet")
+_SHOW_TABLES = re.compile(r"\s*SHOW\s+TABLES\s*;?\s*", re.IGNORECASE)
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
 
@@ -79,8 +80,10 @@ def views_of(sql: str) -> list[str]:
     """The views that a query needs, in order: those whose names occur in it and those that these mention.
 
     Making a view costs DuckDB some ten milliseconds, and there are more than a hundred. A query about the catalog
-    itself needs all.
+    itself needs all, but SHOW TABLES alone none: see ``_plainer``.
     """
+    if _SHOW_TABLES.fullmatch(sql):
+        return []
     if CATALOG_WORDS.search(sql):
         return list(catalog().order)
     return catalog().needed({word.lower() for word in re.findall(r"\w+", sql)})
@@ -167,13 +170,13 @@ def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, 
     """The rows of a query, ``$name`` in it taking its value from ``values``; raises UserError."""
     named = {name: value for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)}
     with told():
-        return connection.sql(sql, params=named or None).to_arrow_table()
+        return connection.sql(_plainer(sql), params=named or None).to_arrow_table()
 
 
 def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
     """The rows of a query in batches as they are computed; raises UserError, also between batches."""
     with told():
-        found = connection.sql(sql)
+        found = connection.sql(_plainer(sql))
 
     def batches() -> Iterator[pa.RecordBatch]:
         with told():
@@ -182,6 +185,13 @@ def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchRea
     with told():
         reader = found.to_arrow_reader(BATCH)
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _plainer(sql: str) -> str:
+    """``sql``, but SHOW TABLES as a query of names, which are known."""
+    if not _SHOW_TABLES.fullmatch(sql):
+        return sql
+    return f"SELECT unnest([{', '.join(map(quoted, sorted(catalog().order)))}]) AS name"
 
 
 @contextmanager
@@ -238,17 +248,17 @@ def _advice(message: str) -> str:
     return f" Did you mean {' or '.join(alike)}?" if alike else " 'mathinterp sql' without a query lists the views."
 
 
-def json_rows(table: pa.Table) -> list[dict[str, Any]]:
+def json_rows(table: pa.Table, *, finite: bool = True) -> list[dict[str, Any]]:
     """Rows as plain JSON: NaN and infinities become null, times ISO 8601, exact numbers stay exact where JSON can.
 
-    Raises UserError for a time that Python cannot hold.
+    finite: else NaN and infinities stay, for those who show them. Raises UserError for a time that Python cannot hold.
     """
     renamed = table.rename_columns(unique_names(table.column_names))
     try:
         rows = renamed.to_pylist()
     except (OverflowError, ValueError) as error:  # an infinite time, or one outside the years that Python knows
         raise UserError(f"SQL: {error}; cast times outside the years 1 to 9999 to text (column::VARCHAR)") from error
-    return [{name: _json_value(value) for name, value in row.items()} for row in rows]
+    return [{name: _json_value(value, finite) for name, value in row.items()} for row in rows]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
@@ -256,19 +266,19 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return [name if name not in names[:i] else f"{name}_{names[:i].count(name)}" for i, name in enumerate(names)]
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: Any, finite: bool) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None if finite and not math.isfinite(value) else value
     if isinstance(value, decimal.Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): _json_value(item, finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
+        return [_json_value(item, finite) for item in value]
     return str(value)
 
 

@@ -8,7 +8,7 @@ NAME = "CASE node WHEN 'head' THEN layer || '.' || head ELSE 'mlp ' || layer END
 
 def decided(results: Results) -> bool:
     """Whether the run is one that decides."""
-    return bool(results.rows("SELECT 1 AS one FROM runs WHERE run_id = $run AND (parameters ->> 'decide') IS NOT NULL"))
+    return results.run is not None and results.run["parameters"].get("decide") is not None
 
 
 def summarize_decisions(results: Results, view: str, word: str, unit: str = "points") -> Summary:

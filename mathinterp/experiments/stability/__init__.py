@@ -7,7 +7,6 @@ is a run of its own, of scan ``stability``: the same scan, number of draws and s
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
@@ -63,10 +62,9 @@ def stability_lines(results: Results) -> list[str]:
     """
     from mathinterp.experiments.registry import experiments
 
-    runs = results.rows("SELECT scan, status FROM runs WHERE run_id = $run")
-    if not runs:  # the store is gone: whoever asked says so
+    run = results.run
+    if run is None:  # the store is gone: whoever asked says so
         return []
-    (run,) = runs
     experiment = experiments()[run["scan"]]
     assert experiment.node_ranking is not None, f"{experiment.name} does not say how it ranks"
     if run["status"] != "finished":
@@ -119,12 +117,13 @@ def _computed(results: Results, ranking: Ranking, draws: int, seed: int) -> list
 
     with_run = {"run": results.run_id}
     rows, prompts = (results.store.arrow(sql, with_run) for sql in (ranking.values, PROMPTS))
-    (run,) = results.rows("SELECT parameters::VARCHAR AS parameters FROM run_records WHERE run_id = $run")
+    run = results.run
+    assert run is not None, "draws of no run"
     try:
         grid = grid_of(rows, prompts, ranking)
     except UserError as error:
         raise UserError(f"run {results.run_id}: {error}") from error
-    return resampled(grid, ranking, json.loads(run["parameters"]), draws, seed)
+    return resampled(grid, ranking, run["parameters"], draws, seed)
 
 
 def _write(store: Store, about: dict[str, Any], parameters: dict[str, Any], tables: list[pa.Table]) -> None:
