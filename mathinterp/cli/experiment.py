@@ -16,6 +16,7 @@ import click
 
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
+    Command,
     Real,
     Renamed,
     Whole,
@@ -30,7 +31,7 @@ from mathinterp.cli.options import (
     store_option,
     with_flags,
 )
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.output import console, print_json, print_line, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.cli.verbosity import verbosity_options
 from mathinterp.errors import UserError
@@ -54,7 +55,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared: list[Callable[[Any], Any]] = [model_options()]
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options(), service_option()]
-    shared += [_out_option()] if experiment.draws() else []
+    shared += [drawing_option()] if experiment.draws() else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
     own += [_retired_option(name, instead) for name, instead in experiment.retired.items()]
     return ExperimentCommand(
@@ -156,7 +157,8 @@ def _outdented(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-def _out_option() -> Callable[[click.Command], click.Command]:
+def drawing_option() -> Callable[[Command], Command]:
+    """--out, for figures."""
     return click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
 
 
@@ -229,9 +231,9 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
         if isinstance(part, Shown):
             print_table(part.printed, title=part.title)
         elif part:
-            console.print(with_flags(part), highlight=False)
+            console.print(with_flags(part))
     for path in drawn:
-        console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+        print_line(f"drawn: {path}")
     print_sql_hint(store, summary.queries)
 
 

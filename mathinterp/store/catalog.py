@@ -35,7 +35,8 @@ class Catalog:
         self.views: Mapping[str, str] = {**written, **made}
         code = {name: re.sub(r"--[^\n]*", "", text) for name, text in self.views.items()}
         uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
-        self.about = {name: _about(name, text) for name, text in self.views.items()}
+        self.comments = {name: _comment(name, text) for name, text in self.views.items()}
+        self.about = {name: re.split(r"(?<=\.)\s", text, maxsplit=1)[0] for name, text in self.comments.items()}
         self.sources = {name: set(re.findall(r"\$\{(\w+)\}", text)) for name, text in self.views.items()}
         self.mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
         # whose run_id is that of another run than the one whose record or rows they show
@@ -67,10 +68,10 @@ def _catalog_of(stored: registry.Stored) -> Catalog:
     return Catalog(stored)
 
 
-def _about(name: str, text: str) -> str:
-    """The first sentence of the comment that a view's text opens with."""
+def _comment(name: str, text: str) -> str:
+    """What a view's text opens with."""
     comment = " ".join(line.lstrip("- ") for line in text[: text.index("CREATE ")].splitlines())
-    return re.split(r"(?<=\.)\s", comment.removeprefix(f"{name}: "), maxsplit=1)[0]
+    return comment.removeprefix(f"{name}: ")
 
 
 def _passed_through(name: str, table: Table) -> str:
