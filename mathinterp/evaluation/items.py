@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 from mathinterp.evaluation.formats import (
     commonsense_row,
     mmlu_folder,
@@ -134,7 +134,7 @@ def _from_hub(task: TaskFile, place: dict[str, Any] | None, worked: bool) -> lis
         try:
             rows = load_dataset(place["path"], place.get("name"), split=split)
         except Exception as error:  # the client has no common base for offline, missing and gated data sets
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line_of(error)
             raise UserError(f"{task.title} could not be had from the hub ({reason}); give `data_dir`") from error
         for row in rows:
             where = f"{place['path']}, {split}"

@@ -162,7 +162,7 @@ def reproduce(
         Unfinished: shards of a stage were given up, or workers died; the same call goes on from there.
     """
     items = find_items(only)
-    model = model_of(model) if not isinstance(model, ModelSpec) else Model(model)
+    model = model_of(model)
     asked = _asked(model, store, limit, seed, data)
     missing: dict[str, str] = {}
     for stage in chosen_stages(items, asked.own):
@@ -212,7 +212,7 @@ def _ran(asked: Asked) -> tuple[dict[str, Any], ...]:
 
 
 def _asked(model: Model | ModelSpec | str, store: str, limit: int | None, seed: int, data: Path | None) -> Asked:
-    described = (Model(model) if isinstance(model, ModelSpec) else model_of(model)).described
+    described = model_of(model).described
     return Asked(described, taken_for(described), Store(store), limit, seed, data)
 
 
