@@ -39,6 +39,7 @@ class Catalog:
         self.about = {name: re.split(r"(?<=\.)\s", text, maxsplit=1)[0] for name, text in self.comments.items()}
         self.sources = {name: set(re.findall(r"\$\{(\w+)\}", text)) for name, text in self.views.items()}
         self.mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
+        self.of_runs = {name for name, table in self.tables.items() if table.partition == "run_id"}  # not of prompts
         # whose run_id is that of another run than the one whose record or rows they show
         self.of_other_runs = {name for name, text in code.items() if re.search(r"\bAS\s+\"?run_id\b", text, re.I)}
         self.order = tuple(TopologicalSorter(self.mentions).static_order())  # each after those it mentions
@@ -54,8 +55,7 @@ class Catalog:
     def tables_of(self, views: Iterable[str]) -> list[str]:
         """The tables that views read; those that list result files read all of them."""
         sources = {source for name in views for source in self.sources[name]}
-        shards = {table for table, stored in self.tables.items() if stored.partition == "run_id"}
-        return sorted((sources & set(self.tables)) | (shards if "shard_files" in sources else set()))
+        return sorted((sources & set(self.tables)) | (self.of_runs if "shard_files" in sources else set()))
 
 
 def catalog() -> Catalog:

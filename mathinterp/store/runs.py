@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import UserError, did_you_mean
-from mathinterp.store.manifest import RUN_ID, read_record
+from mathinterp.errors import UserError
+from mathinterp.store.manifest import RUN_ID, alike, read_record
 
 if TYPE_CHECKING:
     from mathinterp.store.compacting import Compacted
@@ -36,10 +36,7 @@ class Runs:
                 raise UserError(f"runs/{run}.json: {error}; see `mathinterp runs check`") from error
             if record is not None:
                 return record
-        known = [name.removeprefix("runs/").removesuffix(".json") for name in self._store.files.find("runs", ".json")]
-        raise UserError(
-            f"there is no run '{run}' in {self._store.url}.{did_you_mean(run, known)} `mathinterp runs list` has all"
-        )
+        raise UserError(f"there is no run '{run}' in {self._store.url}.{alike(self._store.files, run)}")
 
     def list(
         self, *, scan: str | None = None, model: str | None = None, status: str | None = None

@@ -92,9 +92,15 @@ def read_footer(file: BinaryIO, table: str, identity: Mapping[str, str]) -> Foot
     return Footer(None, rows)
 
 
+def footer_config(file: BinaryIO) -> dict[str, Any]:
+    """The configuration in a file's footer; raises errors of many classes for what is no file of ours."""
+    found: dict[str, Any] = json.loads(pq.read_metadata(file).metadata[FOOTER_KEY])
+    return found
+
+
 def has_checksums(file: BinaryIO) -> bool:
     """Whether the pages of a file with a good footer have checksums."""
-    return "rows" in json.loads(pq.ParquetFile(file).metadata.metadata[FOOTER_KEY])
+    return "rows" in footer_config(file)
 
 
 def damage(file: BinaryIO) -> str | None:
