@@ -177,12 +177,14 @@ class Said:
 
 def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     """Run, or resume, an experiment and what follows from it; say what it found. Exit code 1 if it is incomplete."""
+    from mathinterp.store import Store
+
     chosen, shown, as_json, out = parse(experiment, options)
     spec, said = spec_of(options), list[Said]()
     following: Experiment | None = chosen
     while following is not None:
         run = run_chosen(following, spec=spec, shown=shown, **options)
-        results = Results(_store(run.store), run.run_id, partial(_load, spec))
+        results = Results(Store(run.store), run.run_id, partial(_load, spec))
         with results.store.held(run.run_id if following.reads_own_rows else None):
             summary = type(following).summarize(results, shown) if run.rows or run.reused else None
             drawn = _draw(following, results, shown, out) if run.complete else []
@@ -249,12 +251,6 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     out.mkdir(parents=True, exist_ok=True)
     parts = [chosen.name, results.run_id, *([label] if (label := label_of(figure)) else [])]
     return list(save(figure, out / file_name("-".join(parts))))
-
-
-def _store(url: str) -> Any:
-    from mathinterp.store import Store
-
-    return Store(url)
 
 
 def _load(spec: "ModelSpec") -> "LoadedModel":

@@ -54,10 +54,11 @@ def league(
       mathinterp league --methods atp,relp --limit 32
       mathinterp league --model smollm2 --adapter smollm2-arithmetic --limit 64 --out figures
     """
+    from mathinterp.cluster.run import Workers
     from mathinterp.experiments.figures import save
     from mathinterp.prompts import prompts_of
     from mathinterp.workflows.league import league as run_league
-    from mathinterp.workflows.pipeline import StageUnfinished, Workers
+    from mathinterp.workflows.pipeline import StageUnfinished
 
     spec, prompts = spec_of(options), prompts_of(prompt_name, seed=seed, limit=limit)
     try:

@@ -81,9 +81,10 @@ def pipeline(
       mathinterp pipeline --model smollm2 --adapter smollm2-arithmetic --limit 64 --ks 1,2,4,8
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
+    from mathinterp.cluster.run import Workers
     from mathinterp.prompts import prompts_of
     from mathinterp.store import Store
-    from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, Workers, run_pipeline
+    from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, run_pipeline
 
     names = dict.fromkeys([prompt_name, *(name for name in transfer if name)])
     own, *others = (NamedPrompts(name, prompts_of(name, seed=seed, limit=limit)) for name in names)

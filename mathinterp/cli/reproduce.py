@@ -90,8 +90,9 @@ def reproduce(
       mathinterp reproduce --model ./llama-7b --only a-table1 --only a-table5
       mathinterp reproduce --model ./llama-2-7b --data data --out reproduction.md
     """
+    from mathinterp.cluster.run import Workers
     from mathinterp.workflows.papers import find_items
-    from mathinterp.workflows.reproduce import Place, plan_reproduction
+    from mathinterp.workflows.reproduce import plan_reproduction
     from mathinterp.workflows.reproduce import reproduce as run_reproduction
 
     find_items(only)
@@ -101,7 +102,7 @@ def reproduce(
     address = click.get_current_context().get_parameter_source("address")
     if address == ParameterSource.DEFAULT and options["replicas"] is None and options["gpus_per_replica"] is None:
         options["address"] = None
-    spec, place = spec_of(options), Place(**options)
+    spec, place = spec_of(options), Workers(**options)
     asked: dict[str, Any] = {"only": only, "limit": limit, "seed": seed, "data": _path(data), "steps": steps}
     plan = plan_reproduction(spec, store, **asked)
     if plan_only:

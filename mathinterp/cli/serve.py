@@ -113,19 +113,11 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
     folder = state.folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    words = [
-        sys.executable,
-        "-m",
-        "mathinterp.cli.entry",
-        "serve",
-        "start",
-        "--foreground",
-        *_words(token_file, options),
-    ]
+    words = ["serve", "start", "--foreground", *_words(token_file, options)]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, LOG: str(log)},
+            [sys.executable, "-m", "mathinterp.cli.entry", *words], stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True, env={**os.environ, LOG: str(log)},
         )  # fmt: skip
     until = time.monotonic() + START_SECONDS
     try:

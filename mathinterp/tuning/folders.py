@@ -36,9 +36,14 @@ def check_storage(storage: str) -> None:
         raise UserError(f"`storage` '{storage}' cannot be written ({why}); give a folder or a URL that can") from error
 
 
+def is_free(out: Path) -> bool:
+    """Whether nothing is at ``out``, or an empty folder."""
+    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
+
+
 def check_free(out: Path) -> None:
     """Raise UserError if something is at ``out`` already."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_free(out):
         raise UserError(f"`out` '{out}' exists already; give a new folder")
 
 
