@@ -14,7 +14,7 @@ from mathinterp.experiments import registry, stability
 from mathinterp.experiments.results import Results, Row, Summary
 from mathinterp.experiments.stability.figure import draw as draw_stability
 from mathinterp.store import Store
-from mathinterp.store.manifest import recorded
+from mathinterp.store.runs import recorded
 
 if TYPE_CHECKING:
     from mathinterp.experiments.figures import Figure

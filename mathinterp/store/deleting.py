@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.store.files import FileVersion, StoreFailed
-from mathinterp.store.manifest import RUN_ID, alike, file_of, read_record, record_name, recorded, timestamp
+from mathinterp.store.manifest import RUN_ID, file_of, read_record, record_name, timestamp
 from mathinterp.store.run_list import last_write
+from mathinterp.store.runs import alike, recorded
 from mathinterp.store.survey import Record
 
 if TYPE_CHECKING:

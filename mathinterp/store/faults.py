@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mathinterp.store.integrity import Checked
-from mathinterp.store.manifest import file_of, record_name, run_of
+from mathinterp.store.manifest import file_of, record_name
 from mathinterp.store.recut import table_of
+from mathinterp.store.runs import run_of
 from mathinterp.store.survey import Record
 from mathinterp.store.writer import footer_config
 

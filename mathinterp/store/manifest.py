@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import Unfinished, UserError, did_you_mean
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.gates import real
 from mathinterp.prompts.json_lines import MOST_DEPTH, is_deeper
 from mathinterp.store.files import StoreFailed, StoreFiles
@@ -57,21 +57,6 @@ def run_id(
 def record_name(run: str) -> str:
     """Where the record of a run lives in its store."""
     return f"runs/{run}.json"
-
-
-def run_of(name: str) -> str:
-    """The run whose record a file of that name is."""
-    return name.removeprefix("runs/").removesuffix(".json")
-
-
-def recorded(files: StoreFiles) -> list[str]:
-    """Ids of all runs with a record, readable or not."""
-    return [run_of(name) for name in files.find("runs", ".json")]
-
-
-def alike(files: StoreFiles, run: str) -> str:
-    """Ends a message about a run that is not there."""
-    return f"{did_you_mean(run, recorded(files))} `mathinterp runs list` has all"
 
 
 def file_of(run: str, shard: str) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import UserError
-from mathinterp.store.manifest import RUN_ID, alike, read_record
+from mathinterp.errors import UserError, did_you_mean
+from mathinterp.store.manifest import RUN_ID, read_record
 
 if TYPE_CHECKING:
     from mathinterp.store.compacting import Compacted
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mathinterp.store.deleting import Deletion
     from mathinterp.store.exporting import Exported
     from mathinterp.store.faults import Faults
+    from mathinterp.store.files import StoreFiles
     from mathinterp.store.run_list import RunCard, RunRow
     from mathinterp.store.store import Store
 
@@ -102,3 +103,18 @@ class Runs:
         from mathinterp.store.compacting import compact
 
         return compact(self._store, run)
+
+
+def run_of(name: str) -> str:
+    """The run whose record a file of that name is."""
+    return name.removeprefix("runs/").removesuffix(".json")
+
+
+def recorded(files: "StoreFiles") -> list[str]:
+    """Ids of all runs with a record, readable or not."""
+    return [run_of(name) for name in files.find("runs", ".json")]
+
+
+def alike(files: "StoreFiles", run: str) -> str:
+    """Ends a message about a run that is not there."""
+    return f"{did_you_mean(run, recorded(files))} `mathinterp runs list` has all"

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFailed, StoreFiles
-from mathinterp.store.manifest import file_of, read_record, record_name, run_of
+from mathinterp.store.manifest import file_of, read_record, record_name
 from mathinterp.store.recut import table_of
+from mathinterp.store.runs import run_of
 from mathinterp.store.writer import Footer, read_footer
 from mathinterp.text import visible
 
