@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError
 from mathinterp.prompts import Prompt, prompt_set
-from mathinterp.prompts.alignment import prompts_fingerprint, token_table, tokenize_prompts
+from mathinterp.prompts.alignment import prompts_fingerprint, token_columns, tokenize_prompts
 from mathinterp.prompts.columns import digit_classes
 from tests.prompt_tokenizers import gpt2_like, llama_like, word_level
 
@@ -360,8 +360,9 @@ def test_a_counterfactual_with_another_token_count_is_refused_with_both():
 # what is stored
 
 
-def test_token_table_has_one_row_per_scored_token():
-    assert token_table(tokenize_prompts([addition()], word_level(CORPUS))) == [
+def test_token_columns_have_one_row_per_scored_token():
+    columns = token_columns(tokenize_prompts([addition()], word_level(CORPUS)))
+    assert [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] == [
         {"prompt_id": "p", "position": 0, "token_id": 8, "token": "5", "kind": "digit", "carry_class": C},
         {"prompt_id": "p", "position": 1, "token_id": 5, "token": "2", "kind": "digit", "carry_class": M},
     ]

@@ -13,7 +13,7 @@ import pytest
 from mathinterp.cluster import metrics
 from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Observer, Observers
-from mathinterp.cluster.metrics import PREFIX, RUN, TAGS, Metrics, exported
+from mathinterp.cluster.metrics import COUNTERS, GAUGES, PREFIX, RUN, SHARD_SECONDS, TAGS, Metrics
 from mathinterp.cluster.places import Here
 from mathinterp.cluster.run import run_scan
 from mathinterp.models.catalog import ModelSpec
@@ -101,6 +101,14 @@ def test_several_observers_are_told_alike_and_all_end():
 
 def test_a_run_in_this_process_has_none():
     assert Here(Model(ModelSpec("random:llama-tiny"))).observers({}, MINE) == []
+
+
+def exported() -> dict[str, tuple[str, ...]]:
+    """Name in Prometheus -> labels, of every series."""
+    counters = {f"ray_{PREFIX}{name}_total": RUN + TAGS.get(name, ()) for name in COUNTERS}
+    gauges = {f"ray_{PREFIX}{name}": RUN + TAGS.get(name, ()) for name in GAUGES}
+    parts = {f"ray_{PREFIX}{SHARD_SECONDS}_{part}": RUN for part in ("sum", "count")}
+    return {**counters, **gauges, **parts, f"ray_{PREFIX}{SHARD_SECONDS}_bucket": (*RUN, "le")}
 
 
 @pytest.mark.ray

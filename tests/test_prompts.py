@@ -108,14 +108,6 @@ def test_subtraction_options():
     assert 200 < sum(answer < 0 for _, _, answer in signed) < 300
 
 
-def test_exact_division_draws_both_operands_from_the_range():
-    for prompt in arithmetic_prompts(2, SYMBOLS, operations=["div"], per_template=None, division="exact"):
-        a, b, answer = numbers_of(prompt)
-        assert a in range(10, 100)
-        assert b in range(10, 100)
-        assert a == b * answer
-
-
 def test_three_digit_set_has_100_per_operation_and_300_quotient_digits():
     prompts = prompt_set("three_digit")
     assert Counter(p.operation for p in prompts) == dict.fromkeys(OPERATIONS, 100)
@@ -272,7 +264,6 @@ def test_unknown_names_list_the_sets():
     [
         ({"digits": 4}, "digits 4 is not known; choose one of 1, 2, 3"),
         ({"subtraction": "any"}, "subtraction 'any' is not known; choose one of 'ordered', 'inverse', 'signed'"),
-        ({"division": "any"}, "division 'any' is not known; choose one of 'inverse', 'exact'"),
         ({"numbers": "roman"}, "numbers 'roman' is not known; choose one of 'digits', 'words', 'both'"),
         ({"part": "dev"}, "part 'dev' is not known; choose one of None, 'train', 'test'"),
         ({"operations": ["pow"]}, "operation 'pow' is not known; choose one of 'add', 'sub', 'mul', 'div'"),

@@ -15,7 +15,7 @@ from mathinterp.models.catalog import ModelSpec
 from mathinterp.models.handle import Model
 from mathinterp.models.sources import BUNDLED_FOLDER
 from mathinterp.service import shelf as shelves
-from mathinterp.service.shelf import CARD, DISK, MEMORY, Limits, Resolving, Shelf, key_of
+from mathinterp.service.shelf import CARD, DISK, MEMORY, Limits, Resolving, Shelf
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
@@ -100,7 +100,6 @@ def test_a_process_without_a_card_has_two_levels(made):
     for name in "abc":
         shelf.take(Fake(name))
     assert levels(shelf) == {"c": MEMORY, "b": MEMORY, "a": DISK}
-    assert shelf.level(key_of(Fake("b"))) == MEMORY  # type: ignore[arg-type]
     assert not [line for line in made.done if " to " in line]
 
 
@@ -144,11 +143,11 @@ def test_files_that_changed_after_the_question_are_not_read_as_its_model(tmp_pat
     shelf = Shelf("cpu", Limits(0, 1))
     shelf.take(resolved)
     shelf.take(Resolving()(ModelSpec("random:llama-tiny"), "cpu"))
-    assert shelf.level(key_of(resolved)) == DISK
+    assert levels(shelf)[resolved.label] == DISK
     overwrite(tmp_path)
     with pytest.raises(UserError, match="have changed since it was looked at; ask for it again"):
         shelf.take(resolved)
-    assert shelf.level(key_of(resolved)) == DISK
+    assert resolved.label not in levels(shelf)
 
 
 def test_nor_are_they_in_a_notebook(tmp_path):

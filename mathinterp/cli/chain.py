@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from mathinterp.cli.experiment import experiment_command, run_experiment
+from mathinterp.cli.options import given_here
 from mathinterp.errors import UserError
 from mathinterp.experiments import Experiment
 from mathinterp.experiments.chain import Chain
@@ -38,9 +38,8 @@ def of_sentence(
         return
     from mathinterp.prompts.sentence import sentence_prompt
 
-    context = click.get_current_context()
-    for option in context.command.params:
-        if option.name in OF_SETS and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE:
+    for option in given_here():
+        if option.name in OF_SETS:
             raise UserError(f"{option.opts[0]} belongs to --prompts; --sentence is one sentence, on one replica")
     run(experiment, **{**options, "replicas": 1}, sentence=sentence_prompt(sentence, answer, separator))
 

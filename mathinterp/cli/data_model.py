@@ -118,9 +118,7 @@ def _table_of(view: str) -> str:
 
 
 def _view(view: str, columns: Mapping[str, str], meanings: Mapping[str, str | None]) -> str:
-    text = catalog().views[view]
-    comment = " ".join(line.lstrip("- ") for line in text[: text.index("CREATE ")].splitlines())
-    about = _escaped(comment.removeprefix(f"{view}: ").strip())
+    about = _escaped(catalog().comments[view].strip())
     about = about[:1].upper() + about[1:]
     read = ", ".join(f"[`{name}`](#{_anchor(name)})" for name in catalog().mentions[view])
     tables = ", ".join(f"`{name}`" for name in sorted(catalog().sources[view]) if name in catalog().tables)

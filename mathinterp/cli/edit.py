@@ -17,7 +17,7 @@ from mathinterp.cli.options import (
     spec_of,
     store_option,
 )
-from mathinterp.cli.output import console, print_json
+from mathinterp.cli.output import print_json, print_line
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.experiments.gender_neurons import SHOWN
 from mathinterp.gates import MOST_DRAWS
@@ -64,9 +64,9 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
         for run, summary in zip(runs, summaries, strict=False):
             print_summary(run.store, summary)
         if made.complete:
-            console.print(f"Ordinary text: {'bundled text' if text is None else text}", highlight=False, soft_wrap=True)
+            print_line(f"Ordinary text: {'bundled text' if text is None else text}")
         if made.out is not None:
-            console.print(f"The edited model is in {made.out}", highlight=False, soft_wrap=True)
+            print_line(f"The edited model is in {made.out}")
         for run in runs:
             print_run(run)
     if not made.complete:

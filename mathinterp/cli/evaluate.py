@@ -101,7 +101,7 @@ def _print(summary: "EvaluationSummary", runs: "Sequence[RunSummary]") -> None:
         summary.shown, title="Accuracy (%) with 95 % interval; in brackets points from the base, p (paired score test)"
     )
     for line in summary.remarks:
-        console.print(line, highlight=False)
+        console.print(line)
     print_sql_hint(runs[0].store, summary.queries)
     for run in runs:
         print_run(run)

@@ -16,6 +16,7 @@ import click
 
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
+    Command,
     Real,
     Renamed,
     Whole,
@@ -30,7 +31,7 @@ from mathinterp.cli.options import (
     store_option,
     with_flags,
 )
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
+from mathinterp.cli.output import console, print_json, print_line, print_sql_hint, print_table, warn
 from mathinterp.cli.running import print_run, run_chosen, run_json
 from mathinterp.cli.verbosity import verbosity_options
 from mathinterp.errors import UserError
@@ -54,7 +55,7 @@ def experiment_command(experiment: type[Experiment], run: Callable[..., None], v
     shared: list[Callable[[Any], Any]] = [model_options()]
     shared += [prompt_options()] if experiment.prompt_set is not None else []
     shared += [store_option(), cluster_options(), service_option()]
-    shared += [_out_option()] if experiment.draws() else []
+    shared += [drawing_option()] if experiment.draws() else []
     own = [*own_options(experiment), *own_options(experiment.show_options)]
     own += [_retired_option(name, instead) for name, instead in experiment.retired.items()]
     return ExperimentCommand(
@@ -156,7 +157,8 @@ def _outdented(text: str) -> str:
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
-def _out_option() -> Callable[[click.Command], click.Command]:
+def drawing_option() -> Callable[[Command], Command]:
+    """--out, for figures."""
     return click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
 
 
@@ -175,12 +177,14 @@ class Said:
 
 def run_experiment(experiment: type[Experiment], **options: Any) -> None:
     """Run, or resume, an experiment and what follows from it; say what it found. Exit code 1 if it is incomplete."""
+    from mathinterp.store import Store
+
     chosen, shown, as_json, out = parse(experiment, options)
     spec, said = spec_of(options), list[Said]()
     following: Experiment | None = chosen
     while following is not None:
         run = run_chosen(following, spec=spec, shown=shown, **options)
-        results = Results(_store(run.store), run.run_id, partial(_load, spec))
+        results = Results(Store(run.store), run.run_id, partial(_load, spec))
         with results.store.held(run.run_id if following.reads_own_rows else None):
             summary = type(following).summarize(results, shown) if run.rows or run.reused else None
             drawn = _draw(following, results, shown, out) if run.complete else []
@@ -229,9 +233,9 @@ def print_summary(store: str, summary: Summary | None, drawn: Sequence[Path] = (
         if isinstance(part, Shown):
             print_table(part.printed, title=part.title)
         elif part:
-            console.print(with_flags(part), highlight=False)
+            console.print(with_flags(part))
     for path in drawn:
-        console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+        print_line(f"drawn: {path}")
     print_sql_hint(store, summary.queries)
 
 
@@ -247,12 +251,6 @@ def _draw(chosen: Experiment, results: Results, shown: Any, out: Path | None) ->
     out.mkdir(parents=True, exist_ok=True)
     parts = [chosen.name, results.run_id, *([label] if (label := label_of(figure)) else [])]
     return list(save(figure, out / file_name("-".join(parts))))
-
-
-def _store(url: str) -> Any:
-    from mathinterp.store import Store
-
-    return Store(url)
 
 
 def _load(spec: "ModelSpec") -> "LoadedModel":

@@ -4,7 +4,7 @@ import click
 
 from mathinterp.cli import interrupt
 from mathinterp.cli.options import Whole, store_option
-from mathinterp.cli.output import console
+from mathinterp.cli.output import print_line
 
 PORT = 8391
 
@@ -38,5 +38,5 @@ def explore(
 
     interrupt.say("the page is no longer served")
     with serve(store, host=host, port=port, run_ids=run_ids, compare=compare) as page:
-        console.print(f"{page.url}\nOpen it in a browser; Ctrl-C ends it", highlight=False, soft_wrap=True)
+        print_line(f"{page.url}\nOpen it in a browser; Ctrl-C ends it")
         page.wait()

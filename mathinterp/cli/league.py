@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp.cli.experiment import print_summary
+from mathinterp.cli.experiment import drawing_option, print_summary
 from mathinterp.cli.options import (
     Whole,
     cluster_options,
     json_option,
     model_options,
-    out_folder,
     prompt_options,
+    spec_of,
     store_option,
 )
 from mathinterp.cli.output import print_json
-from mathinterp.cli.running import print_run, resumable
-from mathinterp.cli.verbosity import say_on_stderr
+from mathinterp.cli.running import print_run, resumable, tell_stage
 from mathinterp.experiments.league.tables import COMPARED
 
 if TYPE_CHECKING:
-    from mathinterp.cluster.run import RunSummary
+    pass
 
 
 @click.command(context_settings={"default_map": {"prompt_name": "operand_pairs", "limit": 160}})
@@ -34,12 +33,11 @@ if TYPE_CHECKING:
 @click.option("--steps", type=Whole(1), default=5, show_default=True, help="Of the eap-ig methods.")
 @store_option()
 @cluster_options()
-@click.option("--out", default=None, metavar="FOLDER", callback=out_folder, help="Also draw it: PNG and SVG.")
+@drawing_option()
 @json_option()
 def league(
-    methods: str, steps: int, model: str, adapter: str | None, dtype: str, load_in: str | None,
-    trust_remote_code: bool, prompt_name: str, limit: int | None, seed: int, store: str,
-    out: str | None, as_json: bool, **workers: Any,
+    methods: str, steps: int, prompt_name: str, limit: int | None, seed: int, store: str, out: str | None,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Compare how well each attribution method estimates the exact effects of heads and MLPs.
 
@@ -56,19 +54,18 @@ def league(
       mathinterp league --methods atp,relp --limit 32
       mathinterp league --model smollm2 --adapter smollm2-arithmetic --limit 64 --out figures
     """
+    from mathinterp.cluster.run import Workers
     from mathinterp.experiments.figures import save
-    from mathinterp.models.catalog import ModelSpec
     from mathinterp.prompts import prompts_of
     from mathinterp.workflows.league import league as run_league
-    from mathinterp.workflows.pipeline import StageUnfinished, Workers
+    from mathinterp.workflows.pipeline import StageUnfinished
 
-    prompts = prompts_of(prompt_name, seed=seed, limit=limit)
+    spec, prompts = spec_of(options), prompts_of(prompt_name, seed=seed, limit=limit)
     try:
         with resumable():
             found = run_league(
-                ModelSpec(model, adapter, dtype, trust_remote_code, load_in), prompts,
-                methods=[name.strip() for name in methods.split(",") if name.strip()], steps=steps, store=store,
-                workers=Workers(**workers), told=_tell,
+                spec, prompts, methods=[name.strip() for name in methods.split(",") if name.strip()], steps=steps,
+                store=store, workers=Workers(**options), told=tell_stage,
             )  # fmt: skip
     except StageUnfinished as error:
         print_run(error.run)
@@ -84,8 +81,3 @@ def league(
         )  # fmt: skip
     else:
         print_summary(found.store.url, found.summary, drawn)
-
-
-def _tell(title: str, run: "RunSummary") -> None:
-    work = f"{run.seconds:.1f} s" if run.done else "was there already"
-    say_on_stderr(f"{title}: run {run.run_id}, {work}", run_id=run.run_id)

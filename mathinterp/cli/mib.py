@@ -94,4 +94,4 @@ def export(
     if as_json:
         print_json(told)
     else:
-        console.print(f"{count} of {scores.scored} nodes by {scores.method} written to {out}", highlight=False)
+        console.print(f"{count} of {scores.scored} nodes by {scores.method} written to {out}")

@@ -46,7 +46,7 @@ def neuron(neuron: str, neurons_from: str | None, tokens: int, store: str, as_js
     print_table(shown.printed, title=shown.title)
     print_table(card.prompts, title="Prompts that rank it highest")
     print_table(_token_rows(card), title="Tokens it raises (with the logit, but for the final norm's scale)")
-    console.print(card.verdict, highlight=False)
+    console.print(card.verdict)
     print_sql_hint(results.url, card.queries)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, check_writable, real, shortened, whole
@@ -49,6 +50,13 @@ def parameters_of(decorators: Iterable[Callable[[Any], Any]]) -> list[click.Para
 
     apply(list(decorators))(collected)
     return list(reversed(collected.__click_params__))  # type: ignore[attr-defined]
+
+
+def given_here() -> list[click.Parameter]:
+    """Of the command that runs, what was given on its command line."""
+    context = click.get_current_context()
+    sources = {each: context.get_parameter_source(each.name or "") for each in context.command.params}
+    return [each for each, source in sources.items() if source == ParameterSource.COMMANDLINE]
 
 
 def with_scratch(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -20,10 +20,12 @@ from mathinterp.text import printable
 
 
 class Screen(Console):
-    """A console for stored text: neither its control characters nor what looks like markup are obeyed."""
+    """A console for stored text: neither its control characters nor what looks like markup are obeyed, nor are
+    numbers coloured.
+    """
 
     def __init__(self, width: int | None) -> None:
-        super().__init__(width=width, markup=False, emoji=False)
+        super().__init__(width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every text that is printed, titles and cells too, passes through here."""
@@ -41,17 +43,22 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
+def print_line(line: str | Text, style: str | None = None) -> None:
+    """A line of its own on stdout, which only the terminal folds."""
+    console.print(line, style=style, soft_wrap=True)
+
+
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Rows as a table; numbers right-aligned, floats in four significant digits, missing values as a dash."""
     if not rows:
         console.print(f"{title}: no rows" if title else "no rows")
         return
     if title:
-        console.print(title, style="bold", highlight=False, soft_wrap=True)
+        print_line(title, "bold")
     names, cells = list(rows[0]), [[format_value(value) for value in row.values()] for row in rows]
     right = [any(isinstance(row[name], int | float) for row in rows) for name in names]
     if lines := _unfolded(names, cells, right, console.width):
-        console.print(lines, highlight=False, soft_wrap=True)
+        print_line(lines)
         return
     table = Table(header_style="bold", box=None, pad_edge=False)
     for index, name in enumerate(names):
@@ -96,9 +103,9 @@ def print_sql_hint(store: str, queries: Sequence[str]) -> None:
         return
     option = store_option(store)
     if queries:
-        console.print("In SQL (accuracies, drops, effects and shares are fractions of 1):", highlight=False)
+        console.print("In SQL (accuracies, drops, effects and shares are fractions of 1):")
     for query in queries:
-        console.print(f'  mathinterp sql{option} "{query}"', highlight=False, soft_wrap=True)
+        print_line(f'  mathinterp sql{option} "{query}"')
     say_where_at_last(store)
 
 
@@ -117,10 +124,7 @@ def say_where_at_last(store: str) -> None:
 def _say_where(store: str) -> None:
     if not is_quiet():
         option = store_option(store)
-        console.print(
-            f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        print_line(f"Results: {place(store)} (see more: 'mathinterp sql{option}', 'mathinterp report{option}')")
 
 
 def is_quiet() -> bool:

@@ -16,16 +16,14 @@ from mathinterp.cli.options import (
     store_option,
     with_flags,
 )
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table, warn
-from mathinterp.cli.running import print_run, resumable
-from mathinterp.cli.verbosity import say_on_stderr
+from mathinterp.cli.output import console, print_json, print_line, print_sql_hint, print_table, warn
+from mathinterp.cli.running import print_run, resumable, tell_stage
 from mathinterp.experiments.ablation import ABLATIONS
 from mathinterp.experiments.options import read_counts
 from mathinterp.experiments.paths import EFFECTS
 from mathinterp.gates import MOST_DRAWS
 
 if TYPE_CHECKING:
-    from mathinterp.cluster.run import RunSummary
     from mathinterp.workflows.pipeline import PipelineResult
 
 
@@ -83,9 +81,10 @@ def pipeline(
       mathinterp pipeline --model smollm2 --adapter smollm2-arithmetic --limit 64 --ks 1,2,4,8
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
+    from mathinterp.cluster.run import Workers
     from mathinterp.prompts import prompts_of
     from mathinterp.store import Store
-    from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, Workers, run_pipeline
+    from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, run_pipeline
 
     names = dict.fromkeys([prompt_name, *(name for name in transfer if name)])
     own, *others = (NamedPrompts(name, prompts_of(name, seed=seed, limit=limit)) for name in names)
@@ -94,7 +93,7 @@ def pipeline(
     opened = Store(store)
     try:
         with resumable():
-            result = run_pipeline(asked, spec, own, others, opened, Workers(**options), _tell)
+            result = run_pipeline(asked, spec, own, others, opened, Workers(**options), tell_stage)
     except StageUnfinished as error:
         print_run(error.run)
         sys.exit(1)
@@ -106,17 +105,12 @@ def pipeline(
         _print(result, opened.url)
 
 
-def _tell(title: str, run: "RunSummary") -> None:
-    work = f"{run.seconds:.1f} s" if run.done else "was there already"
-    say_on_stderr(f"{title}: run {run.run_id}, {work}", run_id=run.run_id)
-
-
 def _print(result: "PipelineResult", store: str) -> None:
     for number, section in enumerate(result.answer.sections, start=1):
-        console.print(f"\n{number}. {section.title}", style="bold", highlight=False, soft_wrap=True)
+        print_line(f"\n{number}. {section.title}", "bold")
         for line in section.lines:
-            console.print(line, highlight=False, soft_wrap=True)
+            print_line(line)
         for table in section.tables:
             print_table(table.printed, title=table.title)
-    console.print("\nRuns: " + ", ".join(f"{stage} {run}" for stage, run in result.runs.named.items()), highlight=False)
+    console.print("\nRuns: " + ", ".join(f"{stage} {run}" for stage, run in result.runs.named.items()))
     print_sql_hint(store, result.answer.queries)

@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from mathinterp.cli.chain import sentence_command
 from mathinterp.cli.experiment import ExperimentGroup, parse
-from mathinterp.cli.options import spec_of
-from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.cli.options import given_here, spec_of
+from mathinterp.cli.output import console, print_json, print_line, print_table
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -66,10 +65,10 @@ def plan_experiment(experiment: "type[Experiment]", *, sentence: "Prompt | None"
         print_json({"model": model.label, **counts, "prompts": len(work.prompts), "devices": devices})
         return
     if on_cpu.at_most:
-        console.print(UPPER_BOUND, highlight=False)
+        console.print(UPPER_BOUND)
     _print(on_cpu, model.label, len(work.prompts), devices)
-    console.print("Nothing was run. To run it:", highlight=False)
-    console.print(f"  {_run_command(chosen.name)}", highlight=False, soft_wrap=True)
+    console.print("Nothing was run. To run it:")
+    print_line(f"  {_run_command(chosen.name)}")
 
 
 def _say_unknown(name: str, shards: int, as_json: bool) -> None:
@@ -77,9 +76,7 @@ def _say_unknown(name: str, shards: int, as_json: bool) -> None:
     if as_json:
         print_json({"scan": name, "shards": shards, "flops": None})
     else:
-        console.print(
-            f"{name}: {counted(shards, 'shard')}; what this costs is not known to this experiment.", highlight=False
-        )
+        console.print(f"{name}: {counted(shards, 'shard')}; what this costs is not known to this experiment.")
 
 
 def _of_workflow(name: str, words: str) -> click.Command:
@@ -89,8 +86,7 @@ def _of_workflow(name: str, words: str) -> click.Command:
         if "--json" in arguments:
             print_json({"scan": name, "command": words, "flops": None})
         else:
-            line = f"{name}: part of 'mathinterp {words}'; its cost is not known in advance."
-            console.print(line, highlight=False, soft_wrap=True)
+            print_line(f"{name}: part of 'mathinterp {words}'; its cost is not known in advance.")
 
     return click.Command(
         name,
@@ -163,9 +159,8 @@ def _run_command(name: str) -> str:
     """The command that is planned, with the options that were given here."""
     context = click.get_current_context()
     line = ["mathinterp", "scan", name]
-    for option in context.command.params:
-        given = option.name and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
-        if given and isinstance(option, click.Option) and option.expose_value and option.name != "as_json":
+    for option in given_here():
+        if isinstance(option, click.Option) and option.expose_value and option.name != "as_json":
             value = context.params[str(option.name)]
             for one in value if option.multiple else [value]:
                 line += [option.opts[0]] if option.is_flag else [option.opts[0], _written(one)]

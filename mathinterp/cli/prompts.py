@@ -56,7 +56,7 @@ def prompts(
     tokenized = tokenize_prompts(chosen, tokenizer)
     if out is not None:
         (write_rows if form == "mib" else write_prompts)(chosen, out)
-        console.print(f"{len(chosen)} prompts written to {out}", highlight=False)
+        console.print(f"{len(chosen)} prompts written to {out}")
         return
     if as_json:
         print_json([asdict(prompt) for prompt in chosen])
@@ -71,7 +71,7 @@ def prompts(
         rows.append({**row, "tokens": len(prompt.fed), "scored": scored})
     print_table(rows)
     total = sum(len(prompt.scored) for prompt in tokenized)
-    console.print(f"{len(tokenized)} prompts, {total} scored answer tokens", highlight=False)
+    console.print(f"{len(tokenized)} prompts, {total} scored answer tokens")
 
 
 def _sets(seed: int) -> list[dict[str, Any]]:

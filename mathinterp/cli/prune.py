@@ -7,7 +7,7 @@ import click
 
 from mathinterp.cli.experiment import print_summary
 from mathinterp.cli.options import cluster_options, fields_of, json_option, model_options, spec_of, store_option
-from mathinterp.cli.output import console, print_json
+from mathinterp.cli.output import print_json, print_line
 from mathinterp.cli.running import print_run, run_json
 from mathinterp.cli.tuning import options_for, out_options, place_options, print_dry_run, say
 from mathinterp.tuning.settings import PruneSettings
@@ -58,7 +58,7 @@ def prune(**options: Any) -> None:
         print_json({"neurons": neurons, **run_json(scored), **facts, "out": str(pruned.out), "accuracy": rows})
     else:
         print_summary(scored.store, summary if scored.complete else None)
-        console.print(f"Pruned models and adapters: {pruned.out}", highlight=False, soft_wrap=True)
+        print_line(f"Pruned models and adapters: {pruned.out}")
         print_run(pruned.compared)
         print_run(scored)
     if not pruned.complete:

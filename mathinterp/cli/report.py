@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from mathinterp.cli.options import json_option, out_file, out_folder, store_option
-from mathinterp.cli.output import console, print_json
+from mathinterp.cli.output import print_json, print_line
 from mathinterp.text import counted
 
 
@@ -45,7 +45,7 @@ def report(
     opened.require_runs()
     if card is not None:
         made = write_card(opened, card, run_ids)
-        print_json({"card": str(made)}) if as_json else console.print(str(made), highlight=False, soft_wrap=True)
+        print_json({"card": str(made)}) if as_json else print_line(str(made))
         return
     written = write_report(opened, Path(out), run_ids, compare, pictures=pictures)
     if as_json:
@@ -53,4 +53,4 @@ def report(
         return
     drawn = f"{counted(written.runs, 'run')}; opens in any browser, also offline"
     beside = f"; {len(written.figures)} figures beside it" if written.figures else ""
-    console.print(f"{written.page}: {drawn}{beside}", highlight=False, soft_wrap=True)
+    print_line(f"{written.page}: {drawn}{beside}")

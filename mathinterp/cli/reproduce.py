@@ -21,9 +21,9 @@ from mathinterp.cli.options import (
     spec_of,
     store_option,
 )
-from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.cli.output import console, print_json, print_line, print_table
 from mathinterp.cli.plan import duration, size
-from mathinterp.cli.running import resumable
+from mathinterp.cli.running import resumable, tell_stage
 from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST_SEED
@@ -31,7 +31,6 @@ from mathinterp.local_files import whole_file
 from mathinterp.prompts.json_lines import json_file
 
 if TYPE_CHECKING:
-    from mathinterp.cluster.run import RunSummary
     from mathinterp.workflows.reproduce import Reproduction, ReproductionPlan
 
 GPU = "H100"  # whose hours a plan counts
@@ -91,8 +90,9 @@ def reproduce(
       mathinterp reproduce --model ./llama-7b --only a-table1 --only a-table5
       mathinterp reproduce --model ./llama-2-7b --data data --out reproduction.md
     """
+    from mathinterp.cluster.run import Workers
     from mathinterp.workflows.papers import find_items
-    from mathinterp.workflows.reproduce import Place, plan_reproduction
+    from mathinterp.workflows.reproduce import plan_reproduction
     from mathinterp.workflows.reproduce import reproduce as run_reproduction
 
     find_items(only)
@@ -102,7 +102,7 @@ def reproduce(
     address = click.get_current_context().get_parameter_source("address")
     if address == ParameterSource.DEFAULT and options["replicas"] is None and options["gpus_per_replica"] is None:
         options["address"] = None
-    spec, place = spec_of(options), Place(**options)
+    spec, place = spec_of(options), Workers(**options)
     asked: dict[str, Any] = {"only": only, "limit": limit, "seed": seed, "data": _path(data), "steps": steps}
     plan = plan_reproduction(spec, store, **asked)
     if plan_only:
@@ -114,7 +114,7 @@ def reproduce(
         folder = Path(store).with_name(Path(store).name + "-trained")
     with resumable():
         found = run_reproduction(
-            spec, store, **asked, trained=folder, place=place, told=_tell, say=say_on_stderr
+            spec, store, **asked, trained=folder, place=place, told=tell_stage, say=say_on_stderr
         )  # fmt: skip
     if out is not None:
         _write(Path(out).expanduser(), found, others)
@@ -124,11 +124,6 @@ def reproduce(
         print_json(plain(found))
     else:
         _print(found)
-
-
-def _tell(stage: str, run: "RunSummary") -> None:
-    work = f"{run.seconds:.1f} s" if run.done else "was there already"
-    say_on_stderr(f"{stage}: run {run.run_id}, {work}", run_id=run.run_id)
 
 
 def _read(file: Path) -> "Reproduction":
@@ -193,8 +188,8 @@ def _print_plan(plan: "ReproductionPlan", as_json: bool) -> None:
         ],
         title="Plan: one run for each stage",
     )  # fmt: skip
-    console.print(_sum(plan), highlight=False, soft_wrap=True)
-    console.print("Nothing was run.", highlight=False)
+    print_line(_sum(plan))
+    console.print("Nothing was run.")
 
 
 def _sum(plan: "ReproductionPlan") -> str:
@@ -217,12 +212,7 @@ def _print(found: "Reproduction") -> None:
 
     for result in found.items:
         item = result.item
-        console.print(
-            f"\n{item.id}: paper {item.paper}, {item.place}: {item.measures}",
-            style="bold",
-            highlight=False,
-            soft_wrap=True,
-        )
+        print_line(f"\n{item.id}: paper {item.paper}, {item.place}: {item.measures}", "bold")
         printed = "paper, second hand" if item.source.second_hand else "paper"
         rows = [
             {
@@ -237,5 +227,5 @@ def _print(found: "Reproduction") -> None:
         ]  # fmt: skip
         if rows:
             print_table(rows)
-        console.print(result.verdict, highlight=False, soft_wrap=True)
+        print_line(result.verdict)
     sys.stdout.flush()

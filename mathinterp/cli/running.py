@@ -81,6 +81,12 @@ def resumable() -> Iterator[None]:
         raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
+def tell_stage(title: str, run: "RunSummary") -> None:
+    """A stage of a workflow has run, or was there."""
+    work = f"{run.seconds:.1f} s" if run.done else "was there already"
+    say_on_stderr(f"{title}: run {run.run_id}, {work}", run_id=run.run_id)
+
+
 def run_json(run: "RunSummary") -> dict[str, Any]:
     """What a command prints of a run under --json."""
     return {
@@ -104,10 +110,7 @@ def print_run(run: "RunSummary") -> None:
     else:
         work = "nothing left to compute"
     there = f"{counted(run.shards, 'shard')} {'was' if run.shards == 1 else 'were'}"
-    console.print(
-        f"Run {run.run_id}: {work}; {run.reused} of {there} there already.",
-        highlight=False,
-    )
+    console.print(f"Run {run.run_id}: {work}; {run.reused} of {there} there already.")
     for failure in run.failed:
         error = with_flags(failure.error)
         line = f"shard {failure.key} was given up: {error} (traceback in the run's record)"

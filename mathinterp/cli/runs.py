@@ -10,14 +10,13 @@ import click
 from mathinterp.cli.experiment import ExperimentCommand
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import json_option, lasting, store_option
-from mathinterp.cli.output import print_json, print_sql_hint, print_table
+from mathinterp.cli.output import print_json, print_line, print_sql_hint, print_table
 from mathinterp.cli.runs_shown import (
     facts,
     first_line,
     mend,
     print_difference,
     print_planned,
-    say,
     shown_row,
     to_go,
     verdict,
@@ -91,9 +90,9 @@ def show(run: str, store: str, as_json: bool) -> None:
         rows = [{"shard": shard, "attempts": card.attempts.get(shard), "error": first_line(card.errors.get(shard))}
                 for shard in card.missing]  # fmt: skip
         print_table(rows, title=f"Missing: {counted(len(rows), 'shard')} of {card.run.shards}")
-        say(f"To go on: {card.command or 'the command or call that began it'}")
+        print_line(f"To go on: {card.command or 'the command or call that began it'}")
     for name, why in card.problems.items():
-        say(f"{name}: {why}; left out")
+        print_line(f"{name}: {why}; left out")
     print_sql_hint(store, card.queries)
 
 
@@ -123,7 +122,7 @@ def compare(run: str, other: str, store: str, as_json: bool) -> None:
     print_table([{"field": name, run: a, other: b} for name, (a, b) in differing.items()], title="What differs")
     for table in found.tables:
         print_difference(table, run, other)
-    say(verdict(found))
+    print_line(verdict(found))
 
 
 @runs.command()
@@ -161,7 +160,7 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
         print_json([{**asdict(each), "files": len(each.files), "prompts": len(each.prompts)} for each in done])
     else:
         files = counted(sum(len(each.files) for each in done), "file")
-        say(f"Deleted: {files}, {written_bytes(sum(each.bytes for each in done))}.")
+        print_line(f"Deleted: {files}, {written_bytes(sum(each.bytes for each in done))}.")
 
 
 @runs.command(cls=ExperimentCommand)  # its mistakes name --out
@@ -190,7 +189,7 @@ def export(run: str, output: str, view: str | None, force: bool, store: str, as_
         return
     for each in done:
         beside = "" if each.about == each.path else f", described in {each.about}"
-        say(f"{each.view}: {each.rows:,} rows: {each.path}{beside}")
+        print_line(f"{each.view}: {each.rows:,} rows: {each.path}{beside}")
 
 
 @runs.command()
@@ -223,10 +222,10 @@ def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
         rows = [{**asdict(each), "missing": len(each.missing)} for each in found.runs]
         print_table([{"without checksum" if k == "unproved" else k: v for k, v in row.items()} for row in rows])
         for each in found.faults:
-            say(f"{each.kind}: {each.file} ({each.why}). {mend(each, store, opened.files.address)}")
+            print_line(f"{each.kind}: {each.file} ({each.why}). {mend(each, store, opened.files.address)}")
         for run in found.runs:
             if run.missing and not any(fault.run == run.run_id for fault in found.faults):
-                say(to_go(run, store))
+                print_line(to_go(run, store))
     if found.problems or not found.harmless:
         sys.exit(1)
 
@@ -251,10 +250,12 @@ def compact(run: str, store: str, as_json: bool) -> None:
     if as_json:
         print_json(asdict(done))
     elif done.files_after == done.files_before:
-        say(f"Run {run}: nothing to merge in {counted(done.files_before, 'file')}.")
+        print_line(f"Run {run}: nothing to merge in {counted(done.files_before, 'file')}.")
     else:
         before, after = written_bytes(done.bytes_before), written_bytes(done.bytes_after)
-        say(f"Run {run}: {counted(done.files_before, 'file')} ({before}) are {done.files_after:,} now ({after}).")
+        print_line(
+            f"Run {run}: {counted(done.files_before, 'file')} ({before}) are {done.files_after:,} now ({after})."
+        )
 
 
 def at_terminal() -> bool:

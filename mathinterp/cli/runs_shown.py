@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.cli.output import console, print_table, store_option
+from mathinterp.cli.output import print_line, print_table, store_option
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from mathinterp.store.run_list import RunCard, RunRow
 
 LONG = 300  # characters: longer notes, of probes for example, are in the JSON alone
-
-
-def say(line: str) -> None:
-    """A line of its own on stdout, never folded."""
-    console.print(line, highlight=False, soft_wrap=True)
 
 
 def shown_row(row: "RunRow") -> dict[str, Any]:
@@ -82,7 +77,7 @@ def print_difference(table: "TableDifference", run: str, other: str) -> None:
             title=title,
         )  # fmt: skip
     else:
-        say(title)
+        print_line(title)
 
 
 def verdict(found: "Comparison") -> str:
@@ -105,9 +100,9 @@ def print_planned(planned: Sequence["Deletion"]) -> None:
     print_table(rows, title="To be deleted")
     for each in planned:
         if each.needed_by:
-            say(f"{each.run_id} is named in the parameters of {', '.join(each.needed_by)}, whose rows stay.")
+            print_line(f"{each.run_id} is named in the parameters of {', '.join(each.needed_by)}, whose rows stay.")
         for name in each.left:
-            say(f"{name} is a link or no regular file; it is left alone.")
+            print_line(f"{name} is a link or no regular file; it is left alone.")
 
 
 def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:

@@ -5,9 +5,8 @@ import time
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from mathinterp.cli.options import json_option, model_options, prompt_options, spec_of
+from mathinterp.cli.options import given_here, json_option, model_options, prompt_options, spec_of
 from mathinterp.cli.output import console, print_json, print_table
 from mathinterp.errors import UserError
 
@@ -69,7 +68,7 @@ def selftest(
     else:
         print_table(rows, title=f"{resolved.label}, {resolved.dtype} on {device}, {len(prompts)} prompts (nats)")
         failed = sum(not check.holds for check in checks)
-        console.print("All identities hold." if not failed else f"{failed} identities do not hold.", highlight=False)
+        console.print("All identities hold." if not failed else f"{failed} identities do not hold.")
     if not all(check.holds for check in checks):
         sys.exit(1)
 
@@ -79,10 +78,8 @@ def _ground_truth(dtype: str, device: str, as_json: bool) -> None:
     from mathinterp.models.ground_truth import PLANTED
     from mathinterp.workflows.ground_truth import recoveries
 
-    context = click.get_current_context()
-    for option in context.command.params:
-        given = option.name and context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE
-        if given and option.name not in OF_WRITTEN:
+    for option in given_here():
+        if option.name not in OF_WRITTEN:
             raise UserError(f"{option.opts[0]} says nothing about written models; leave it out, or --ground-truth")
     dtype, started, found = "float32" if dtype == "auto" else dtype, time.monotonic(), []
     for name, build in PLANTED.items():
@@ -100,10 +97,8 @@ def _ground_truth(dtype: str, device: str, as_json: bool) -> None:
     else:
         said = "Every method does as expected" if not failed else f"{failed} methods do not do as expected"
         seconds = time.monotonic() - started
-        console.print(
-            "auroc: of the absolute scores of what was planted against all others of its kind.", highlight=False
-        )
-        console.print("margin: the weakest of the planted over the largest other.", highlight=False)
-        console.print(f"{said} ({dtype} on {device}, {seconds:.0f} s).", highlight=False)
+        console.print("auroc: of the absolute scores of what was planted against all others of its kind.")
+        console.print("margin: the weakest of the planted over the largest other.")
+        console.print(f"{said} ({dtype} on {device}, {seconds:.0f} s).")
     if failed:
         sys.exit(1)

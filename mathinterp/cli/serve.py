@@ -83,8 +83,8 @@ def start(foreground: bool, token_file: str | None, **options: Any) -> None:
         _serve(settings)
         return
     running = _spawn(token_file, options)
-    console.print(f"A service runs at {running.url}, process {running.pid}; its log is {running.log}", highlight=False)
-    console.print("Attach to it: --service URL, or mi.connect(URL); 'mathinterp serve stop' ends it", highlight=False)
+    console.print(f"A service runs at {running.url}, process {running.pid}; its log is {running.log}")
+    console.print("Attach to it: --service URL, or mi.connect(URL); 'mathinterp serve stop' ends it")
 
 
 def _serve(settings: Any) -> None:
@@ -113,19 +113,11 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
     folder = state.folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    words = [
-        sys.executable,
-        "-m",
-        "mathinterp.cli.entry",
-        "serve",
-        "start",
-        "--foreground",
-        *_words(token_file, options),
-    ]
+    words = ["serve", "start", "--foreground", *_words(token_file, options)]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, LOG: str(log)},
+            [sys.executable, "-m", "mathinterp.cli.entry", *words], stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True, env={**os.environ, LOG: str(log)},
         )  # fmt: skip
     until = time.monotonic() + START_SECONDS
     try:
@@ -181,9 +173,8 @@ def status(service: str | None, as_json: bool) -> None:
     replicas = found["replicas"]
     console.print(
         f"{url}: {counted(len(replicas), 'replica')} on {found['device']}, {counted(found['queue'], 'request')}"
-        f" waiting, up for {time.time() - found['started_at']:.0f} s, {counted(found['replaced'], 'replica')} replaced",
-        highlight=False,
-    )  # fmt: skip
+        f" waiting, up for {time.time() - found['started_at']:.0f} s, {counted(found['replaced'], 'replica')} replaced"
+    )
     print_table(replicas, title="Replicas")
     print_table(found["models"], title="Models")
     print_table(found["users"], title="Users")
@@ -204,9 +195,7 @@ def stop(port: int | None) -> None:
     clean = state.stop(running)
     if running.log and clean:
         Path(running.log).unlink(missing_ok=True)
-    console.print(
-        f"The service at {running.url} {'was stopped' if clean else 'did not end and was killed'}", highlight=False
-    )
+    console.print(f"The service at {running.url} {'was stopped' if clean else 'did not end and was killed'}")
 
 
 def _only(port: int | None) -> "Running":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mathinterp.cli.options import json_option, lasting, store_option
-from mathinterp.cli.output import console, print_sql_hint, print_table
+from mathinterp.cli.output import console, print_line, print_sql_hint, print_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ def sql(query: str | None, store: str, as_json: bool, as_csv: bool, output: str 
         listed = None if query else list_views(opened)
         rows = opened.stream(query or "", allow_files=allow_files) if listed is None else listed.to_reader()
         if output is not None:
-            console.print(f"{export(rows, Path(output)):,} rows: {output}", highlight=False, soft_wrap=True)
+            print_line(f"{export(rows, Path(output)):,} rows: {output}")
         elif as_json or as_csv:
             write = write_json if as_json else write_csv
             write(rows, sys.stdout.buffer)
@@ -89,6 +89,4 @@ def _print_first(rows: "pa.RecordBatchReader") -> None:
         count += batch.num_rows
     print_table(json_rows(pa.Table.from_batches(first, rows.schema), finite=False))
     if count > SHOWN:
-        console.print(
-            f"showing {SHOWN} of {count:,} rows; --csv or --output FILE for all", highlight=False, soft_wrap=True
-        )  # fmt: skip
+        print_line(f"showing {SHOWN} of {count:,} rows; --csv or --output FILE for all")

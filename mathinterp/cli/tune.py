@@ -7,7 +7,7 @@ import click
 
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import PLACE, Whole, fields_of, out_folder, place_to_read
-from mathinterp.cli.output import console
+from mathinterp.cli.output import print_line
 from mathinterp.cli.prune import prune
 from mathinterp.cli.sweep import sweep
 from mathinterp.cli.tuning import options_for, say, train, training_options
@@ -106,7 +106,7 @@ def merge(adapter: Path, out: Path, model: str, dtype: str) -> None:
     from mathinterp.tuning import edit
 
     merged = edit.merge(adapter, ModelSpec(model, None, dtype), out, say)
-    console.print(f"The merged model ({merged}) is in {out}", highlight=False, soft_wrap=True)
+    print_line(f"The merged model ({merged}) is in {out}")
 
 
 for command in (sweep, prune, zero):

@@ -21,7 +21,7 @@ from mathinterp.cli.options import (
     store_option,
     with_scratch,
 )
-from mathinterp.cli.output import console, print_json, print_sql_hint, print_table
+from mathinterp.cli.output import console, print_json, print_line, print_sql_hint, print_table
 from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.text import quoted
 from mathinterp.tuning.settings import TuneSettings
@@ -145,8 +145,8 @@ def print_dry_run(
         rows = [{**row, "trained": "yes" if row["trained"] else ""} for row in source["first_sample"]]
         print_table(rows, title=f"First sample of {source['name']}")
         ends = ", ".join(f"{token} {count:,} times" for token, count in source["end_tokens"].items())
-        console.print(f"Special tokens with loss: {ends or 'none'}", highlight=False)
-    console.print("A dry run: nothing was loaded or trained.", highlight=False)
+        console.print(f"Special tokens with loss: {ends or 'none'}")
+    console.print("A dry run: nothing was loaded or trained.")
 
 
 def _print_result(result: "TuningResult", store: str, as_json: bool) -> None:
@@ -157,17 +157,12 @@ def _print_result(result: "TuningResult", store: str, as_json: bool) -> None:
     done = (
         f"trained in {about['seconds']:.0f} s" if result.trained_now else "was finished before, nothing left to compute"
     )
-    console.print(
-        f"Run {result.run_id}: {about['trained_parameters']:,} parameters {done}; in {result.out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_line(f"Run {result.run_id}: {about['trained_parameters']:,} parameters {done}; in {result.out}")
     for when in ("before", "after"):
         if about[when]:
             figures = about[when]
             console.print(
                 f"  {when}: loss {figures['loss']:.4f}, {100 * figures['token_accuracy']:.1f} % of answer tokens, "
-                f"{100 * figures['exact_match']:.1f} % of answers right on held-out data",
-                highlight=False,
+                f"{100 * figures['exact_match']:.1f} % of answers right on held-out data"
             )
     print_sql_hint(store, [f"SELECT * FROM tuning_runs WHERE run_id = {quoted(result.run_id)} ORDER BY step"])

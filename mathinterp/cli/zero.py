@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from mathinterp.cli.options import PLACE, Whole, model_options, out_folder, run_option, spec_of, store_option
-from mathinterp.cli.output import console
+from mathinterp.cli.output import print_line
 from mathinterp.cli.tuning import say
 
 
@@ -46,8 +46,7 @@ def zero(heads: str | None, heads_from: str | None, top: int, neurons: str | Non
     found = edit.zero(
         spec_of(options), out, heads=heads, heads_from=heads_from, top=top, neurons=neurons, store=store, say=say
     )
-    console.print(
+    print_line(
         f"{found.base.label} without {len(found.heads)} heads and {len(found.neurons)} neurons ({found.base.dtype})"
-        f" is in {out}",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        f" is in {out}"
+    )

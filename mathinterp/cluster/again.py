@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.cluster.summary import RunSummary
 from mathinterp.experiments.base import Experiment
-from mathinterp.models.cache import cache_folder, write_atomic
+from mathinterp.models.cache import cache_folder, keep_sealed, read_sealed
 from mathinterp.models.fingerprint import file_digests, model_fingerprint
 from mathinterp.models.sources import NAMES, Source, find_adapter, find_source
 from mathinterp.prompts.given import Prompts
@@ -79,8 +79,7 @@ def remembered(
     opened: dict[str, Any] = {}
     yield opened
     if opened and key is not None and key_of(scan, spec, prompts, gpus_per_replica, address) == key:
-        content = json.dumps(opened, sort_keys=True)
-        write_atomic(_file(key), f"{_seal(key, content)} {content}")
+        keep_sealed(_file(key), key, json.dumps(opened, sort_keys=True))
 
 
 def finished_again(
@@ -144,14 +143,7 @@ def _file(key: str) -> Path:
     return cache_folder() / "runs" / key
 
 
-def _seal(key: str, content: str) -> str:
-    return hashlib.blake2b(f"{key}|{content}".encode(), digest_size=8).hexdigest()
-
-
 def _recall(key: str) -> dict[str, Any] | None:
-    try:
-        seal, _, content = _file(key).read_text(encoding="utf-8").partition(" ")
-    except (OSError, ValueError):
-        return None
-    found: dict[str, Any] | None = json.loads(content) if seal == _seal(key, content) else None
+    content = read_sealed(_file(key), key)
+    found: dict[str, Any] | None = None if content is None else json.loads(content)
     return found

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from mathinterp.cluster.events import Receipt
 from mathinterp.store import Run, Store
+from mathinterp.store.manifest import file_of
 from mathinterp.store.writer import FOOTER_KEY
 
 
@@ -25,8 +26,7 @@ def found_in(store: Store, run: Run) -> Callable[[Collection[str]], dict[str, Re
 
 
 def _receipt(store: Store, run_id: str, key: str) -> Receipt:
-    table, _, index = key.partition("/")
-    content = store.files.read(f"{table}/run_id={run_id}/shard-{index}.parquet")
+    content = store.files.read(file_of(run_id, key))
     footer = pq.read_metadata(BytesIO(content))
     versions = json.loads(footer.metadata[FOOTER_KEY]).get("versions", {})
     digest = hashlib.sha256(content).hexdigest()

@@ -34,14 +34,6 @@ TAGS: Mapping[str, tuple[str, ...]] = {"retries": ("why",), "replica_memory_byte
 BOUNDARIES = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]
 
 
-def exported() -> dict[str, tuple[str, ...]]:
-    """Name in Prometheus -> labels, of every series."""
-    counters = {f"ray_{PREFIX}{name}_total": RUN + TAGS.get(name, ()) for name in COUNTERS}
-    gauges = {f"ray_{PREFIX}{name}": RUN + TAGS.get(name, ()) for name in GAUGES}
-    parts = {f"ray_{PREFIX}{SHARD_SECONDS}_{part}": RUN for part in ("sum", "count")}
-    return {**counters, **gauges, **parts, f"ray_{PREFIX}{SHARD_SECONDS}_bucket": (*RUN, "le")}
-
-
 class Metrics(Observer):
     """An observer of the dispatch loop.
 

@@ -45,8 +45,9 @@ class Pace:
     """
 
     def __init__(self, shards: Sequence[Shard]):
-        self._left = {shard.key: max(shard.cost, LEAST) for shard in shards}
-        self._total = sum(self._left.values())
+        self._left: dict[str, float] = {}  # shards that are not finished -> cost
+        self._total = 0.0
+        self.add(shards)
         self._seconds = 0.0  # that replicas took for the finished shards
         self._since: dict[int, float] = {}  # slot -> when what it computes now began
         self._told: dict[int, float] = {}  # slot -> part of its running shard, as told

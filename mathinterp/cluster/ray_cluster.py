@@ -21,7 +21,7 @@ from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, own_to
 from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.ray_private import few_processes, kuberay_config, local_gpus, loopback_stays
 from mathinterp.cluster.temporary import ray_folder, require_scratch
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 from mathinterp.gates import shortened, whole
 from mathinterp.text import one_line
 
@@ -127,8 +127,7 @@ def attach(address: str) -> None:
                 log_to_driver=False,
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"no Ray cluster could be joined at '{address}': {reason}") from error
+        raise UserError(f"no Ray cluster could be joined at '{address}': {first_line_of(error)}") from error
 
 
 def gpus_each(asked: float | None) -> float:
@@ -167,7 +166,7 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
     if replicas is not None and replicas < 1:
         raise UserError(f"`replicas` {replicas}: at least one replica is needed")
     cpus = cluster_total("CPU")
-    threads = 1 if gpus else threads_each(model_bytes)
+    threads = 1 if gpus else threads_for(model_bytes, int(largest_node("CPU")))
     if gpus:
         most = int(cluster_total("GPU") / gpus) if gpus <= 1 else replicas_of_several(int(gpus))
     else:
@@ -185,11 +184,6 @@ def replicas_of_several(gpus: int) -> int:
     """How many replicas of so many GPUs the nodes hold, each on one node; or may hold, with the autoscaler's."""
     now = sum(int(node["Resources"].get("GPU", 0)) // gpus for node in ray.nodes() if node["Alive"])
     return max(now, sum(int(resources.get("GPU", 0)) // gpus * count for resources, count in node_groups()))
-
-
-def threads_each(model_bytes: int) -> int:
-    """CPU threads of one replica, see ``places.threads_for``; of the largest node's cores."""
-    return threads_for(model_bytes, int(largest_node("CPU")))
 
 
 def largest_node(resource_name: str) -> float:

@@ -106,11 +106,11 @@ class RayWorkers:
             del self._waiting[reference]
             return Failed(slot, shard, _cause(error), _COLOUR.sub("", str(error)))
         except (RayActorError, OutOfMemoryError) as error:
-            self._forget(slot)
+            self.abandon(slot)
             return Lost(slot, _death(error))
         except RayError as error:
             if shard is None:
-                self._forget(slot)
+                self.abandon(slot)
                 return Failed(slot, None, error, str(error))
             del self._waiting[reference]
             return Failed(slot, shard, error, str(error))
@@ -118,11 +118,7 @@ class RayWorkers:
         return Ready(slot, value) if shard is None else Finished(slot, shard, value)
 
     def abandon(self, slot: int) -> None:
-        """End the slot's actor, even one that is stopped."""
-        self._forget(slot)
-
-    def _forget(self, slot: int) -> None:
-        """Drop the slot's actor, killed in case it is only out of reach, and everything it was asked."""
+        """Drop the slot's actor, killed in case it is stopped or out of reach, and everything it was asked."""
         ray.kill(self._actors.pop(slot))
         self._due.pop(slot, None)
         self._asked = {ref: asked for ref, asked in self._asked.items() if asked != slot}
@@ -131,7 +127,7 @@ class RayWorkers:
     def close(self) -> None:
         """Kill every actor; what they have written stays."""
         for slot in list(self._actors):
-            self._forget(slot)
+            self.abandon(slot)
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -5,7 +5,6 @@ class: ray_workers.py makes an actor of it. A shard is done when its file is in 
 """
 
 import fcntl
-import json
 import logging
 import os
 import resource
@@ -44,7 +43,7 @@ with searched_rarely():
     from mathinterp.prompts.prompt import TokenizedPrompt
     from mathinterp.store import Store, prompts_fingerprint
     from mathinterp.store.files import StoreFailed
-    from mathinterp.store.writer import FOOTER_KEY
+    from mathinterp.store.writer import config_of
     from mathinterp.versions import own_source, versions
 
 logger = logging.getLogger(__name__)
@@ -232,8 +231,7 @@ class Computed:
 def taken_over(scan: Experiment, store: Store, shard: Shard) -> tuple[pa.Table, dict[str, str]]:
     """The rows of a shard that names those of another run, and what made them."""
     rows = store.read_shard(*shard.work["stored"])
-    made_by = json.loads(rows.schema.metadata[FOOTER_KEY]).get("versions", {})
-    return scan.taken_over(rows, shard).replace_schema_metadata(), made_by
+    return scan.taken_over(rows, shard).replace_schema_metadata(), config_of(rows).get("versions", {})
 
 
 def written(store: Store, job: ReplicaJob, shard: Shard, computed: Computed, aside: bool = False) -> Receipt:

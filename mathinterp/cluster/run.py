@@ -31,7 +31,7 @@ from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.growing import Growing
 from mathinterp.models.card_memory import check_fits, runs_own_code
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
-from mathinterp.models.handle import Model, NamedSource
+from mathinterp.models.handle import Model, NamedSource, model_of
 from mathinterp.models.split import check_cards
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.mib import fitting
@@ -61,6 +61,18 @@ class Work:
     def listed(self) -> list[str]:
         """Keys of what the run's record begins with."""
         return [shard.key for shard in self.shards] + ([self.growing.closing.key] if self.growing else [])
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where shards are computed: arguments of run_scan; None everywhere: in this process, without Ray."""
+
+    replicas: int | None = None
+    gpus_per_replica: float | None = None
+    address: str | None = None
+
+
+HERE = Workers()
 
 
 def run_scan(
@@ -104,7 +116,7 @@ def run_scan(
     if scan.one_replica and (replicas or 1) != 1:
         raise UserError(f"{scan.name} runs on one replica, as each shard needs those before it; leave out `replicas`")
     store = Store(store_url)
-    spec, model = model, Model(model) if isinstance(model, ModelSpec) else model
+    spec, model = model, model_of(model)
     with ExitStack() as stack:
         place = place or place_of(model, stack, replicas, gpus_per_replica, address)
         with again.remembered(scan, spec, prompts, gpus_per_replica, address) as found:
@@ -164,16 +176,10 @@ def evaluations_of(work: Work, shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def prepare_work(
-    scan: Experiment,
-    model: Model | ModelSpec,
-    prompts: Sequence[Prompt],
-    on_gpu: bool,
-    store: Store,
-    prompts_label: str | None = None,
+    scan: Experiment, model: Model | ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, store: Store
 ) -> Work:
     """``bound_work`` for a kind of device; loads no weights."""
-    model = Model(model) if isinstance(model, ModelSpec) else model
-    return bound_work(scan, model.described_on("cuda" if on_gpu else "cpu"), prompts, store, prompts_label)
+    return bound_work(scan, model_of(model).described_on("cuda" if on_gpu else "cpu"), prompts, store)
 
 
 def bound_work(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 from mathinterp.evaluation.formats import (
     commonsense_row,
     mmlu_folder,
@@ -37,9 +37,7 @@ def read_items(task: TaskFile, data_dir: str | None) -> list[Document]:
     Raises:
         UserError: a missing file or one that is not as published, naming file and place; a task that the hub has not.
     """
-    if data_dir is None:
-        return _from_hub(task, task.metadata.get("hub"), worked=False)
-    return _from_files(task, Path(data_dir).expanduser(), task.metadata["file"], worked=False)
+    return _published(task, data_dir, worked=False)
 
 
 def read_examples(task: TaskFile, data_dir: str | None, source: str, count: int, seed: int) -> Examples:
@@ -50,7 +48,7 @@ def read_examples(task: TaskFile, data_dir: str | None, source: str, count: int,
     """
     if count == 0:
         return {}
-    pool = own_examples(task) if source == "own" else _training(task, data_dir)
+    pool = own_examples(task) if source == "own" else _published(task, data_dir, worked=True)
     if task.by_subject:
         pools = _by_subject(pool)
     else:
@@ -102,10 +100,11 @@ def _by_subject(documents: Sequence[Document]) -> Examples:
     return pools
 
 
-def _training(task: TaskFile, data_dir: str | None) -> list[Document]:
+def _published(task: TaskFile, data_dir: str | None, worked: bool) -> list[Document]:
+    """The items, or, ``worked``, the training examples."""
     if data_dir is None:
-        return _from_hub(task, task.metadata["hub_train"], worked=True)
-    return _from_files(task, Path(data_dir).expanduser(), task.metadata["train"], worked=True)
+        return _from_hub(task, task.metadata.get("hub_train" if worked else "hub"), worked)
+    return _from_files(task, Path(data_dir).expanduser(), task.metadata["train" if worked else "file"], worked)
 
 
 def _from_files(task: TaskFile, folder: Path, place: str, worked: bool) -> list[Document]:
@@ -134,7 +133,7 @@ def _from_hub(task: TaskFile, place: dict[str, Any] | None, worked: bool) -> lis
         try:
             rows = load_dataset(place["path"], place.get("name"), split=split)
         except Exception as error:  # the client has no common base for offline, missing and gated data sets
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line_of(error)
             raise UserError(f"{task.title} could not be had from the hub ({reason}); give `data_dir`") from error
         for row in rows:
             where = f"{place['path']}, {split}"

@@ -87,7 +87,7 @@ def evaluate(
         UserError: a mistake in the arguments or files, or a text that the model cannot read, before anything runs.
         Unfinished: replicas died until none was left; the same call goes on from there.
     """
-    spec = model if isinstance(model, ModelSpec) else named_spec(model)
+    spec = named_spec(model)
     jobs = prepare_jobs(parse_tasks(tasks), spec, fields_given(settings, Settings)[0])
     check_jobs(jobs, spec)
     with ExitStack() as stack:

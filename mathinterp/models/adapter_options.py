@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 from mathinterp.gates import shortened
 from mathinterp.models.fingerprint import INERT_ADAPTER
 from mathinterp.prompts.json_lines import json_file
@@ -55,7 +55,7 @@ def read_options(folder: Path) -> "LoraConfig":
     try:
         options = PeftConfig.from_pretrained(str(folder))
     except Exception as error:  # whatever the file makes PEFT raise, it is the file that is wrong
-        raise UserError(f"adapter '{folder}': adapter_config.json is not readable: {first_line(error)}") from error
+        raise UserError(f"adapter '{folder}': adapter_config.json is not readable: {first_line_of(error)}") from error
     if not isinstance(options, LoraConfig) or options.peft_type != PeftType.LORA:
         raise UserError(f"adapter '{folder}' is of type {options.peft_type}: only LoRA adapters can be merged")
     _refuse_unmergeable(folder, options)
@@ -72,11 +72,6 @@ def read_options(folder: Path) -> "LoraConfig":
 def changes_base(options: "LoraConfig") -> bool:
     """Whether loading the adapter changes the base's weights by more than adding B A to them."""
     return options.init_lora_weights in _BASE_CHANGED_AGAIN or bool(options.kasa_config)
-
-
-def first_line(error: Exception) -> str:
-    """What an error of a library says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _check_fields(folder: Path) -> None:

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig
 
-from mathinterp.errors import UserError
-from mathinterp.models.adapter_options import changes_base, first_line, read_options
+from mathinterp.errors import UserError, first_line_of
+from mathinterp.models.adapter_options import changes_base, read_options
 from mathinterp.models.random_shapes import without_weights
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _peft_at_work(folder: Path, what: str) -> Iterator[None]:
             raise
         if "arget modules" in str(error):
             what = "was made for another base"
-        raise UserError(f"adapter '{folder}' {what}: {first_line(error)}") from error
+        raise UserError(f"adapter '{folder}' {what}: {first_line_of(error)}") from error
 
 
 def _tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -179,7 +179,7 @@ def _tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     except UserError:
         raise
     except Exception as error:  # safetensors raises its own class for a damaged header
-        raise UserError(f"adapter file '{file}' cannot be read: {first_line(error)}") from error
+        raise UserError(f"adapter file '{file}' cannot be read: {first_line_of(error)}") from error
 
 
 def _by(shape: tuple[int, ...]) -> str:

@@ -257,23 +257,21 @@ class Anatomy:
 
     def gate(self, layer: int) -> Projection | None:
         """W_gate: K features, whose activation multiplies ``up``'s; None for an MLP without a gate."""
-        self.shape.check_neurons()
-        if self.family.fused_gate_up is not None:
-            return Projection(
-                getattr(self.mlp(layer), self.family.fused_gate_up), slice(0, self.shape.n_neurons), self.device
-            )
-        if self.family.gate is None:
-            return None
-        return Projection(getattr(self.mlp(layer), self.family.gate), slice(None), self.device)
+        return self._mlp_projection(layer, self.family.gate, 0)
 
     def up(self, layer: int) -> Projection:
         """W_up of a gated MLP, the first matrix of a plain one: K features."""
+        found = self._mlp_projection(layer, self.family.up, 1)
+        assert found is not None, "a family names up or fused_gate_up"
+        return found
+
+    def _mlp_projection(self, layer: int, name: str | None, which: int) -> Projection | None:
+        """``which``: 0 for gate, 1 for up, where they are fused; None where the family has none of that name."""
         self.shape.check_neurons()
-        if self.family.fused_gate_up is not None:
-            n = self.shape.n_neurons
-            return Projection(getattr(self.mlp(layer), self.family.fused_gate_up), slice(n, 2 * n), self.device)
-        assert self.family.up is not None, "a family names up or fused_gate_up"
-        return Projection(getattr(self.mlp(layer), self.family.up), slice(None), self.device)
+        fused, n = self.family.fused_gate_up, self.shape.n_neurons
+        if fused is not None:
+            return Projection(getattr(self.mlp(layer), fused), slice(which * n, (which + 1) * n), self.device)
+        return None if name is None else Projection(getattr(self.mlp(layer), name), slice(None), self.device)
 
     def _check_widths(self) -> None:
         """Raise UserError when heads or neurons cannot be where the family's entry says; the self-test proves more."""

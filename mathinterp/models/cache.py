@@ -4,6 +4,7 @@ Knows where the folder is and how to write there safely; knows nothing about wha
 """
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
@@ -22,6 +23,24 @@ def write_atomic(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+
+def keep_sealed(file: Path, key: str, text: str) -> None:
+    """Write a cache entry that ``read_sealed`` gives back for this key alone."""
+    write_atomic(file, f"{text} {_seal(key, text)}")
+
+
+def read_sealed(file: Path, key: str) -> str | None:
+    """What ``keep_sealed`` kept; None: nothing, something damaged, or something for another key."""
+    try:
+        text, _, seal = file.read_text(encoding="utf-8").rpartition(" ")
+    except (OSError, ValueError):
+        return None
+    return text if seal == _seal(key, text) else None
+
+
+def _seal(key: str, text: str) -> str:
+    return hashlib.blake2b(f"{key}|{text}".encode(), digest_size=8).hexdigest()
 
 
 def is_marked(kind: str, key: str) -> bool:

@@ -71,10 +71,7 @@ def check_config(folder: Path, fields: dict[str, Any], config: PreTrainedConfig)
         if computed and value in computed:
             continue
         if name in _COMPUTING or computed:
-            raise UserError(
-                f"{where} sets {name} to {json.dumps(value)[:60]}, which transformers' {config.model_type} has no "
-                "place for: take it out if the model was trained without it"
-            )
+            raise _no_place(where, name, value, config)
         meant = difflib.get_close_matches(name, sorted(_deciding(config) - set(fields)), n=1, cutoff=_ALIKE)
         if meant:
             raise UserError(
@@ -134,16 +131,20 @@ def _check_rope(where: str, fields: dict[str, Any], config: PreTrainedConfig) ->
         if config.model_type == "gptj" and given.get("rope_theta") == 10000:
             given.pop("rope_theta")
         for name, value in given.items():
-            raise UserError(
-                f"{where} sets {name} to {json.dumps(value)[:60]}, which transformers' {config.model_type} has no "
-                "place for: take it out if the model was trained without it"
-            )
+            raise _no_place(where, name, value, config)
         return
     both = [given.get("rope_scaling"), given.get("rope_parameters")]
     if None not in both and both[0] != both[1]:
         raise UserError(f"{where} sets rope_scaling and rope_parameters to different values: keep the right one")
     for parameters in _each_rope(config.rope_parameters):
         _check_rope_parameters(where, parameters)
+
+
+def _no_place(where: str, name: str, value: Any, config: PreTrainedConfig) -> UserError:
+    return UserError(
+        f"{where} sets {name} to {json.dumps(value)[:60]}, which transformers' {config.model_type} has no place for: "
+        "take it out if the model was trained without it"
+    )
 
 
 def _given_rope(fields: dict[str, Any]) -> dict[str, Any]:

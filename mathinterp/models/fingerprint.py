@@ -7,14 +7,13 @@ weights into other shards does change it.
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mathinterp.models.cache import cache_folder, write_atomic
+from mathinterp.models.cache import cache_folder, keep_sealed, read_sealed
 from mathinterp.models.sources import Source, tokenizer_files, weight_files
 from mathinterp.prompts.json_lines import json_file
 
@@ -84,7 +83,7 @@ def file_digests(files: Iterable[Path]) -> list[str]:
     """Hex digest of each file's content; pieces of all files are hashed side by side in threads."""
     files = list(files)
     entries = [_cache_entry(file) for file in files]
-    known = [_recall(entry) for entry in entries]
+    known = [read_sealed(*entry) for entry in entries]
     pieces = [
         (index, offset)
         for index, file in enumerate(files)
@@ -135,23 +134,8 @@ def _cache_entry(file: Path) -> tuple[Path, str]:
     return cache_folder() / "digests" / name, key
 
 
-def _seal(key: str, digest: str) -> str:
-    return hashlib.blake2b(f"{key}|{digest}".encode(), digest_size=8).hexdigest()
-
-
-def _recall(entry: tuple[Path, str]) -> str | None:
-    cached, key = entry
-    try:
-        digest, seal = cached.read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
-        return None
-    # The seal makes a damaged entry a missing one.
-    return digest if re.fullmatch(r"[0-9a-f]{64}", digest) and seal == _seal(key, digest) else None
-
-
 def _remember(file: Path, entry: tuple[Path, str], digest: str) -> None:
     status = file.stat()
     if status.st_size <= _SMALL or time.time() - max(status.st_mtime, status.st_ctime) < _RACY_SECONDS:
         return
-    cached, key = entry
-    write_atomic(cached, f"{digest} {_seal(key, digest)}")
+    keep_sealed(*entry, digest)

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, one_line_of
 from mathinterp.models.cache import cache_folder
 from mathinterp.models.families import family_of
 from mathinterp.models.gguf_metadata import read_gguf
@@ -52,7 +52,7 @@ def gguf_header(file: Path, digest: str) -> tuple[PreTrainedConfig, PreTrainedTo
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
         built = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # a damaged file ends anywhere in the parsers, in errors of every class
-        raise UserError(f"GGUF file '{file}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"GGUF file '{file}' cannot be read: {one_line_of(error)}") from error
     family_of(config.model_type)
     apply_settings(metadata, config)
     apply_tensors(metadata, config)

@@ -216,16 +216,16 @@ class Model:
         return f"<Model {self.label}, {self.described.dtype}, {self.fingerprint}>"
 
 
-def model_of(given: "Model | str") -> Model:
+def model_of(given: "Model | ModelSpec | str") -> Model:
     """The model itself, or the one of that name; raises UserError for anything else."""
-    if isinstance(given, str):
-        return Model(ModelSpec(given))
+    if isinstance(given, str | ModelSpec):
+        return Model(ModelSpec(given) if isinstance(given, str) else given)
     if not isinstance(given, Model):
         raise UserError(f"`model` is a {type(given).__name__}: give a name, or a model that `load` or `wrap` returned")
     return given
 
 
-def named_spec(given: "Model | str") -> ModelSpec:
+def named_spec(given: "Model | ModelSpec | str") -> ModelSpec:
     """How other processes find the model by themselves; raises UserError for one that is in memory alone."""
     model = model_of(given)
     if isinstance(model, WrappedModel):

@@ -16,7 +16,7 @@ import transformers.utils.logging as transformers_logging
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedConfig
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, one_line_of
 from mathinterp.models.adapters import merge_adapter, merging_dtype
 from mathinterp.models.dropped import is_mask, refuse_dropped
 from mathinterp.models.families import family_of
@@ -75,7 +75,7 @@ def check_stored(folder: Path, config: PreTrainedConfig) -> None:
             with safe_open(file, framework="pt") as tensors:
                 kinds = {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise UserError(f"model '{folder}' cannot be loaded: {file.name}: {_one_line(error)}") from error
+            raise UserError(f"model '{folder}' cannot be loaded: {file.name}: {one_line_of(error)}") from error
         count += len(kinds)
         for name, kind in kinds.items():
             if kind not in _FLOATING and not is_mask(name):
@@ -120,7 +120,7 @@ def _read(
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise UserError(f"model '{folder}' cannot be loaded: {_one_line(error)}") from error
+        raise UserError(f"model '{folder}' cannot be loaded: {one_line_of(error)}") from error
     model, report = loaded  # a pair because of output_loading_info
     assert isinstance(model, PreTrainedModel)
     _refuse_incomplete(folder, report)
@@ -218,7 +218,3 @@ def _named(entry: str | tuple[str, Any, Any]) -> str:
         return entry
     name, found, expected = entry
     return f"{name} ({' x '.join(map(str, found))} instead of {' x '.join(map(str, expected))})"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -6,11 +6,13 @@ forward pass.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ResolvedModel
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.mib import fitting
+from mathinterp.prompts.passages import LONGEST, encode_passages, read_passages
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
 
 
@@ -32,6 +34,15 @@ def read_prompts(
             check_embedded(where, ids, model)
         check_length(where, len(item.fed) if tokens_read is None else tokens_read(item), model)
     return tokenized
+
+
+def model_passages(text: Path | None, model: ResolvedModel) -> tuple[tuple[int, ...], ...]:
+    """Token ids of a text's passages, each short enough for the model; see ``read_passages``."""
+    longest = min(LONGEST, model.shape.positions.limit or LONGEST)
+    passages = encode_passages(read_passages(text), model.tokenizer, longest)
+    for passage in passages:
+        check_embedded(str(text or "the bundled text"), passage, model)
+    return passages
 
 
 def check_readable(where: str, ids: Sequence[int], model: ResolvedModel) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mathinterp.errors import UserError, did_you_mean
+from mathinterp.errors import UserError, did_you_mean, first_line_of
 from mathinterp.gates import check_place
 from mathinterp.prompts.json_lines import json_file
 
@@ -211,6 +211,5 @@ def _download(name: str, trust_remote_code: bool) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub client has no common base for offline, missing, gated and invalid names
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        reason = reason.rstrip(".") + "." + did_you_mean(name, NAMES)
+        reason = first_line_of(error).rstrip(".") + "." + did_you_mean(name, NAMES)
         raise UserError(f"model '{name}' is no folder here and could not be had from the hub: {reason}") from error

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, one_line_of
 from mathinterp.models.sources import TOKENIZER_FILES
 from mathinterp.prompts.json_lines import json_file
 
@@ -63,7 +63,7 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers has no exception class of its own
-        raise UserError(f"'{file}' cannot be read: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"'{file}' cannot be read: {one_line_of(error)}") from error
     # How long batches were when it was saved; a prompt is never cut or filled up.
     tokenizer.no_truncation()
     tokenizer.no_padding()

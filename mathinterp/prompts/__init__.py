@@ -9,13 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mathinterp.errors import UserError, did_you_mean
-from mathinterp.gates import shortened
 from mathinterp.prompts.arithmetic import PROMPT_SETS, prompt_set
 from mathinterp.prompts.files import read_prompts, write_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
-from mathinterp.prompts.json_lines import exists
-from mathinterp.prompts.mib import is_hub_set
 from mathinterp.prompts.prompt import Prompt, ScoredToken, TokenizedPrompt
 from mathinterp.prompts.spread import even_spread
 from mathinterp.prompts.word_problems import WORD_PROBLEMS, read_word_problems
@@ -45,20 +41,7 @@ def load_prompts(name_or_path: str | Path, *, seed: int = 0, limit: int | None =
     ``limit`` keeps an even spread over (operation, template). ``seed`` draws a set's operands; a file has none.
     Raises UserError if there is neither such a set nor such a file, if the file is faulty, or if ``limit`` is below 1.
     """
-    if str(name_or_path) in PROMPT_SETS:
-        return prompt_set(str(name_or_path), seed=seed, limit=limit)
-    kind, colon, file = str(name_or_path).partition(":")
-    if colon and kind in WORD_PROBLEMS:
-        return even_spread(read_word_problems(kind, file), limit)
-    path = Path(name_or_path)
-    if is_hub_set(name_or_path):
-        return even_spread(list(prompts_of(name_or_path)), limit)
-    if not exists(path):
-        raise UserError(
-            f"'{shortened(name_or_path)}' is neither a prompt file that exists nor a prompt set."
-            f"{did_you_mean(str(name_or_path), PROMPT_SETS)} The sets are {', '.join(PROMPT_SETS)}"
-        )
-    return even_spread(read_prompts(path), limit)
+    return list(prompts_of(name_or_path, seed=seed, limit=limit).items)
 
 
 class _Callable(ModuleType):

@@ -334,14 +334,8 @@ def prompts_fingerprint(tokenized: Sequence[TokenizedPrompt]) -> str:
     return digest.hexdigest()[:16]
 
 
-def token_table(tokenized: Sequence[TokenizedPrompt]) -> list[dict[str, Any]]:
-    """Rows of the ``answer_tokens`` table: prompt_id, position, token_id, token, kind, carry_class."""
-    columns = token_columns(tokenized)
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def token_columns(tokenized: Sequence[TokenizedPrompt]) -> dict[str, list[Any]]:
-    """The columns of ``token_table``."""
+    """The columns of the ``answer_tokens`` table: prompt_id, position, token_id, token, kind, carry_class."""
     names = ("position", "token_id", "token", "kind", "carry_class")
     ids = [item.prompt.prompt_id for item in tokenized for _ in item.scored]
     return {"prompt_id": ids} | {

@@ -20,7 +20,6 @@ from mathinterp.prompts.templates import COMPACT, NO_SPACES, OPERATIONS, PAPER_A
 from mathinterp.prompts.transfer import multi_digit, rationals, year_spans
 
 Subtraction = Literal["ordered", "inverse", "signed"]
-Division = Literal["inverse", "exact"]
 Numbers = Literal["digits", "words", "both"]
 Part = Literal["train", "test"]
 
@@ -44,19 +43,19 @@ def arithmetic_prompts(
     operations: Sequence[str] = OPERATIONS,
     per_template: int | None = 100,
     subtraction: Subtraction = "ordered",
-    division: Division = "inverse",
     numbers: Numbers = "digits",
     part: Part | None = None,
     seed: int = 0,
 ) -> list[Prompt]:
     """Prompts of every (operation, template), sampled without replacement (method.md section 1; paper A, sec. 3).
 
+    Divisions ask (n1 * n2) / n2.
+
     Args:
         digits: 1 (operands 0..9), 2 (10..99) or 3 (100..999).
         templates: operation -> its templates.
         per_template: prompts for each (operation, template); None = every operand pair there is, in order.
         subtraction: "ordered" draws n1 >= n2; "inverse" asks (n1 + n2) - n2; "signed" draws freely.
-        division: "inverse" asks (n1 * n2) / n2; "exact" draws pairs with n2 a divisor of n1.
         numbers: "digits", "words" (twelve), or "both": each pair once in digits and once in words, the latter
             under the template's name with ``_in_words``.
         part: "train" or "test" draws from disjoint operand pairs; n1, n2 and n2, n1 are on the same side, and the
@@ -66,19 +65,18 @@ def arithmetic_prompts(
     """
     _check("digits", digits, RANGES)
     _check("subtraction", subtraction, ("ordered", "inverse", "signed"))
-    _check("division", division, ("inverse", "exact"))
     _check("numbers", numbers, ("digits", "words", "both"))
     _check("part", part, (None, "train", "test"))
     prompts = []
     for operation in operations:
         _check("operation", operation, templates)
-        pool = _pool(operation, digits, subtraction, division)
+        pool = _pool(operation, digits, subtraction)
         if part is not None:
             pool = _part_of(pool, digits, operation, part)
         for template in templates[operation]:
             rng = random.Random(f"{seed}/{operation}/{template.name}/{digits}/{part}")
             tasks = [
-                _task(index, operation, digits, subtraction, division)
+                _task(index, operation, digits, subtraction)
                 for index in _draw(pool, per_template, rng, f"{operation} with {digits}-digit operands")
             ]
             if numbers in ("digits", "both"):
@@ -94,7 +92,7 @@ def _check(option: str, value: object, allowed: Iterable[object]) -> None:
 
 
 @lru_cache(maxsize=32)
-def _pool(operation: str, digits: int, subtraction: Subtraction, division: Division) -> Sequence[int]:
+def _pool(operation: str, digits: int, subtraction: Subtraction) -> Sequence[int]:
     """Numbers of the admissible operand pairs; pair i is (i // n, i % n) counted from the range's start."""
     operands = RANGES[digits]
     n = len(operands)
@@ -102,8 +100,7 @@ def _pool(operation: str, digits: int, subtraction: Subtraction, division: Divis
     if operation == "sub" and subtraction == "ordered":
         return [i for i in every if i // n >= i % n]
     if operation == "div":
-        divisors = [i for i in every if operands[i % n] != 0]
-        return [i for i in divisors if operands[i // n] % operands[i % n] == 0] if division == "exact" else divisors
+        return [i for i in every if operands[i % n] != 0]
     return every
 
 
@@ -127,7 +124,7 @@ def _draw(pool: Sequence[int], count: int | None, rng: random.Random, what: str)
     return rng.sample(pool, count)
 
 
-def _task(index: int, operation: str, digits: int, subtraction: Subtraction, division: Division) -> Task:
+def _task(index: int, operation: str, digits: int, subtraction: Subtraction) -> Task:
     operands = RANGES[digits]
     first, second = (operands[i] for i in divmod(index, len(operands)))
     if operation == "add":
@@ -136,7 +133,7 @@ def _task(index: int, operation: str, digits: int, subtraction: Subtraction, div
         return Task(first, second, first * second)
     if operation == "sub":
         return Task(first + second, second, first) if subtraction == "inverse" else Task(first, second, first - second)
-    return Task(first * second, second, first) if division == "inverse" else Task(first, second, first // second)
+    return Task(first * second, second, first)
 
 
 def _sentences(
@@ -257,8 +254,6 @@ PROMPT_SETS: dict[str, PromptSet] = {
         year_spans,
     ),
 }
-
-DEFAULT_SET = "two_digit"
 
 
 def prompt_set(name: str, *, seed: int = 0, limit: int | None = None) -> list[Prompt]:

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, did_you_mean
+from mathinterp.gates import shortened
+from mathinterp.prompts.arithmetic import PROMPT_SETS
 from mathinterp.prompts.files import prompts_of_records, read_rows
 from mathinterp.prompts.json_lines import as_json_value, exists
 from mathinterp.prompts.mib import hub_records, is_hub_set
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
+from mathinterp.prompts.word_problems import WORD_PROBLEMS, read_word_problems
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,13 +96,19 @@ def prompts_of(
 
 
 def _named(source: str | Path, seed: int) -> Prompts:
-    from mathinterp.prompts import PROMPT_SETS, WORD_PROBLEMS, load_prompts
-
-    kind, colon, _ = str(source).partition(":")
+    name = str(source)
+    kind, colon, file = name.partition(":")
     if is_hub_set(source):
-        return _joined(prompts_of_records(hub_records(str(source))))
-    if str(source) in PROMPT_SETS or (colon and kind in WORD_PROBLEMS) or not exists(source):
-        return Prompts(tuple(load_prompts(source, seed=seed)))
+        return _joined(prompts_of_records(hub_records(name)))
+    if name in PROMPT_SETS:
+        return Prompts(tuple(PROMPT_SETS[name].build(seed)))
+    if colon and kind in WORD_PROBLEMS:
+        return Prompts(tuple(read_word_problems(kind, file)))
+    if not exists(source):
+        raise UserError(
+            f"'{shortened(name)}' is neither a prompt file that exists nor a prompt set."
+            f"{did_you_mean(name, PROMPT_SETS)} The sets are {', '.join(PROMPT_SETS)}"
+        )
     return _joined(read_rows(Path(source)))
 
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, one_line_of
 from mathinterp.gates import check_file
 from mathinterp.prompts.json_lines import NumberText, as_json_value, write_json_lines
 from mathinterp.prompts.prompt import Prompt
+from mathinterp.prompts.templates import SIGNS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 HUB = "mib-bench/"
 HUB_SETS = {"arithmetic_addition": "+", "arithmetic_subtraction": "-", "ioi": None}  # set -> the operator that is kept
 HUB_SPLIT = "validation"
-OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
-SIGNS = {operation: sign for sign, operation in OPERATIONS.items()}
+OPERATIONS = {sign: operation for operation, sign in SIGNS.items()}
 ARITHMETIC, IOI = "random_counterfactual", "s2_io_flip_counterfactual"
 FURTHER = ("idx", "num_digit")  # kept beside the prompt
 SEVERAL, SHARED = "with an answer of several tokens", "whose answer shares a token with the space before it"
@@ -138,7 +138,7 @@ def hub_records(source: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
         found = load_dataset(HUB + name, split=split or HUB_SPLIT)
     except Exception as error:  # whatever the library and the network raise
         raise UserError(
-            f"'{source}' cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:200]};"
+            f"'{source}' cannot be had from the hub: {type(error).__name__}: {one_line_of(error, 200)};"
             " give a downloaded file of it (JSON lines or Parquet)"
             + (f" with the rows whose operator is '{operator}' alone" if operator else "")
         ) from error
@@ -263,6 +263,6 @@ def parquet_records(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     try:
         rows = pq.ParquetFile(path).read().to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"cannot read prompts from {path}: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"cannot read prompts from {path}: {one_line_of(error, 200)}") from error
     for number, row in enumerate(rows, start=1):
         yield f"{path}, row {number}", number, {name: as_json_value(value) for name, value in row.items()}

@@ -14,6 +14,7 @@ from mathinterp.experiments import registry, stability
 from mathinterp.experiments.results import Results, Row, Summary
 from mathinterp.experiments.stability.figure import draw as draw_stability
 from mathinterp.store import Store
+from mathinterp.store.runs import recorded
 
 if TYPE_CHECKING:
     from mathinterp.experiments.figures import Figure
@@ -94,8 +95,7 @@ def asked(store: Store, run_ids: Sequence[str] = ()) -> list[Row]:
     found = []
     for run_id in dict.fromkeys(run_ids):
         if store.record(run_id) is None:
-            known = [name.removeprefix("runs/").removesuffix(".json") for name in store.files.find("runs", ".json")]
-            raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(known) or 'none'}")
+            raise UserError(f"no run {run_id} in {store.url}; it has {', '.join(recorded(store.files)) or 'none'}")
         with store.held(run_id):
             found += store.rows(f"{runs} WHERE run_id = $run", {"run": run_id})
     return found

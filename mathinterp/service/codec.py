@@ -122,9 +122,7 @@ def _known(kind: str) -> type[Experiment] | None:
 
 def _class(kind: str) -> type:
     module, _, name = kind.partition(":")
-    if not any(module == room or module.startswith(f"{room}.") for room in OF_OURS) and module not in {
-        each.__module__ for each in _registered()
-    }:
+    if not _is_known(module):
         raise UserError(f"the request cannot be read: it holds a '{kind}'")
     try:
         found = getattr(sys.modules.get(module) or importlib.import_module(module), name)
@@ -136,9 +134,13 @@ def _class(kind: str) -> type:
 
 
 def _is_ours(kind: type) -> bool:
-    return any(kind.__module__ == room or kind.__module__.startswith(f"{room}.") for room in OF_OURS) or (
-        issubclass(kind, Experiment) or any(kind.__module__ == each.__module__ for each in _registered())
-    )
+    return issubclass(kind, Experiment) or _is_known(kind.__module__)
+
+
+def _is_known(module: str) -> bool:
+    """Whether it is in one of our rooms, or has an experiment that is registered here."""
+    ours = any(module == room or module.startswith(f"{room}.") for room in OF_OURS)
+    return ours or any(module == each.__module__ for each in _registered())
 
 
 def _fields(kind: type) -> tuple[str, ...] | None:

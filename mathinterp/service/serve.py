@@ -47,7 +47,7 @@ class HostWorkers(RayWorkers):
         events = super()._pulse(reference)
         if events or any(asked[0] == slot for asked in self._waiting.values()):
             return events
-        self._forget(slot)
+        self.abandon(slot)
         return [Lost(slot, "it ended while it had nothing to do")]
 
 

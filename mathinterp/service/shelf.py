@@ -117,10 +117,6 @@ class Shelf:
         assert held.loaded is not None
         return held.loaded
 
-    def level(self, key: Key) -> str:
-        """Where a model is."""
-        return self._held[key].level if key in self._held else DISK
-
     def report(self) -> list[dict[str, Any]]:
         """What there is, used last first; plain JSON."""
         return [

@@ -35,9 +35,11 @@ class Catalog:
         self.views: Mapping[str, str] = {**written, **made}
         code = {name: re.sub(r"--[^\n]*", "", text) for name, text in self.views.items()}
         uses = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)")
-        self.about = {name: _about(name, text) for name, text in self.views.items()}
+        self.comments = {name: _comment(name, text) for name, text in self.views.items()}
+        self.about = {name: re.split(r"(?<=\.)\s", text, maxsplit=1)[0] for name, text in self.comments.items()}
         self.sources = {name: set(re.findall(r"\$\{(\w+)\}", text)) for name, text in self.views.items()}
         self.mentions = {name: sorted(set(uses.findall(text)) & set(code) - {name}) for name, text in code.items()}
+        self.of_runs = {name for name, table in self.tables.items() if table.partition == "run_id"}  # not of prompts
         # whose run_id is that of another run than the one whose record or rows they show
         self.of_other_runs = {name for name, text in code.items() if re.search(r"\bAS\s+\"?run_id\b", text, re.I)}
         self.order = tuple(TopologicalSorter(self.mentions).static_order())  # each after those it mentions
@@ -53,8 +55,7 @@ class Catalog:
     def tables_of(self, views: Iterable[str]) -> list[str]:
         """The tables that views read; those that list result files read all of them."""
         sources = {source for name in views for source in self.sources[name]}
-        shards = {table for table, stored in self.tables.items() if stored.partition == "run_id"}
-        return sorted((sources & set(self.tables)) | (shards if "shard_files" in sources else set()))
+        return sorted((sources & set(self.tables)) | (self.of_runs if "shard_files" in sources else set()))
 
 
 def catalog() -> Catalog:
@@ -67,10 +68,10 @@ def _catalog_of(stored: registry.Stored) -> Catalog:
     return Catalog(stored)
 
 
-def _about(name: str, text: str) -> str:
-    """The first sentence of the comment that a view's text opens with."""
+def _comment(name: str, text: str) -> str:
+    """What a view's text opens with."""
     comment = " ".join(line.lstrip("- ") for line in text[: text.index("CREATE ")].splitlines())
-    return re.split(r"(?<=\.)\s", comment.removeprefix(f"{name}: "), maxsplit=1)[0]
+    return comment.removeprefix(f"{name}: ")
 
 
 def _passed_through(name: str, table: Table) -> str:

@@ -9,7 +9,6 @@ call ends what was begun. Knows files, footers and records.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed
 from mathinterp.store.integrity import checksum_of
 from mathinterp.store.manifest import file_of, save_record
-from mathinterp.store.recut import FIELDS, original_shards, recut
+from mathinterp.store.recut import FIELDS, original_shards, recut, table_of
 from mathinterp.store.survey import COMPACTING
-from mathinterp.store.writer import FOOTER_KEY, config_of, encode, whole_rows
+from mathinterp.store.writer import config_of, encode, footer_config, whole_rows
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -69,16 +67,12 @@ def compact(store: "Store", run: str, target_bytes: int = TARGET_BYTES) -> Compa
     groups = _groups(record["shards"], sizes, target_bytes)
     if groups:
         token = f"{MARK} {uuid4().hex}\n".encode()
-        for table in {_table(group[0]) for group in groups}:
+        for table in {table_of(group[0]) for group in groups}:
             store.files.write(_marker(run, table), token)
         record = _replace(store, record, _merge(store, record, groups, token))
     _remove_superseded(store, record)
     after = record["files"].values()
     return Compacted(run, len(sizes), len(after), sum(sizes.values()), sum(entry["bytes"] for entry in after))
-
-
-def _table(shard: str) -> str:
-    return shard.split("/")[0]
 
 
 def _marker(run: str, table: str) -> str:
@@ -88,7 +82,7 @@ def _marker(run: str, table: str) -> str:
 def _finished_record(store: "Store", run: str) -> dict[str, Any]:
     """The record of a run, with an entry for each of its files, all of which are there."""
     record = store.runs.record(run)
-    if unknown := {*map(_table, record["shards"])} - set(catalog().tables):
+    if unknown := {*map(table_of, record["shards"])} - set(catalog().tables):
         raise UserError(f"run {run} has tables of an experiment that is not installed: {', '.join(sorted(unknown))}")
     files = store.file_entries(record)
     if record["finished_at"] is None or set(files) < set(record["shards"]):
@@ -100,8 +94,8 @@ def _finished_record(store: "Store", run: str) -> dict[str, Any]:
 def _groups(shards: Sequence[str], sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """Which shards, in the order of their files' names, become one file; tables that would not halve stay."""
     found = []
-    for table in sorted({*map(_table, shards)}):
-        of_table = sorted(shard for shard in shards if _table(shard) == table)
+    for table in sorted({*map(table_of, shards)}):
+        of_table = sorted(shard for shard in shards if table_of(shard) == table)
         groups: list[list[str]] = [[]]
         for shard in of_table:
             if groups[-1] and sum(sizes[each] for each in groups[-1]) + sizes[shard] > most:
@@ -115,9 +109,9 @@ def _merge(store: "Store", record: Mapping[str, Any], groups: Sequence[Sequence[
     """Write the merged files, under numbers after all others of their table."""
     run, merged = record["run_id"], Merged()
     for group in groups:
-        table = _table(group[0])
+        table = table_of(group[0])
         known = [*original_shards(record), *record["shards"], *merged.files]
-        shard = f"{table}/{max(int(each.split('/')[1]) for each in known if _table(each) == table) + 1:05d}"
+        shard = f"{table}/{max(int(each.split('/')[1]) for each in known if table_of(each) == table) + 1:05d}"
         content, merged.held[shard] = _merged_file(store, record, shard, group)
         if not _is_mine(store, _marker(run, table), token):
             raise Unfinished(f"run {run}: another command changes it, too")
@@ -154,7 +148,7 @@ def _merged_file(
     apart = [{name: value for name, value in config.items() if name not in shared} for config in configs]
     rows = pa.concat_tables([table.replace_schema_metadata() for table in tables.values()])
     config = {**shared, "run_id": record["run_id"], "shard": shard, "merged": apart}
-    return encode(rows, _table(shard), config), {part: len(table) for part, table in tables.items()}
+    return encode(rows, table_of(shard), config), {part: len(table) for part, table in tables.items()}
 
 
 def _whole(store: "Store", record: Mapping[str, Any], shard: str) -> pa.Table:
@@ -182,7 +176,7 @@ def _replace(store: "Store", before: Mapping[str, Any], merged: Merged) -> dict[
 def _remove_superseded(store: "Store", record: Mapping[str, Any]) -> None:
     """Delete the files that merged ones replace, what an interrupted merge left, and last the markers."""
     run, listed = record["run_id"], {file_of(record["run_id"], shard) for shard in record["shards"]}
-    tables = sorted({*map(_table, original_shards(record))})
+    tables = sorted({*map(table_of, original_shards(record))})
     there = [name for table in tables for name in store.files.find(f"{table}/run_id={run}", ".parquet")]
     gone = [name for name in there if name not in listed and _is_leftover(store, name, record)]
     marked = [name for name in there if name.endswith(f"/{COMPACTING}")]
@@ -206,7 +200,6 @@ def _is_leftover(store: "Store", name: str, record: Mapping[str, Any]) -> bool:
     if name in {file_of(record["run_id"], shard) for shard in original_shards(record)}:
         return True
     with suppress(Exception):  # whatever is no Parquet file of ours
-        metadata = pq.read_metadata(BytesIO(store.files.read(name))).metadata
-        config = json.loads(metadata[FOOTER_KEY])
+        config = footer_config(BytesIO(store.files.read(name)))
         return config["run_id"] == record["run_id"] and "merged" in config
     return False

@@ -12,7 +12,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.manifest import file_of
 from mathinterp.store.query import told
 from mathinterp.store.reading import closed_connection
-from mathinterp.store.recut import Record, originals_in
+from mathinterp.store.recut import Record, originals_in, table_of
 from mathinterp.store.schema import SQL_TYPES
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def compare(store: "Store", run: str, other: str) -> Comparison:
     """See ``Runs.compare``."""
     a, b = store.runs.record(run), store.runs.record(other)
     there = [store.finished_shards(each["run_id"], each) for each in (a, b)]
-    tables = list(dict.fromkeys(shard.split("/")[0] for record in (a, b) for shard in record["shards"]))
+    tables = list(dict.fromkeys(table_of(shard) for record in (a, b) for shard in record["shards"]))
     known = [table for table in tables if table in catalog().tables]
     connection = closed_connection(store.files)
     names = sorted({*a["parameters"], *b["parameters"]})
@@ -105,7 +105,7 @@ def _done(record: Record, there: set[str]) -> str:
 
 def _source(store: "Store", table: str, record: Record, there: set[str]) -> list[str]:
     """Addresses of the files of a run in a table."""
-    shards = sorted(shard for shard in there if shard.split("/")[0] == table)
+    shards = sorted(shard for shard in there if table_of(shard) == table)
     return [store.files.address(file_of(record["run_id"], shard)) for shard in shards]
 
 

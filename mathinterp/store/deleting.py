@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mathinterp.errors import UserError, did_you_mean
+from mathinterp.errors import UserError
 from mathinterp.store.files import FileVersion, StoreFailed
 from mathinterp.store.manifest import RUN_ID, file_of, read_record, record_name, timestamp
 from mathinterp.store.run_list import last_write
+from mathinterp.store.runs import alike, recorded
 from mathinterp.store.survey import Record
 
 if TYPE_CHECKING:
@@ -49,11 +50,11 @@ class Deletion:
 def deletion(store: "Store", run: str) -> Deletion:
     """See ``Runs.deletion``."""
     if not RUN_ID.fullmatch(run):
-        raise UserError(f"'{run}' is no run id (12 hex digits).{_alike(store, run)} `mathinterp runs list` has all")
+        raise UserError(f"'{run}' is no run id (12 hex digits).{alike(store.files, run)}")
     raw, others = _raw_record(store, run), _other_records(store, run)
     listed = _files_of(store, run)
     if not listed:
-        raise UserError(f"there is no run '{run}' in {store.url}.{_alike(store, run)} `mathinterp runs list` has all")
+        raise UserError(f"there is no run '{run}' in {store.url}.{alike(store.files, run)}")
     regular = [name for name, version in listed.items() if not version.odd]
     prompts, kept = _own_prompts(store, raw, others)
     record = record_name(run)
@@ -132,8 +133,7 @@ def _other_records(
     store: "Store", run: str, before: Mapping[str, Record | None] | None = None
 ) -> dict[str, Record | None]:
     """Of each other run the record; None: it cannot be read, or names no prompts. before: those of an earlier call."""
-    names = store.files.find("runs", ".json")
-    others = {name.removeprefix("runs/").removesuffix(".json") for name in names} - {run}
+    others = {*recorded(store.files)} - {run}
     known: dict[str, Record | None] = dict(store.look([]).records if before is None else before)
     for other in others - known.keys():
         record = _raw_record(store, other)
@@ -190,8 +190,3 @@ def _status(store: "Store", run: str, raw: dict[str, Any] | None, names: Iterabl
 
 def _names(record: Record, run: str) -> bool:
     return run in json.dumps(record.get("parameters"))
-
-
-def _alike(store: "Store", run: str) -> str:
-    known = [name.removeprefix("runs/").removesuffix(".json") for name in store.files.find("runs", ".json")]
-    return did_you_mean(run, known)

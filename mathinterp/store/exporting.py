@@ -14,7 +14,7 @@ from mathinterp.local_files import whole_file
 from mathinterp.store.catalog import catalog
 from mathinterp.store.export import check_export, export, writing
 from mathinterp.store.manifest import timestamp
-from mathinterp.store.recut import original_shards
+from mathinterp.store.recut import original_shards, table_of
 from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.text import quoted
 
@@ -41,7 +41,7 @@ def export_run(store: "Store", run: str, path: Path, view: str | None, force: bo
     if path.suffix not in ENDINGS:
         raise UserError(f"`output` '{path}' must end in {' or '.join(ENDINGS)}")
     record = store.runs.record(run)
-    tables = list(dict.fromkeys(shard.split("/")[0] for shard in original_shards(record)))
+    tables = list(dict.fromkeys(table_of(shard) for shard in original_shards(record)))
     views = [view] if view is not None else tables
     named = {each: path if len(views) == 1 else path.with_name(f"{path.stem}.{each}{path.suffix}") for each in views}
     queries = {each: _query(store, run, each) for each in views}

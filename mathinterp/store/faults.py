@@ -1,18 +1,17 @@
 """What is wrong with the files of a store, each with what mends it."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow.parquet as pq
-
 from mathinterp.store.integrity import Checked
 from mathinterp.store.manifest import file_of, record_name
+from mathinterp.store.recut import table_of
+from mathinterp.store.runs import run_of
 from mathinterp.store.survey import Record
-from mathinterp.store.writer import FOOTER_KEY
+from mathinterp.store.writer import footer_config
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store
@@ -64,7 +63,7 @@ def find_faults(store: "Store", runs: Sequence[str] | None) -> Faults:
 def _fault(store: "Store", records: Mapping[str, Record], name: str, why: str) -> Fault:
     run = _of_run(name)
     if name.startswith("runs/"):
-        run = name.removeprefix("runs/").removesuffix(".json")
+        run = run_of(name)
         if "being deleted" in why:
             return Fault(name, "interrupted", why, "delete", run)
         return Fault(name, "damaged", why, "rerun", run)
@@ -108,7 +107,7 @@ def _foreign(store: "Store", records: Mapping[str, Record], name: str, why: str,
 
 def _config(store: "Store", name: str) -> dict[str, Any]:
     with suppress(Exception), store.files.open(name) as file:  # whatever is no Parquet file of ours
-        found = json.loads(pq.read_metadata(file).metadata[FOOTER_KEY])
+        found = footer_config(file)
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -138,7 +137,7 @@ def _unfinished_steps(store: "Store", checked: Sequence[Checked], records: Mappi
     why = "the files of this run are being merged, or that was interrupted"
     found = [Fault(name, "interrupted", why, "compact", _of_run(name)) for name in store.merging]
     folders = {
-        f"{shard.split('/')[0]}/run_id={each.run_id}"
+        f"{table_of(shard)}/run_id={each.run_id}"
         for each in checked
         for shard in (*records[each.run_id]["shards"], *records[each.run_id].get("cut", ()))
     }

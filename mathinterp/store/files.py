@@ -83,10 +83,6 @@ class StoreFiles:
         """The absolute path or URL of a file, as DuckDB and people read it."""
         return f"{self.root}/{name}"
 
-    def places(self) -> list[str]:
-        """The folder or prefix as DuckDB names it, with a "/" at its end."""
-        return [self.root.rstrip("/") + "/"]
-
     def check_writable(self) -> None:
         """Write and remove a small file; raises UserError if that fails."""
         name = f".probe-{uuid4().hex}"

@@ -17,6 +17,7 @@ from mathinterp.store.files import StoreFailed, StoreFiles
 from mathinterp.store.manifest import file_of
 from mathinterp.store.query import refusal
 from mathinterp.store.reading import closed_connection
+from mathinterp.store.recut import table_of
 from mathinterp.store.survey import PROMPT_TABLES, Record, Survey, Surveyor
 from mathinterp.store.writer import checksum, damage, has_checksums
 
@@ -84,7 +85,7 @@ def files_of(surveyor: Surveyor, records: Mapping[str, Record]) -> Survey:
     good: dict[str, list[str]] = {table: [] for table in PROMPT_TABLES}
     for run, record in records.items():
         for shard, (name, _) in surveyor.of_run(run, record).items():
-            good.setdefault(shard.split("/")[0], []).append(name)
+            good.setdefault(table_of(shard), []).append(name)
         for table in PROMPT_TABLES:
             good[table] += surveyor.of_prompts(table, record["prompts_fingerprint"])
     return Survey(records, good, [])

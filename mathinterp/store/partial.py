@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
+from mathinterp.store.recut import table_of
 from mathinterp.store.survey import Survey
 from mathinterp.text import counted
 
@@ -39,7 +40,7 @@ def warn_of_partial_runs(reader: "StoreReader", found: Survey, sql: str, values:
     there = Counter(name.split("/")[1].removeprefix("run_id=") for table in tables for name in found.good[table])
     partial = []
     for run in [run for run in asked if run in found.records] or list(found.records):
-        shards = [shard for shard in found.records[run]["shards"] if shard.split("/")[0] in tables]
+        shards = [shard for shard in found.records[run]["shards"] if table_of(shard) in tables]
         if run not in reader.runs_looked_at and 0 < there[run] < len(shards):
             partial.append((found.records[run]["started_at"], run, there[run], len(shards)))
         if there[run]:
@@ -68,5 +69,4 @@ def _tables(sql: str) -> set[str]:
     """Tables of runs' rows that a query reads, through whichever views."""
     if query.CATALOG_WORDS.search(sql):
         return set()
-    stored = catalog().tables
-    return {view for view in query.views_of(sql) if view in stored and stored[view].partition == "run_id"}
+    return catalog().of_runs.intersection(query.views_of(sql))

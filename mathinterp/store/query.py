@@ -25,7 +25,7 @@ from mathinterp.store.files import StoreFiles
 from mathinterp.store.manifest import RUN_ID_LENGTH
 from mathinterp.store.reading import NO_LIMITS, check_reads, closed_connection
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
-from mathinterp.store.survey import ELSEWHERE
+from mathinterp.store.survey import ELSEWHERE, SHARD_FILE
 from mathinterp.text import one_line, quoted
 
 _HEADER = """\
@@ -36,7 +36,6 @@ _HEADER = """\
 """
 
 BATCH = 20_000  # rows that a stream holds at once
-_SHARD = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d+)\.parquet")
 _SHOW_TABLES = re.compile(r"\s*SHOW\s+TABLES\s*;?\s*", re.IGNORECASE)
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
@@ -138,7 +137,7 @@ def _contents(
             sql = f"SELECT coalesce(list(r), []) FROM {_records_source(good['runs'], listed)} AS r"
             yield name, list(good["runs"]), sql, {}
         elif name == "shard_files":
-            parts = [_SHARD.fullmatch(shard) for shard in shards]
+            parts = [SHARD_FILE.fullmatch(shard) for shard in shards]
             named = {"runs": [p["run"] for p in parts if p], "keys": [f"{p['table']}/{p['index']}" for p in parts if p]}
             pairs = "SELECT unnest($runs::VARCHAR[]) AS run_id, unnest($keys::VARCHAR[]) AS shard"
             yield name, shards, f"SELECT coalesce(list(s), []) FROM ({pairs}) AS s", named
@@ -152,7 +151,7 @@ def _variable(table: str) -> str:
 
 
 def _has_shards(table: str) -> bool:
-    return table == ELSEWHERE or (table != "runs" and catalog().tables[table].partition == "run_id")
+    return table == ELSEWHERE or table in catalog().of_runs
 
 
 def require_reading(sql: str) -> None:

@@ -224,8 +224,8 @@ class StoreReader:
     def _survey(self, tables: Iterable[str], held: Held) -> Survey:
         """What was found in tables, looking only for what is not held already."""
         wanted, good = set(tables), held.found.good
-        every = {name for name, stored in catalog().tables.items() if stored.partition == "run_id"}
-        if ELSEWHERE in good or not every <= wanted:  # else all at once: then files of other experiments count too
+        # Not where all are looked at: those of other experiments count then, too.
+        if ELSEWHERE in good or not catalog().of_runs <= wanted:
             wanted -= good.keys()
         missing = [table for table in catalog().tables if table in wanted]
         if missing or "runs" not in held.found.good:

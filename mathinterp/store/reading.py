@@ -40,7 +40,7 @@ def closed_connection(
         "autoload_known_extensions": "false",
         "allow_community_extensions": "false",
         "python_enable_replacements": "false",
-        "allowed_directories": f"[{', '.join(map(quoted, files.places()))}]",
+        "allowed_directories": f"[{quoted(files.root.rstrip('/') + '/')}]",
         **({} if allow_files else {"enable_external_access": "false"}),  # true cannot be set, it is there
         "lock_configuration": "true" if locked else "false",  # the last one
     }

@@ -14,6 +14,11 @@ SHARD = re.compile(r"\w+/[0-9]{5,18}")  # table and number
 FIELDS = ("shards", "cut", "compacted", "files")  # what a recut changes in a record
 
 
+def table_of(shard: str) -> str:
+    """The table that a shard, by its key, is of."""
+    return shard.split("/")[0]
+
+
 def original_shards(record: Record) -> list[str]:
     """The shards as the experiment cut them."""
     return list(record.get("cut", record["shards"]))

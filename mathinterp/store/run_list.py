@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mathinterp.errors import UserError, did_you_mean
 from mathinterp.store.catalog import catalog
 from mathinterp.store.manifest import file_of, record_name
-from mathinterp.store.recut import original_shards, originals_in
+from mathinterp.store.recut import original_shards, originals_in, table_of
 from mathinterp.store.survey import ELSEWHERE, Record, Survey
 from mathinterp.text import quoted
 
@@ -99,7 +99,7 @@ def show_run(store: "Store", run: str) -> RunCard:
     row = _row(store, record, names)
     sizes = _sizes(store, record, names)
     cut, done = original_shards(record), originals_in(record, sizes)
-    tables = list(dict.fromkeys(_table(shard) for shard in cut))
+    tables = list(dict.fromkeys(table_of(shard) for shard in cut))
     return RunCard(
         run=row,
         parameters=record["parameters"],
@@ -133,14 +133,10 @@ def age(when: str) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(when)).total_seconds()
 
 
-def _table(shard: str) -> str:
-    return shard.split("/")[0]
-
-
 def _names_by_run(found: Survey) -> defaultdict[str, list[str]]:
     names = defaultdict(list)
     for table, files in found.good.items():
-        if table == ELSEWHERE or (table != "runs" and catalog().tables[table].partition == "run_id"):
+        if table == ELSEWHERE or table in catalog().of_runs:
             for name in files:
                 names[name.split("/")[1].removeprefix("run_id=")].append(name)
     return names
@@ -177,12 +173,12 @@ def _sizes(store: "Store", record: Record, names: Sequence[str]) -> dict[str, tu
             if (entry := record.get("files", {}).get(shard)) is not None:
                 sizes[shard] = entry["bytes"], entry["rows"]
             else:
-                sizes[shard] = store.size_of(name) if _table(shard) in catalog().tables else (0, 0)
+                sizes[shard] = store.size_of(name) if table_of(shard) in catalog().tables else (0, 0)
     return sizes
 
 
 def _size_of(table: str, sizes: Mapping[str, tuple[int, int]], cut: Sequence[str], done: set[str]) -> TableSize:
-    own = [size for shard, size in sizes.items() if _table(shard) == table]
-    shards = Counter(_table(shard) for shard in cut)[table]
+    own = [size for shard, size in sizes.items() if table_of(shard) == table]
+    shards = Counter(table_of(shard) for shard in cut)[table]
     bytes_, rows = (sum(each[i] for each in own) for i in range(2))
-    return TableSize(table, sum(_table(shard) == table for shard in done), shards, len(own), rows, bytes_)
+    return TableSize(table, sum(table_of(shard) == table for shard in done), shards, len(own), rows, bytes_)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mathinterp.store.deleting import Deletion
     from mathinterp.store.exporting import Exported
     from mathinterp.store.faults import Faults
+    from mathinterp.store.files import StoreFiles
     from mathinterp.store.run_list import RunCard, RunRow
     from mathinterp.store.store import Store
 
@@ -36,10 +37,7 @@ class Runs:
                 raise UserError(f"runs/{run}.json: {error}; see `mathinterp runs check`") from error
             if record is not None:
                 return record
-        known = [name.removeprefix("runs/").removesuffix(".json") for name in self._store.files.find("runs", ".json")]
-        raise UserError(
-            f"there is no run '{run}' in {self._store.url}.{did_you_mean(run, known)} `mathinterp runs list` has all"
-        )
+        raise UserError(f"there is no run '{run}' in {self._store.url}.{alike(self._store.files, run)}")
 
     def list(
         self, *, scan: str | None = None, model: str | None = None, status: str | None = None
@@ -105,3 +103,18 @@ class Runs:
         from mathinterp.store.compacting import compact
 
         return compact(self._store, run)
+
+
+def run_of(name: str) -> str:
+    """The run whose record a file of that name is."""
+    return name.removeprefix("runs/").removesuffix(".json")
+
+
+def recorded(files: "StoreFiles") -> list[str]:
+    """Ids of all runs with a record, readable or not."""
+    return [run_of(name) for name in files.find("runs", ".json")]
+
+
+def alike(files: "StoreFiles", run: str) -> str:
+    """Ends a message about a run that is not there."""
+    return f"{did_you_mean(run, recorded(files))} `mathinterp runs list` has all"

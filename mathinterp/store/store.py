@@ -37,7 +37,7 @@ from mathinterp.store.manifest import (
     save_record,
 )
 from mathinterp.store.reader import StoreReader
-from mathinterp.store.recut import place_of, restored
+from mathinterp.store.recut import place_of, restored, table_of
 from mathinterp.store.survey import PROMPT_TABLES
 from mathinterp.store.writer import encode, encode_parts, of_one_shard, whole_rows
 from mathinterp.versions import differences
@@ -136,7 +136,7 @@ class Store(StoreReader):
             merged = earlier.get("compacted")
             earlier["versions"] = self._made_before(earlier, versions)
             record = resumed_record(earlier, identity["code_version"], versions, shards)
-        tables = {shard.split("/")[0] for shard in shards}
+        tables = {table_of(shard) for shard in shards}
         self.files.remove_stale("", "runs", *(f"{table}/run_id={run}" for table in sorted(tables)))
         record["files"] = entries(self.files, self._surveyor, record, again=True)
         if lost := set(record.get("compacted", {})) - set(record["files"]):

@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import FileVersion, StoreFailed, StoreFiles
-from mathinterp.store.manifest import file_of, read_record
+from mathinterp.store.manifest import file_of, read_record, record_name
+from mathinterp.store.recut import table_of
+from mathinterp.store.runs import run_of
 from mathinterp.store.writer import Footer, read_footer
 from mathinterp.text import visible
 
@@ -31,7 +33,7 @@ WORTH_KEEPING = 100  # footers that were read by one process
 FEW_FOLDERS = 3  # more than these of an object store are listed in one go
 ELSEWHERE = "elsewhere"  # in ``good``: shards in tables of experiments that are not installed here
 COMPACTING = "compacting.parquet"  # in a run's folder while its files are merged, see compacting.py
-_SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
+SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
 _PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 PROMPT_TABLES = ("prompts", "answer_tokens")
 
@@ -72,7 +74,7 @@ class Surveyor:
     def _moved(self, run: str, found: Survey, tables: list[str]) -> bool:
         """Whether files of a finished run were merged while they were listed, so that some seem to be missing."""
         record = found.records[run]
-        names = {file_of(run, shard): shard for shard in record["shards"] if shard.split("/")[0] in tables}
+        names = {file_of(run, shard): shard for shard in record["shards"] if table_of(shard) in tables}
         there = {names[name] for table in tables for name in found.good.get(table, []) if name in names}
         if record["finished_at"] is None or len(there) == len(names):
             return False
@@ -89,8 +91,7 @@ class Surveyor:
             whys = self._table(table, records, listed[table], expected)
             good[table] = [name for name, why in whys.items() if why is None]
             bad += [name for name, why in whys.items() if why is not None]
-        every = {table for table, stored in catalog().tables.items() if stored.partition == "run_id"}
-        if run is None and every <= set(tables):
+        if run is None and catalog().of_runs <= set(tables):
             good[ELSEWHERE] = self._elsewhere(records)
         if self._unkept >= WORTH_KEEPING:
             self.keep()
@@ -99,10 +100,10 @@ class Surveyor:
     def of_run(self, run: str, record: Record) -> dict[str, tuple[str, int]]:
         """Shard -> name and size of its file, for those of a run that may be read; others are named."""
         found = {}
-        for table in sorted({shard.split("/")[0] for shard in record["shards"]} & set(catalog().tables)):
+        for table in sorted({table_of(shard) for shard in record["shards"]} & set(catalog().tables)):
             listed = self._files.find(f"{table}/run_id={run}", ".parquet")
             for name, why in self._table(table, {run: record}, listed).items():
-                place = _SHARD_FILE.fullmatch(name)
+                place = SHARD_FILE.fullmatch(name)
                 if why is None and place is not None:
                     found[f"{table}/{place['index']}"] = name, listed[name].size
         return found
@@ -157,12 +158,12 @@ class Surveyor:
         return found
 
     def _listed_of_run(self, tables: list[str], run: str) -> dict[str, dict[str, FileVersion]]:
-        name = f"runs/{run}.json"
+        name = record_name(run)
         found = {"runs": {each: version for each, version in self._files.find("runs", ".json").items() if each == name}}
         records, _, _ = self._read_records(found["runs"])
         prompts = records[run]["prompts_fingerprint"] if run in records else ""
         for table in tables:
-            value = run if catalog().tables[table].partition == "run_id" else prompts
+            value = run if table in catalog().of_runs else prompts
             found[table] = self._files.find(f"{table}/{catalog().tables[table].partition}={value}", ".parquet")
         return found
 
@@ -172,7 +173,7 @@ class Surveyor:
         found = []
         for folder in self._files.folders():
             for name in self._files.find(folder, ".parquet") if folder not in {"runs", *catalog().tables} else ():
-                place = _SHARD_FILE.fullmatch(name)
+                place = SHARD_FILE.fullmatch(name)
                 if place and f"{place['run']}/{place['table']}/{place['index']}" in shards:
                     found.append(name)
         return found
@@ -194,7 +195,7 @@ class Surveyor:
         return records, {"runs": [f"runs/{run}.json" for run in records]}, bad
 
     def _record(self, name: str, version: FileVersion) -> tuple[Record | None, str | None]:
-        run = name.removeprefix("runs/").removesuffix(".json")
+        run = run_of(name)
         try:
             if version.odd or "/" in run:
                 raise ValueError(version.odd or "its name is not one that mathinterp gives")
@@ -213,7 +214,7 @@ class Surveyor:
         expected: dict[str, dict[str, int | None]] | None = None,
     ) -> dict[str, str | None]:
         """Name -> why a file of a table must not be read, or None. expected: ``_expected``, where it is at hand."""
-        of_runs, known = catalog().tables[table].partition == "run_id", self._known_footers()
+        of_runs, known = table in catalog().of_runs, self._known_footers()
         listed_rows = (_expected(records) if expected is None else expected).get(table, {})
         whys: dict[str, str | None] = {}
         fresh: list[str] = []  # versions whose footers are not known yet
@@ -305,15 +306,14 @@ def _expected(records: Mapping[str, Record]) -> dict[str, dict[str, int | None]]
     for run, record in records.items():
         entries = record.get("files", {})
         for shard in record["shards"]:
-            table, index = shard.split("/")
             rows = entries[shard]["rows"] if shard in entries else None
-            expected.setdefault(table, {})[f"{table}/run_id={run}/shard-{index}.parquet"] = rows
+            expected.setdefault(table_of(shard), {})[file_of(run, shard)] = rows
     return expected
 
 
 def _misplaced(name: str, records: Mapping[str, Record] | None) -> str | None:
     """Why a file is none of a run's shards; with no records: why it is no file of prompts."""
-    place = (_PROMPT_FILE if records is None else _SHARD_FILE).fullmatch(name)
+    place = (_PROMPT_FILE if records is None else SHARD_FILE).fullmatch(name)
     if place is None:
         return "foreign: its name is not one that mathinterp gives"
     if records is None:
@@ -326,7 +326,7 @@ def _misplaced(name: str, records: Mapping[str, Record] | None) -> str | None:
 
 def _identity(name: str) -> dict[str, str]:
     """What the footer of a file of that name says."""
-    if place := _SHARD_FILE.fullmatch(name):
+    if place := SHARD_FILE.fullmatch(name):
         return {"run_id": place["run"], "shard": f"{place['table']}/{place['index']}"}
     [table, folder, _] = name.split("/")
     return {"prompts_fingerprint": folder.removeprefix("prompts_fingerprint="), "table": table}
@@ -340,7 +340,7 @@ def _is_of(said: Any, version: FileVersion) -> bool:
 
 def _reads_prompts(record: Record) -> bool:
     """Whether rows of a run are about prompts that the store keeps."""
-    tables = {shard.split("/")[0] for shard in record["shards"]} & set(catalog().tables)
+    tables = {table_of(shard) for shard in record["shards"]} & set(catalog().tables)
     return any("prompt_id" in catalog().tables[table].schema.names for table in tables)
 
 

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mathinterp.errors import first_line_of
 from mathinterp.store.catalog import catalog
 from mathinterp.store.schema import conform
 
@@ -74,7 +75,7 @@ def read_footer(file: BinaryIO, table: str, identity: Mapping[str, str]) -> Foot
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
         rows = parquet.metadata.num_rows
     except Exception as error:  # whatever a damaged footer makes of itself
-        return Footer(f"truncated or not Parquet ({_first_line(error)})")
+        return Footer(f"truncated or not Parquet ({first_line_of(error)})")
     try:
         config = json.loads(metadata[FOOTER_KEY])
     except (KeyError, ValueError, RecursionError):
@@ -91,9 +92,15 @@ def read_footer(file: BinaryIO, table: str, identity: Mapping[str, str]) -> Foot
     return Footer(None, rows)
 
 
+def footer_config(file: BinaryIO) -> dict[str, Any]:
+    """The configuration in a file's footer; raises errors of many classes for what is no file of ours."""
+    found: dict[str, Any] = json.loads(pq.read_metadata(file).metadata[FOOTER_KEY])
+    return found
+
+
 def has_checksums(file: BinaryIO) -> bool:
     """Whether the pages of a file with a good footer have checksums."""
-    return "rows" in json.loads(pq.ParquetFile(file).metadata.metadata[FOOTER_KEY])
+    return "rows" in footer_config(file)
 
 
 def damage(file: BinaryIO) -> str | None:
@@ -104,7 +111,7 @@ def damage(file: BinaryIO) -> str | None:
         if read != parquet.metadata.num_rows:  # a page's header, which has no checksum, may say that it is empty
             return f"damaged ({read} of {parquet.metadata.num_rows} rows can be read)"
     except Exception as error:  # codecs raise errors of their own
-        return f"damaged ({_first_line(error)})"
+        return f"damaged ({first_line_of(error)})"
     return None
 
 
@@ -142,7 +149,3 @@ def of_one_shard(rows: pa.Table, shard: str, start: int, count: int) -> pa.Table
 def checksum(file: BinaryIO) -> str:
     """SHA-256 of all bytes, in hexadecimal."""
     return hashlib.file_digest(cast(BytesIO, file), "sha256").hexdigest()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 
 ASSISTANT = "assistant"
 STAND_INS = ("XANSWERX", "YREPLYY")  # contents with no common beginning or end, to see what a template adds to one
@@ -95,7 +95,7 @@ class _Conversation:
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
         except TEMPLATE_FAULTS as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line_of(error)
             raise UserError(f"{self.where}: the chat template refuses the conversation ({reason})") from error
         assert isinstance(text, str)
         return text

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.fs
 
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 from mathinterp.gates import check_writable
 from mathinterp.local_files import whole_folder
 from mathinterp.models.fingerprint import file_digests
@@ -32,13 +32,18 @@ def check_storage(storage: str) -> None:
             stream.write(b" ")
         files.delete_file(probe)
     except (OSError, pa.ArrowException, ValueError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        why = first_line_of(error)[:300]
         raise UserError(f"`storage` '{storage}' cannot be written ({why}); give a folder or a URL that can") from error
+
+
+def is_free(out: Path) -> bool:
+    """Whether nothing is at ``out``, or an empty folder."""
+    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
 
 
 def check_free(out: Path) -> None:
     """Raise UserError if something is at ``out`` already."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_free(out):
         raise UserError(f"`out` '{out}' exists already; give a new folder")
 
 

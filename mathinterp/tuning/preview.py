@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ResolvedModel
-from mathinterp.models.reading import check_embedded, check_length
+from mathinterp.models.reading import check_readable
 from mathinterp.tuning.data import Example, Sample, TokenBudget, encode_examples, read_examples, within_limit
 
 
@@ -36,8 +36,7 @@ def read_source(model: ResolvedModel, name: str, seed: int, limit: int) -> Sourc
     within = [(example, sample) for example, sample in zip(examples, samples, strict=True)
               if len(sample.input_ids) <= limit]  # fmt: skip
     for example, sample in within:
-        check_embedded(example.where, sample.input_ids, model)
-        check_length(example.where, len(sample.input_ids), model)
+        check_readable(example.where, sample.input_ids, model)
     _check_one_kind(within, model)
     return Source(name, *within_limit(samples, limit))
 

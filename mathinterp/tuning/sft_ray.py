@@ -28,7 +28,7 @@ from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
 from mathinterp.store.manifest import run_id
 from mathinterp.tuning.data import Sample, data_fingerprint
-from mathinterp.tuning.folders import TUNING_FILE, check_storage, read_about
+from mathinterp.tuning.folders import TUNING_FILE, check_storage, is_free, read_about
 from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
 from mathinterp.tuning.sft_workers import EXPORT_FOLDER, TABLE, worker_loop
@@ -139,7 +139,7 @@ def open_run(tuning: Tuning) -> Run:
 
 def earlier_result(out: Path, run_id: str) -> dict[str, Any] | None:
     """What ``out`` says about this very run, or None if it is free; raises UserError if something else is there."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if is_free(out):
         return None
     about = out / TUNING_FILE
     if not about.is_file():

@@ -20,7 +20,7 @@ from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.tuning.bases import plain_spec, resolve_base, scans_on_gpu
 from mathinterp.tuning.data import Sample
-from mathinterp.tuning.folders import read_about
+from mathinterp.tuning.folders import is_free, read_about
 from mathinterp.tuning.lora_sweep import LoraSweep
 from mathinterp.tuning.preview import Source, read_source
 from mathinterp.tuning.settings import LORA_EPOCHS, LoraSettings, SweepSettings, count_steps
@@ -159,7 +159,7 @@ def claim_folder(folder: Path, scan: LoraSweep, model_fingerprint: str, dtype: s
         if read_about(about) != identity:
             raise UserError(f"`out` '{folder}' holds another sweep (other settings, data or model); give a new folder")
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not is_free(folder):
         raise UserError(f"`out` '{folder}' exists and holds something else; give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     about.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")

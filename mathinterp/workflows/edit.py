@@ -12,10 +12,9 @@ from mathinterp.experiments.gender_neurons import SHOWN, GenderNeurons
 from mathinterp.experiments.neuron_edit import NeuronEdit
 from mathinterp.experiments.results import Results, Summary
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
-from mathinterp.models.reading import check_embedded, read_prompts
+from mathinterp.models.reading import model_passages, read_prompts
 from mathinterp.models.units import Neuron
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
-from mathinterp.prompts.passages import LONGEST, encode_passages, read_passages
 from mathinterp.store import Store
 from mathinterp.tuning.edit import export_edited
 from mathinterp.tuning.folders import check_free
@@ -76,7 +75,7 @@ def edit_gender(
     _check_top(top, resolved)
     Store(store)  # refuses what is no store before Ray starts
     _check_words(resolved)
-    chosen = partial(NeuronEdit, seeds=control_seeds, passages=_passages(text, resolved))
+    chosen = partial(NeuronEdit, seeds=control_seeds, passages=model_passages(text, resolved))
     run = partial(
         run_scan, model=spec, store_url=store, address=address, replicas=replicas, gpus_per_replica=gpus_per_replica
     )
@@ -105,15 +104,6 @@ def _check_words(model: ResolvedModel) -> None:
         raise UserError(
             f"`model` {model.label} cannot read the gender prompts ({error}); take `model` smollm2"
         ) from error
-
-
-def _passages(text: Path | None, model: ResolvedModel) -> tuple[tuple[int, ...], ...]:
-    """Token ids of the text's passages, each short enough for the model."""
-    longest = min(LONGEST, model.shape.positions.limit or LONGEST)
-    passages = encode_passages(read_passages(text), model.tokenizer, longest)
-    for passage in passages:
-        check_embedded(str(text or "the bundled text"), passage, model)
-    return passages
 
 
 def _first(found: RunSummary, top: int) -> tuple[Neuron, ...]:

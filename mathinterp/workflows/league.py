@@ -4,7 +4,7 @@ the circuits that each of them ranks.
 Each stage is a run of its own in the store, so that the same call again goes on where it stopped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mathinterp.cluster import ray_cluster
-from mathinterp.cluster.run import RunSummary, run_scan
+from mathinterp.cluster.run import HERE, Workers
 from mathinterp.errors import UserError
 from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.attribution.ranking import MASK_SIZE
@@ -35,7 +35,7 @@ from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
 from mathinterp.versions import code_version
-from mathinterp.workflows.pipeline import StageUnfinished, Workers
+from mathinterp.workflows.pipeline import Told, run_stage
 
 if TYPE_CHECKING:
     from mathinterp.experiments.figures import Figure
@@ -44,8 +44,6 @@ TABLE = "league_scores"
 DRAWS = 200  # bootstrap draws of prompts
 NODE = "node, layer, coalesce(head, -1) AS head"
 Nodes = tuple[list[tuple[str, int, int]], list[str]]  # nodes in order, and prompt ids
-HERE = Workers()
-Told = Callable[[str, RunSummary], None]
 
 
 @dataclass(frozen=True)
@@ -120,30 +118,15 @@ def league(
     runs: dict[str, str] = {}
     with _connected(workers):
         for title, experiment in stages.items():
-            runs[title] = _run(title, experiment, model, asked, store, workers, told)
+            runs[title] = run_stage(title, experiment, model, asked, store, workers, told)
         circuits = {name: Circuit((runs["heads"], runs["mlps"]) if name == "exact" else (runs[name],))
                     for name in ("exact", *methods)}  # fmt: skip
         ranked = {
-            f"circuits of {name}": _run(f"circuits of {name}", circuit, model, asked, store, workers, told)
+            f"circuits of {name}": run_stage(f"circuits of {name}", circuit, model, asked, store, workers, told)
             for name, circuit in circuits.items()
         }
     opened = Store(store)
     return League(compare(opened, runs), {**runs, **ranked}, opened)
-
-
-def _run(
-    title: str, experiment: Experiment, model: Model | ModelSpec, prompts: Prompts, store: str, workers: Workers,
-    told: Told,
-) -> str:  # fmt: skip
-    """One stage; the id of its run. Raises StageUnfinished where shards were given up."""
-    run = run_scan(
-        experiment, model, prompts, store, replicas=workers.replicas, address=workers.address,
-        gpus_per_replica=workers.gpus_per_replica,
-    )  # fmt: skip
-    told(title, run)
-    if run.failed or not run.complete:
-        raise StageUnfinished(title, run)
-    return run.run_id
 
 
 def compare(store: Store, runs: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mathinterp.cluster import ray_cluster
-from mathinterp.cluster.run import RunSummary, run_scan
+from mathinterp.cluster.run import HERE, RunSummary, Workers, run_scan
 from mathinterp.errors import UserError
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.base import Experiment
@@ -17,6 +17,7 @@ from mathinterp.experiments.knockout import Knockout
 from mathinterp.experiments.mlp_probe import MlpProbe
 from mathinterp.experiments.paths import Paths
 from mathinterp.models.catalog import ModelSpec, resolve
+from mathinterp.models.handle import Model
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts
 from mathinterp.prompts.pairs import with_counterfactuals
@@ -49,15 +50,6 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Workers:
-    """Where shards are computed: arguments of run_scan."""
-
-    replicas: int | None = None
-    gpus_per_replica: float | None = None
-    address: str | None = None
-
-
-@dataclass(frozen=True)
 class PipelineResult:
     """A finished pipeline: the runs of its stages, and what they say together."""
 
@@ -76,13 +68,25 @@ class StageUnfinished(Exception):
 Told = Callable[[str, RunSummary], None]
 
 
+def run_stage(
+    title: str, experiment: Experiment, model: Model | ModelSpec, prompts: Prompts, store: str, workers: Workers,
+    told: Told,
+) -> str:  # fmt: skip
+    """Run, or resume, one stage; the id of its run. Raises StageUnfinished where shards were given up."""
+    run = run_scan(experiment, model, prompts, store, **vars(workers))
+    told(title, run)
+    if run.failed or not run.complete:
+        raise StageUnfinished(title, run)
+    return run.run_id
+
+
 def run_pipeline(
     asked: Pipeline,
     spec: ModelSpec,
     own: NamedPrompts,
     others: Sequence[NamedPrompts],
     store: Store,
-    workers: Workers = Workers(),
+    workers: Workers = HERE,
     told: Told = lambda title, run: None,
 ) -> PipelineResult:
     """Run, or resume, every stage on ``own``; knock the heads out on ``others``, too.
@@ -97,14 +101,9 @@ def run_pipeline(
     check(asked, spec, own, others)
 
     def stage(title: str, experiment: Experiment, on: NamedPrompts) -> str:
-        run = run_scan(
-            experiment, spec, on.prompts, store.url, replicas=workers.replicas, address=workers.address,
-            gpus_per_replica=workers.gpus_per_replica,
-        )  # fmt: skip
-        told(f"{title}, {on.name}", run)
-        if run.failed or not run.complete:
-            raise StageUnfinished(title, run)
-        return run.run_id
+        return run_stage(
+            title, experiment, spec, on.prompts, store.url, workers, lambda title, run: told(f"{title}, {on.name}", run)
+        )
 
     with ray_cluster.connection(workers.address):
         heads = stage("head scan", Heads(), own)

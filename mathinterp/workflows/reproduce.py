@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.cluster.plan import CpuSpeed, Plan, measure_cpu, plan_scan
-from mathinterp.cluster.run import RunSummary, Work, bound_work, run_scan
+from mathinterp.cluster.run import HERE, RunSummary, Work, Workers, bound_work, run_scan
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Experiment
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve_dtype
@@ -26,20 +26,6 @@ from mathinterp.workflows.verdicts import COMPARED, Compared, Measured, Verdict,
 Told = Callable[[str, RunSummary], None]
 FLOOR, CEILING = 0.1, 0.98  # accuracies that leave nothing to lose, or to gain
 NOT_TRAINED = "trainings are left out (`steps` 0)"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where stages are computed: arguments of run_scan; None everywhere: in this process, without Ray."""
-
-    replicas: int | None = None
-    gpus_per_replica: float | None = None
-    address: str | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As keyword arguments."""
-        return {"replicas": self.replicas, "gpus_per_replica": self.gpus_per_replica, "address": self.address}
 
 
 @dataclass(frozen=True)
@@ -145,7 +131,7 @@ def plan_reproduction(
 def reproduce(
     model: Model | ModelSpec | str, store: str = "results", *, only: Sequence[str] = (), limit: int | None = None,
     seed: int = 0, data: Path | None = None, steps: int | None = None, trained: Path | None = None,
-    place: Place = Place(), told: Told = lambda stage, run: None, say: Callable[[str], None] = lambda line: None,
+    place: Workers = HERE, told: Told = lambda stage, run: None, say: Callable[[str], None] = lambda line: None,
 ) -> Reproduction:  # fmt: skip
     """Run, or resume, what the papers' tables and figures are made of, and set ours beside their numbers.
 
@@ -162,7 +148,7 @@ def reproduce(
         Unfinished: shards of a stage were given up, or workers died; the same call goes on from there.
     """
     items = find_items(only)
-    model = model_of(model) if not isinstance(model, ModelSpec) else Model(model)
+    model = model_of(model)
     asked = _asked(model, store, limit, seed, data)
     missing: dict[str, str] = {}
     for stage in chosen_stages(items, asked.own):
@@ -171,7 +157,7 @@ def reproduce(
             continue
         try:
             prompts, experiment = stage.prompts(asked), stage.experiment(asked)
-            run = run_scan(experiment, model, prompts, asked.store.url, **place.options)
+            run = run_scan(experiment, model, prompts, asked.store.url, **vars(place))
         except UserError as error:
             missing[stage.name] = str(error)
             say(f"{stage.name} is left out: {error}")
@@ -185,7 +171,7 @@ def reproduce(
             missing[name] = NOT_TRAINED
             continue
         try:
-            training = Training(model, asked, steps, trained, place.options)
+            training = Training(model, asked, steps, trained, vars(place))
             asked.runs.update(train(name, training, say))
         except UserError as error:
             missing[name] = str(error)
@@ -212,7 +198,7 @@ def _ran(asked: Asked) -> tuple[dict[str, Any], ...]:
 
 
 def _asked(model: Model | ModelSpec | str, store: str, limit: int | None, seed: int, data: Path | None) -> Asked:
-    described = (Model(model) if isinstance(model, ModelSpec) else model_of(model)).described
+    described = model_of(model).described
     return Asked(described, taken_for(described), Store(store), limit, seed, data)
 
 

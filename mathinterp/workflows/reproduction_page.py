@@ -24,6 +24,7 @@ beside the first of theirs, to look at. Numbers are per cent unless the item say
 SECOND_HAND = """**Second hand**: paper B's text was not at hand. Its numbers, and what is said of it, come from notes
 that each item names, as do the numbers of a-figure1, which paper A's code prints. Look them up before you rely on a
 verdict."""
+ABOUT = ("model", "fingerprint", "dtype", "own", "store", "limit", "runs", "missing")  # JSON as they are
 LONGEST = 900  # characters of a reason
 
 
@@ -163,10 +164,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def as_json(found: Reproduction) -> dict[str, Any]:
     """Plain JSON, from which ``from_json`` makes it again."""
-    about = {
-        name: getattr(found, name)
-        for name in ("model", "fingerprint", "dtype", "own", "store", "limit", "runs", "missing")
-    }
+    about = {name: getattr(found, name) for name in ABOUT}
     return {**about, "ran": list(found.ran), "items": [_item_json(each) for each in found.items]}
 
 
@@ -195,9 +193,7 @@ def from_json(saved: Mapping[str, Any], where: str) -> Reproduction:
             ItemResult(known[each["id"]], tuple(map(_line, each["lines"])), each["runs"], each["missing"])
             for each in saved["items"]
         )
-        about = {
-            name: saved[name] for name in ("model", "fingerprint", "dtype", "own", "store", "limit", "runs", "missing")
-        }
+        about = {name: saved[name] for name in ABOUT}
         found = Reproduction(**about, items=items, ran=tuple(saved["ran"]))
         markdown([found], str)  # reads all that the page needs
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

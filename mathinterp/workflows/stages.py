@@ -26,11 +26,11 @@ from mathinterp.experiments.neurons.against import Against
 from mathinterp.experiments.paths import Paths
 from mathinterp.experiments.results import Results
 from mathinterp.models.catalog import ResolvedModel
+from mathinterp.models.reading import model_passages
 from mathinterp.models.units import Head, Neuron
 from mathinterp.prompts import load_prompts
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
 from mathinterp.prompts.given import Prompts
-from mathinterp.prompts.passages import LONGEST, encode_passages, read_passages
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store
@@ -159,9 +159,8 @@ def _gender_edit(asked: Asked) -> NeuronEdit:
         "SELECT layer, neuron FROM gender_neurons WHERE run_id = $run AND rank <= $top ORDER BY rank",
         top=SHOWN,
     )
-    longest = min(LONGEST, asked.model.shape.positions.limit or LONGEST)
-    passages = encode_passages(read_passages(None), asked.model.tokenizer, longest)
-    return NeuronEdit(tuple(Neuron(row["layer"], row["neuron"]) for row in rows), passages=passages)
+    neurons = tuple(Neuron(row["layer"], row["neuron"]) for row in rows)
+    return NeuronEdit(neurons, passages=model_passages(None, asked.model))
 
 
 def _cna(name: str, operations: tuple[str, ...], head: str, digits: str = "one_digit") -> tuple[Stage, ...]:

@@ -40,8 +40,21 @@ class Origin:
     method: str  # base, precise, full, lora, or adapter where nothing is known
 
 
+class _Evaluation(Experiment):
+    """What both kinds share: a shard is some of the items, or of the prompts."""
+
+    name: ClassVar[str] = "evaluate"
+    runs_split: ClassVar[bool] = False
+    tables: ClassVar[Mapping[str, Table]] = TABLES
+    on_command_line: ClassVar[bool] = False
+
+    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
+        """Items."""
+        return int(shard.work["stop"] - shard.work["start"])
+
+
 @dataclass(frozen=True)
-class Benchmark(Experiment):
+class Benchmark(_Evaluation):
     """A benchmark through lm-evaluation-harness.
 
     ``items`` are the documents asked, in the order of the run's prompts; ``examples`` the worked ones before an item,
@@ -58,11 +71,7 @@ class Benchmark(Experiment):
     origin: Origin
     ends: tuple[int, ...] | None = None  # of answers, where the checkpoint's generation_config.json has its own
 
-    name: ClassVar[str] = "evaluate"
-    runs_split: ClassVar[bool] = False
-    tables: ClassVar[Mapping[str, Table]] = TABLES
     packages: ClassVar[tuple[str, ...]] = ("lm-eval",)
-    on_command_line: ClassVar[bool] = False
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; ``setting`` says what differs from the task file's defaults."""
@@ -97,10 +106,6 @@ class Benchmark(Experiment):
         """Blocks of items, in order."""
         return _blocks(len(self.items), CHOICE_BLOCK if self.task.multiple_choice else BLOCK)
 
-    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """Items."""
-        return int(shard.work["stop"] - shard.work["start"])
-
     def prepare(self, subject: Subject) -> Harness:
         """Put the model into the harness."""
         from mathinterp.evaluation.harness import Harness
@@ -125,7 +130,7 @@ class Benchmark(Experiment):
 
 
 @dataclass(frozen=True)
-class PromptSetEvaluation(Experiment):
+class PromptSetEvaluation(_Evaluation):
     """A prompt set by greedy decoding, asked without worked examples."""
 
     label: str  # the set's name
@@ -134,11 +139,6 @@ class PromptSetEvaluation(Experiment):
     items: str  # digest of the prompts as text, alike for all tokenizers
     origin: Origin
     ends: tuple[int, ...] | None = None  # as in Benchmark
-
-    name: ClassVar[str] = "evaluate"
-    runs_split: ClassVar[bool] = False
-    tables: ClassVar[Mapping[str, Table]] = TABLES
-    on_command_line: ClassVar[bool] = False
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; the prompts themselves are in the run's prompts_fingerprint."""
@@ -163,10 +163,6 @@ class PromptSetEvaluation(Experiment):
         from mathinterp.evaluation.greedy import new_tokens
 
         return prompt.end + new_tokens(prompt)
-
-    def evaluations(self, shard: Shard, prompts: Sequence[TokenizedPrompt]) -> int:
-        """Prompts."""
-        return int(shard.work["stop"] - shard.work["start"])
 
     def prepare(self, subject: Subject) -> tuple[GreedyDecoder, Sequence[TokenizedPrompt]]:
         """The decoder, and the prompts that shards point into."""
