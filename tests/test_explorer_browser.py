@@ -38,7 +38,7 @@ def test_every_view_opens_with_its_charts(browser: Any, two_runs: tuple[Store, P
         for i in range(links.count()):
             links.nth(i).click()
             view = tab.locator(links.nth(i).get_attribute("href"))
-            assert view.is_visible()
+            view.wait_for(state="visible")
             assert tab.locator(".view:visible").count() == 1
             assert links.nth(i).get_attribute("aria-current") == "page"
             charts = view.locator("figure.chart")
@@ -70,7 +70,7 @@ def test_the_overview_has_a_picture_and_a_finding_of_each_run(
         finding = cards.filter(has_text=first).locator(".finding").inner_text()
         assert finding.startswith(f"{costs} of 6 heads cost")
         cards.filter(has_text=first).get_by_role("link").click()
-        assert tab.locator(f"#run-{first}").is_visible()
+        tab.locator(f"#run-{first}").wait_for(state="visible")
 
 
 def test_no_panel_is_left_alone_in_the_last_row(browser: Any, two_runs: tuple[Store, Path, str, str]) -> None:
