@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
+from mathinterp.store.catalog import catalog
 from mathinterp.tuning.chosen import ranking_of
 from mathinterp.tuning.settings import Choice
 from tests.small_store import fill, prompt
@@ -225,3 +226,20 @@ def test_limits_that_are_set_later_hold_for_the_next_query(store):
     before = store.rows(asked)
     store.limits = {"memory_limit": "64MiB"}
     assert store.rows(asked) == [{"limit": "64.0 MiB"}] != before
+
+
+def test_the_settings_of_a_closed_connection_hold_for_queries_that_share_it(store):
+    names = ("python_enable_replacements", "enable_external_access", "autoload_known_extensions")
+    shown = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+    assert store.rows(f"SELECT {shown}") == [dict.fromkeys(names, False)]
+
+
+@pytest.mark.parametrize("begins", ["CREATE VIEW", "CREATE OR REPLACE\n  VIEW"])
+def test_a_view_is_of_one_query_however_its_text_begins(store, monkeypatch, begins):
+    views = dict(catalog().views)
+    views["runs"] = views["runs"].replace("CREATE OR REPLACE VIEW", begins)
+    monkeypatch.setattr(catalog(), "views", views)
+    for _ in range(2):
+        assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
+    with pytest.raises(UserError, match="runs does not exist"):
+        query.arrow(store._shared[1].cursor(), "FROM runs")

@@ -37,6 +37,7 @@ _HEADER = """\
 
 BATCH = 20_000  # rows that a stream holds at once
 _SHOW_TABLES = re.compile(r"\s*SHOW\s+TABLES\s*;?\s*", re.IGNORECASE)
+_CREATE = re.compile(r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:TEMP(?:ORARY)?\s+)?VIEW\b", re.IGNORECASE)
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
 
@@ -68,7 +69,7 @@ def own_views(good: Mapping[str, Sequence[str]], views: Sequence[str], *, tempor
     sources = {table: _rows_source(table, good[table], _variable(table)) for table in good if table in catalog().tables}
     sources |= {name: f"(SELECT unnest({_variable(name)}, max_depth := 2))" for name in ("run_records", "shard_files")}
     text = "\n".join(_texts(views, sources))
-    return text.replace("CREATE OR REPLACE VIEW", "CREATE OR REPLACE TEMP VIEW") if temporary else text
+    return _CREATE.sub("CREATE OR REPLACE TEMP VIEW", text) if temporary else text
 
 
 def _texts(views: Iterable[str], sources: Mapping[str, str]) -> list[str]:

@@ -45,7 +45,7 @@ def closed_connection(
         "lock_configuration": "true" if locked else "false",  # the last one
     }
     for name, value in settings.items():
-        connection.execute(f"SET {name} = {value}")
+        connection.execute(f"SET GLOBAL {name} = {value}")  # for cursors of it, too
     return connection
 
 
