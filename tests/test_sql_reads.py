@@ -243,3 +243,13 @@ def test_a_view_is_of_one_query_however_its_text_begins(store, monkeypatch, begi
         assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
     with pytest.raises(UserError, match="runs does not exist"):
         query.arrow(store._shared[1].cursor(), "FROM runs")
+
+
+@pytest.mark.slow
+def test_the_catalog_shows_views_where_other_programs_look_for_them(store):
+    words = "SELECT count(*) AS n FROM information_schema.tables WHERE table_catalog = current_database()"
+    with store.held():
+        assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
+        assert store.rows(words) == [{"n": len(catalog().order)}]
+        assert store.rows("SELECT count(*) AS n FROM memory.main.runs") == [{"n": 1}]
+        assert len(store.rows("SHOW TABLES FROM main")) == len(catalog().order)

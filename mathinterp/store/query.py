@@ -82,11 +82,21 @@ def views_of(sql: str) -> list[str]:
     Making a view costs DuckDB some ten milliseconds, and there are more than a hundred. A query about the catalog
     itself needs all, but SHOW TABLES alone none: see ``_plainer``.
     """
-    if _SHOW_TABLES.fullmatch(sql):
+    if shows_tables(sql):
         return []
     if CATALOG_WORDS.search(sql):
         return list(catalog().order)
     return catalog().needed({word.lower() for word in re.findall(r"\w+", sql)})
+
+
+def shows_tables(sql: str) -> bool:
+    """Whether it is SHOW TABLES alone."""
+    return _SHOW_TABLES.fullmatch(sql) is not None
+
+
+def names_database(sql: str) -> bool:
+    """Whether a query may tell views of a database from those of a cursor, as the catalog does."""
+    return not shows_tables(sql) and re.search(rf"\bmemory\b|{CATALOG_WORDS.pattern}", sql, re.IGNORECASE) is not None
 
 
 def reads_table(views: str, table: str) -> bool:
@@ -189,7 +199,7 @@ def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchRea
 
 def _plainer(sql: str) -> str:
     """``sql``, but SHOW TABLES as a query of names, which are known."""
-    if not _SHOW_TABLES.fullmatch(sql):
+    if not shows_tables(sql):
         return sql
     return f"SELECT unnest([{', '.join(map(quoted, sorted(catalog().order)))}]) AS name"
 

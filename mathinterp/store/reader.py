@@ -154,7 +154,10 @@ class StoreReader:
         query.require_reading(sql)
         views = query.views_of(sql)
         held = self._held_for(sql, values)
-        connection = self._new_connection(views, held, allow_files=True) if allow_files else self._connect(views, held)
+        of_its_own = allow_files or query.names_database(sql)
+        connection = (
+            self._new_connection(views, held, allow_files=allow_files) if of_its_own else self._connect(views, held)
+        )
         self._asked = connection
         found = self._survey(catalog().tables_of(views), held)
         warn_of_partial_runs(self, found, sql, values)
