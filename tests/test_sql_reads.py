@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import duckdb
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -219,6 +221,41 @@ def test_a_database_that_failed_for_good_is_not_asked_again(store, monkeypatch):
         store.rows("SELECT 1 AS one")
     assert store._shared is None
     assert store.rows("SELECT 1 AS one") == [{"one": 1}]
+
+
+def test_a_stream_whose_database_fails_for_good_leaves_none_behind(store, monkeypatch):
+    def batches():
+        raise OSError("FATAL Error: it was invalidated")  # as Arrow says it
+        yield
+
+    schema = pa.schema([("a", pa.int64())])
+    reading = SimpleNamespace(to_arrow_reader=lambda most: pa.RecordBatchReader.from_batches(schema, batches()))
+    with store.held():
+        assert store.rows("SELECT 1 AS one") == [{"one": 1}]
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_told_connection", lambda *given, **more: SimpleNamespace(sql=lambda sql: reading))
+            with pytest.raises(UserError, match="it was invalidated"):
+                store.stream("SELECT 1 AS one").read_all()
+        assert store._shared is None
+
+
+def test_connections_that_are_held_are_made_anew_when_their_database_has_failed(store, monkeypatch):
+    asked, arrow = [], query.arrow
+
+    def failing(connection, sql, values):
+        asked.append(connection)
+        if "fails" in sql:
+            with query.told():
+                raise duckdb.FatalException("FATAL Error: the database has been invalidated")
+        return arrow(connection, sql, values)
+
+    monkeypatch.setattr(query, "arrow", failing)
+    with store.held():
+        assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
+        with store.held(), pytest.raises(UserError, match="invalidated"):
+            store.rows("SELECT 1 AS fails")
+        assert store.rows("SELECT count(*) + 1 AS n FROM runs") == [{"n": 2}]
+    assert len({*map(id, asked)}) == 3
 
 
 def test_limits_that_are_set_later_hold_for_the_next_query(store):

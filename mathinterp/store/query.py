@@ -10,7 +10,7 @@ import decimal
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from string import Template
@@ -183,14 +183,24 @@ def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, 
         return connection.sql(_plainer(sql), params=named or None).to_arrow_table()
 
 
-def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
-    """The rows of a query in batches as they are computed; raises UserError, also between batches."""
+def stream(
+    connection: duckdb.DuckDBPyConnection, sql: str, failed: Callable[[], None] = lambda: None
+) -> pa.RecordBatchReader:
+    """The rows of a query in batches as they are computed; raises UserError, also between batches.
+
+    failed: called where the database fails for good between batches.
+    """
     with told():
         found = connection.sql(_plainer(sql))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with told():
-            yield from reader
+        try:
+            with told():
+                yield from reader
+        except UserError as error:
+            if ends_database(error.__cause__):
+                failed()
+            raise
 
     with told():
         reader = found.to_arrow_reader(BATCH)
@@ -228,6 +238,11 @@ def is_of_a_file(error: BaseException | None) -> bool:
     """Whether an error of DuckDB's is the fault of a file; a footer's have no class of their own."""
     of_content = duckdb.IOException | duckdb.InvalidInputException | duckdb.ConversionException
     return isinstance(error, of_content) or type(error) is duckdb.Error
+
+
+def ends_database(error: BaseException | None) -> bool:
+    """Whether a database answers nothing any more after it."""
+    return re.match("(?:FATAL|INTERNAL) Error: ", str(error)) is not None  # in streams no class tells
 
 
 def is_of_a_gone_file(error: BaseException | None) -> bool:

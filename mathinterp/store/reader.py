@@ -37,6 +37,7 @@ class Held:
     """A connection that several queries share, and what was found for it."""
 
     connection: duckdb.DuckDBPyConnection | None = None
+    failures: int = 0  # of databases before it
     views: set[str] = field(default_factory=set)
     known: dict[str, list[str]] = field(default_factory=dict)  # see query.add_views
     own: str | None = None  # queries see the files of this run alone
@@ -59,6 +60,7 @@ class StoreReader:
         self._of_others = Held()  # where one run is held: what queries of others share
         self.limits: Mapping[str, str] = {}  # settings of DuckDB's for the connections of queries
         self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection] | None = None  # limits, database
+        self._failures = 0  # of databases, for good
         self._asked: duckdb.DuckDBPyConnection | None = None  # of the last query
         self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
 
@@ -140,7 +142,9 @@ class StoreReader:
 
     def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
         """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
-        return self._trusting(sql, lambda: query.stream(self._told_connection(sql, allow_files=allow_files), sql))
+        return self._trusting(
+            sql, lambda: query.stream(self._told_connection(sql, allow_files=allow_files), sql, self._failed)
+        )
 
     def interrupt(self) -> None:
         """Stop the query that runs, from another thread; whoever asked it gets a UserError."""
@@ -178,8 +182,8 @@ class StoreReader:
             return ask()
         except UserError as error:
             self.runs_looked_at = told
-            if isinstance(error.__cause__, duckdb.FatalException | duckdb.InternalException):
-                self._shared = None  # such a database answers nothing any more
+            if query.ends_database(error.__cause__):
+                self._failed()
             if not query.is_of_a_file(error.__cause__):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), Held())
@@ -190,6 +194,10 @@ class StoreReader:
             if not faults and not query.is_of_a_gone_file(error.__cause__):
                 raise
             return ask()
+
+    def _failed(self) -> None:
+        """The database, and every connection of it that is held, answers nothing any more."""
+        self._shared, self._failures = None, self._failures + 1
 
     def _new_connection(
         self, views: Sequence[str], held: Held, *, allow_files: bool = False, locked: bool = True
@@ -203,6 +211,8 @@ class StoreReader:
 
     def _connect(self, views: Sequence[str], held: Held) -> duckdb.DuckDBPyConnection:
         """The connection of ``held``, with the views."""
+        if held.failures < self._failures:
+            held.connection, held.views, held.known, held.failures = None, set(), {}, self._failures
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
             found = self._survey(catalog().tables_of(more), held)  # first: object stores are read as they were listed
@@ -220,9 +230,10 @@ class StoreReader:
         """
         if not self.files.local:
             return query.database(self.files, limits=self.limits)
-        if self._shared is None or self._shared[0] != self.limits:
-            self._shared = dict(self.limits), query.database(self.files, limits=self.limits)
-        return self._shared[1].cursor()
+        shared = self._shared  # another thread may take it away
+        if shared is None or shared[0] != self.limits:
+            shared = self._shared = dict(self.limits), query.database(self.files, limits=self.limits)
+        return shared[1].cursor()
 
     def _survey(self, tables: Iterable[str], held: Held) -> Survey:
         """What was found in tables, looking only for what is not held already."""
