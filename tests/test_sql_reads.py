@@ -1,9 +1,11 @@
 """SQL over a store only reads: one statement, nothing but the store, whatever is tried."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
@@ -256,6 +258,23 @@ def test_connections_that_are_held_are_made_anew_when_their_database_has_failed(
             store.rows("SELECT 1 AS fails")
         assert store.rows("SELECT count(*) + 1 AS n FROM runs") == [{"n": 2}]
     assert len({*map(id, asked)}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [False, True])
+def test_a_store_that_was_used_answers_in_a_fork_too(store, held):
+    """DuckDB's threads are not there, and the end of a database waits for them."""
+    counted = "SELECT count(*) AS n FROM head_effects"
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    with store.held() if held else nullcontext():
+        there = store.rows(counted)
+        child = fork.Process(target=lambda: answers.put(store.rows(f"{counted} WHERE layer >= 0")))
+        child.start()
+        child.join(20)
+    child.kill()
+    assert child.exitcode == 0
+    assert answers.get() == there
 
 
 def test_limits_that_are_set_later_hold_for_the_next_query(store):

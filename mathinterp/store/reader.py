@@ -37,7 +37,7 @@ class Held:
     """A connection that several queries share, and what was found for it."""
 
     connection: duckdb.DuckDBPyConnection | None = None
-    failures: int = 0  # of databases before it
+    of: tuple[int, int] = (0, 0)  # the process that made it, and the failures of databases before it
     views: set[str] = field(default_factory=set)
     known: dict[str, list[str]] = field(default_factory=dict)  # see query.add_views
     own: str | None = None  # queries see the files of this run alone
@@ -59,7 +59,8 @@ class StoreReader:
         self._held: Held | None = None
         self._of_others = Held()  # where one run is held: what queries of others share
         self.limits: Mapping[str, str] = {}  # settings of DuckDB's for the connections of queries
-        self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection] | None = None  # limits, database
+        # limits, the database, and the process that made it: the threads that it needs are in no fork
+        self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection, int] | None = None
         self._failures = 0  # of databases, for good
         self._asked: duckdb.DuckDBPyConnection | None = None  # of the last query
         self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
@@ -211,8 +212,8 @@ class StoreReader:
 
     def _connect(self, views: Sequence[str], held: Held) -> duckdb.DuckDBPyConnection:
         """The connection of ``held``, with the views."""
-        if held.failures < self._failures:
-            held.connection, held.views, held.known, held.failures = None, set(), {}, self._failures
+        if held.of != (now := (os.getpid(), self._failures)):
+            held.connection, held.views, held.known, held.of = None, set(), {}, now
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
             found = self._survey(catalog().tables_of(more), held)  # first: object stores are read as they were listed
@@ -230,9 +231,9 @@ class StoreReader:
         """
         if not self.files.local:
             return query.database(self.files, limits=self.limits)
-        shared = self._shared  # another thread may take it away
-        if shared is None or shared[0] != self.limits:
-            shared = self._shared = dict(self.limits), query.database(self.files, limits=self.limits)
+        shared, process = self._shared, os.getpid()  # another thread may take it away
+        if shared is None or shared[0] != self.limits or shared[2] != process:
+            shared = self._shared = dict(self.limits), query.database(self.files, limits=self.limits), process
         return shared[1].cursor()
 
     def _survey(self, tables: Iterable[str], held: Held) -> Survey:
