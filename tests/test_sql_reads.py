@@ -285,7 +285,9 @@ def test_limits_that_are_set_later_hold_for_the_next_query(store):
 
 
 def test_the_settings_of_a_closed_connection_hold_for_queries_that_share_it(store):
-    names = ("python_enable_replacements", "enable_external_access", "autoload_known_extensions")
+    names = (
+        "python_enable_replacements", "enable_external_access", "autoload_known_extensions", "enable_external_file_cache",
+    )  # fmt: skip
     shown = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
     assert store.rows(f"SELECT {shown}") == [dict.fromkeys(names, False)]
 

@@ -49,6 +49,8 @@ def closed_connection(
         "python_enable_replacements": "false",
         "allowed_directories": f"[{quoted(files.root.rstrip('/') + '/')}]",
         **({} if allow_files else {"enable_external_access": "false"}),  # true cannot be set, it is there
+        # DuckDB 1 else holds what it read of local files for as long as the database lives
+        **({"enable_external_file_cache": "false"} if files.local else {}),
         "lock_configuration": "true" if locked else "false",  # the last one
     }
     for name, value in settings.items():
