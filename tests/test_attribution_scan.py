@@ -110,7 +110,9 @@ def test_an_effect_that_is_no_number_is_not_the_finding() -> None:
         {"operation": operation, "node": node, "n": 4, "effect": effect, "low": None, "high": None}
         for operation, node, effect in rows
     ]
-    assert _verdict(ranked) == "Largest estimated change of the logit difference: over all operations 2 of mlp 3 (n = 4)."
+    assert (
+        _verdict(ranked) == "Largest estimated change of the logit difference: over all operations 2 of mlp 3 (n = 4)."
+    )
     assert _verdict(ranked[:1]) == ""
 
 

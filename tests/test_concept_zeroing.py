@@ -272,7 +272,15 @@ def test_where_nothing_was_right_originally_there_is_no_relative_drop_and_no_int
 
 
 def test_of_a_run_whose_own_sets_are_missing_it_is_not_said_that_nothing_was_right() -> None:
-    missing = {"hits more than": 2, "operation": "all", "neurons": 5, "n": 12, "decrease": None, "low": None, "high": None}
+    missing = {
+        "hits more than": 2,
+        "operation": "all",
+        "neurons": 5,
+        "n": 12,
+        "decrease": None,
+        "low": None,
+        "high": None,
+    }
     random = {"random": 0.25, "random least": 0.0, "random most": 0.5}
     assert _verdict([{**missing, **random}]) == ""
 

@@ -19,6 +19,7 @@ from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
 from mathinterp.store.catalog import catalog
+from mathinterp.store.sql_errors import told
 from mathinterp.tuning.chosen import ranking_of
 from mathinterp.tuning.settings import Choice
 from tests.small_store import fill, prompt
@@ -215,7 +216,7 @@ def test_a_database_that_failed_for_good_is_not_asked_again(store, monkeypatch):
         asked.append(connection)
         if len(asked) > 1:
             return arrow(connection, *given)
-        with query.told():
+        with told():
             raise duckdb.FatalException("FATAL Error: the database has been invalidated")
 
     monkeypatch.setattr(query, "arrow", failing)
@@ -247,7 +248,7 @@ def test_connections_that_are_held_are_made_anew_when_their_database_has_failed(
     def failing(connection, sql, values):
         asked.append(connection)
         if "fails" in sql:
-            with query.told():
+            with told():
                 raise duckdb.FatalException("FATAL Error: the database has been invalidated")
         return arrow(connection, sql, values)
 
@@ -286,7 +287,8 @@ def test_limits_that_are_set_later_hold_for_the_next_query(store):
 
 def test_the_settings_of_a_closed_connection_hold_for_queries_that_share_it(store):
     names = (
-        "python_enable_replacements", "enable_external_access", "autoload_known_extensions", "enable_external_file_cache",
+        "python_enable_replacements", "enable_external_access", "autoload_known_extensions",
+        "enable_external_file_cache",
     )  # fmt: skip
     shown = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
     assert store.rows(f"SELECT {shown}") == [dict.fromkeys(names, False)]

@@ -7,11 +7,9 @@ read from the last folder of its file's name and from nothing above: DuckDB's ow
 
 import datetime
 import decimal
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from string import Template
 from typing import Any
@@ -25,6 +23,7 @@ from mathinterp.store.files import StoreFiles
 from mathinterp.store.manifest import RUN_ID_LENGTH
 from mathinterp.store.reading import NO_LIMITS, check_reads, closed_connection
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
+from mathinterp.store.sql_errors import ends_database, told
 from mathinterp.store.survey import ELSEWHERE, SHARD_FILE
 from mathinterp.text import one_line, quoted
 
@@ -214,17 +213,6 @@ def _plainer(sql: str) -> str:
     return f"SELECT unnest([{', '.join(map(quoted, sorted(catalog().order)))}]) AS name"
 
 
-@contextmanager
-def told() -> Iterator[None]:
-    """DuckDB's errors, also those in the middle of a stream, as a UserError of one line."""
-    try:
-        yield
-    except (duckdb.Error, OSError) as error:  # OSError: what a stream of Arrow makes of DuckDB's
-        if isinstance(error, OSError) and not re.match(r"[A-Z][\w ]* Error: ", str(error)):
-            raise
-        raise UserError(f"SQL: {str(error).splitlines()[0]}{_advice(str(error))}") from error
-
-
 def refusal(connection: duckdb.DuckDBPyConnection, address: str) -> str | None:
     """Why DuckDB cannot read a result file, as it is after some changes of a footer that other readers overlook."""
     try:
@@ -232,22 +220,6 @@ def refusal(connection: duckdb.DuckDBPyConnection, address: str) -> str | None:
     except duckdb.Error as error:
         return str(error).splitlines()[0]
     return None
-
-
-def is_of_a_file(error: BaseException | None) -> bool:
-    """Whether an error of DuckDB's is the fault of a file; a footer's have no class of their own."""
-    of_content = duckdb.IOException | duckdb.InvalidInputException | duckdb.ConversionException
-    return isinstance(error, of_content) or type(error) is duckdb.Error
-
-
-def ends_database(error: BaseException | None) -> bool:
-    """Whether a database answers nothing any more after it."""
-    return re.match("(?:FATAL|INTERNAL) Error: ", str(error)) is not None  # in streams no class tells
-
-
-def is_of_a_gone_file(error: BaseException | None) -> bool:
-    """Whether a file was merged with others, or deleted, after it was listed."""
-    return re.search("No files found|No such file|FileNotFoundError", str(error)) is not None
 
 
 def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str]:
@@ -260,17 +232,6 @@ def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str
         except UserError as error:
             found[name] = str(error.__cause__ or error).splitlines()[0]
     return found
-
-
-def _advice(message: str) -> str:
-    """How to allow a query of other files; for a view that does not exist, those of like names or how to list all."""
-    if "disabled by configuration" in message:
-        return "; a query reads the store alone, unless `allow_files` of 'mathinterp sql' lets it read other files"
-    missing = re.search(r"Table with name (\w+) does not exist", message)
-    if missing is None:
-        return ""
-    alike = difflib.get_close_matches(missing[1].lower(), catalog().order, n=3)
-    return f" Did you mean {' or '.join(alike)}?" if alike else " 'mathinterp sql' without a query lists the views."
 
 
 def json_rows(table: pa.Table, *, finite: bool = True) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
 from mathinterp.store.integrity import deeper_faults
 from mathinterp.store.partial import warn_of_partial_runs
+from mathinterp.store.sql_errors import ends_database, is_of_a_file, is_of_a_gone_file
 from mathinterp.store.survey import ELSEWHERE, Survey, Surveyor
 
 if TYPE_CHECKING:
@@ -183,16 +184,16 @@ class StoreReader:
             return ask()
         except UserError as error:
             self.runs_looked_at = told
-            if query.ends_database(error.__cause__):
+            if ends_database(error.__cause__):
                 self._failed()
-            if not query.is_of_a_file(error.__cause__):
+            if not is_of_a_file(error.__cause__):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), Held())
             if self._held is not None:
                 self._held, self._of_others = Held(own=self._held.own), Held()
             records = query.unreadable_records(self.files, found.good["runs"])
             faults = deeper_faults(self.files, self._surveyor, found, records)
-            if not faults and not query.is_of_a_gone_file(error.__cause__):
+            if not faults and not is_of_a_gone_file(error.__cause__):
                 raise
             return ask()
 

@@ -17,7 +17,7 @@ from mathinterp.store.files import StoreFiles
 from mathinterp.text import quoted
 
 _made: WeakSet[duckdb.DuckDBPyConnection] = WeakSet()
-_of_parents: list[duckdb.DuckDBPyConnection] = []  # in a fork: never closed, as that waits for threads that are not there
+_of_parents: list[duckdb.DuckDBPyConnection] = []  # in a fork: their end waits for threads that are not there
 os.register_at_fork(after_in_child=lambda: _of_parents.extend(_made))
 
 NO_LIMITS: Mapping[str, str] = MappingProxyType({})
