@@ -104,6 +104,18 @@ def test_the_finding_is_the_largest_effect_of_either_sign_with_its_place_interva
     assert _verdict([]) == ""
 
 
+def test_an_effect_that_is_no_number_is_not_the_finding() -> None:
+    rows = [("all", "0.1", None), ("all", "mlp 3", 2.0), ("add", "0.1", None), ("sub", "0.1", None)]
+    ranked = [
+        {"operation": operation, "node": node, "n": 4, "effect": effect, "low": None, "high": None}
+        for operation, node, effect in rows
+    ]
+    assert (
+        _verdict(ranked) == "Largest estimated change of the logit difference: over all operations 2 of mlp 3 (n = 4)."
+    )
+    assert _verdict(ranked[:1]) == ""
+
+
 def test_exact_effects_are_those_of_plain_patching(model, store) -> None:
     runs = [
         mi.run(scan, model, PROMPTS, store=store, progress=False)

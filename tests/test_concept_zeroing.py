@@ -17,7 +17,7 @@ from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.concept_zeroing import ConceptZeroing, NeuronSet
-from mathinterp.experiments.concept_zeroing.summary import missing_controls
+from mathinterp.experiments.concept_zeroing.summary import _verdict, missing_controls
 from mathinterp.experiments.concepts import ConceptOptions, Concepts
 from mathinterp.experiments.concepts.summary import kept_neurons
 from mathinterp.experiments.neuron_controls import has_control, layer_matched_neurons
@@ -269,6 +269,20 @@ def test_where_nothing_was_right_originally_there_is_no_relative_drop_and_no_int
     assert found == [{"relative_drop": None, "low": None, "high": None}] * 2
     verdict = ConceptZeroing.summarize(Results(store, run.run_id), None).data["verdict"]
     assert verdict == "Nothing was right originally (n = 12): there is nothing to lose."
+
+
+def test_of_a_run_whose_own_sets_are_missing_it_is_not_said_that_nothing_was_right() -> None:
+    missing = {
+        "hits more than": 2,
+        "operation": "all",
+        "neurons": 5,
+        "n": 12,
+        "decrease": None,
+        "low": None,
+        "high": None,
+    }
+    random = {"random": 0.25, "random least": 0.0, "random most": 0.5}
+    assert _verdict([{**missing, **random}]) == ""
 
 
 @pytest.mark.parametrize("seeds", [2, 0])

@@ -95,6 +95,16 @@ def test_a_cache_that_cannot_be_written_keeps_no_vega(own_cache: list[str], tmp_
     assert len(own_cache) == 1
 
 
+def test_a_user_without_a_home_gets_vega_too(own_cache: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert vega_bundle().startswith(b"(() => {\nvega ")
+    assert len(own_cache) == 1
+
+
 @pytest.mark.slow
 def test_what_a_run_was_is_asked_once_for_the_page(
     head_store: tuple[Store, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,19 +1,25 @@
 """SQL over a store only reads: one statement, nothing but the store, whatever is tried."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import duckdb
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from mathinterp.cli.main import main
 from mathinterp.errors import UserError
 from mathinterp.store import Store, query
+from mathinterp.store.catalog import catalog
+from mathinterp.store.sql_errors import told
 from mathinterp.tuning.chosen import ranking_of
 from mathinterp.tuning.settings import Choice
 from tests.small_store import fill, prompt
@@ -210,7 +216,7 @@ def test_a_database_that_failed_for_good_is_not_asked_again(store, monkeypatch):
         asked.append(connection)
         if len(asked) > 1:
             return arrow(connection, *given)
-        with query.told():
+        with told():
             raise duckdb.FatalException("FATAL Error: the database has been invalidated")
 
     monkeypatch.setattr(query, "arrow", failing)
@@ -220,8 +226,90 @@ def test_a_database_that_failed_for_good_is_not_asked_again(store, monkeypatch):
     assert store.rows("SELECT 1 AS one") == [{"one": 1}]
 
 
+def test_a_stream_whose_database_fails_for_good_leaves_none_behind(store, monkeypatch):
+    def batches():
+        raise OSError("FATAL Error: it was invalidated")  # as Arrow says it
+        yield
+
+    schema = pa.schema([("a", pa.int64())])
+    reading = SimpleNamespace(to_arrow_reader=lambda most: pa.RecordBatchReader.from_batches(schema, batches()))
+    with store.held():
+        assert store.rows("SELECT 1 AS one") == [{"one": 1}]
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_told_connection", lambda *given, **more: SimpleNamespace(sql=lambda sql: reading))
+            with pytest.raises(UserError, match="it was invalidated"):
+                store.stream("SELECT 1 AS one").read_all()
+        assert store._shared is None
+
+
+def test_connections_that_are_held_are_made_anew_when_their_database_has_failed(store, monkeypatch):
+    asked, arrow = [], query.arrow
+
+    def failing(connection, sql, values):
+        asked.append(connection)
+        if "fails" in sql:
+            with told():
+                raise duckdb.FatalException("FATAL Error: the database has been invalidated")
+        return arrow(connection, sql, values)
+
+    monkeypatch.setattr(query, "arrow", failing)
+    with store.held():
+        assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
+        with store.held(), pytest.raises(UserError, match="invalidated"):
+            store.rows("SELECT 1 AS fails")
+        assert store.rows("SELECT count(*) + 1 AS n FROM runs") == [{"n": 2}]
+    assert len({*map(id, asked)}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", [False, True])
+def test_a_store_that_was_used_answers_in_a_fork_too(store, held):
+    """DuckDB's threads are not there, and the end of a database waits for them."""
+    counted = "SELECT count(*) AS n FROM head_effects"
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    with store.held() if held else nullcontext():
+        there = store.rows(counted)
+        child = fork.Process(target=lambda: answers.put(store.rows(f"{counted} WHERE layer >= 0")))
+        child.start()
+        child.join(20)
+    child.kill()
+    assert child.exitcode == 0
+    assert answers.get() == there
+
+
 def test_limits_that_are_set_later_hold_for_the_next_query(store):
     asked = "SELECT current_setting('memory_limit') AS limit"
     before = store.rows(asked)
     store.limits = {"memory_limit": "64MiB"}
     assert store.rows(asked) == [{"limit": "64.0 MiB"}] != before
+
+
+def test_the_settings_of_a_closed_connection_hold_for_queries_that_share_it(store):
+    names = (
+        "python_enable_replacements", "enable_external_access", "autoload_known_extensions",
+        "enable_external_file_cache",
+    )  # fmt: skip
+    shown = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+    assert store.rows(f"SELECT {shown}") == [dict.fromkeys(names, False)]
+
+
+@pytest.mark.parametrize("begins", ["CREATE VIEW", "CREATE OR REPLACE\n  VIEW"])
+def test_a_view_is_of_one_query_however_its_text_begins(store, monkeypatch, begins):
+    views = dict(catalog().views)
+    views["runs"] = views["runs"].replace("CREATE OR REPLACE VIEW", begins)
+    monkeypatch.setattr(catalog(), "views", views)
+    for _ in range(2):
+        assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
+    with pytest.raises(UserError, match="runs does not exist"):
+        query.arrow(store._shared[1].cursor(), "FROM runs")
+
+
+@pytest.mark.slow
+def test_the_catalog_shows_views_where_other_programs_look_for_them(store):
+    words = "SELECT count(*) AS n FROM information_schema.tables WHERE table_catalog = current_database()"
+    with store.held():
+        assert store.rows("SELECT count(*) AS n FROM runs") == [{"n": 1}]
+        assert store.rows(words) == [{"n": len(catalog().order)}]
+        assert store.rows("SELECT count(*) AS n FROM memory.main.runs") == [{"n": 1}]
+        assert len(store.rows("SHOW TABLES FROM main")) == len(catalog().order)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,6 @@ from mathinterp.cli.options import (
 from mathinterp.cli.output import print_json
 from mathinterp.cli.running import print_run, resumable, tell_stage
 from mathinterp.experiments.league.tables import COMPARED
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(context_settings={"default_map": {"prompt_name": "operand_pairs", "limit": 160}})

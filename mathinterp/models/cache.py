@@ -12,9 +12,16 @@ from mathinterp.local_files import whole_file
 
 
 def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/mathinterp``, by default ``~/.cache/mathinterp``; not created here."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "mathinterp"
+    """``$XDG_CACHE_HOME/mathinterp``, by default ``~/.cache/mathinterp``; not created here.
+
+    For a user without a home it is one that cannot be written.
+    """
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "mathinterp"
+    try:
+        return Path.home() / ".cache" / "mathinterp"
+    except RuntimeError:
+        return Path(os.devnull) / "mathinterp"
 
 
 def write_atomic(file: Path, text: str) -> None:

@@ -10,10 +10,10 @@ import pyarrow as pa
 from mathinterp.experiments.columns import TOKEN_SCORE
 from mathinterp.store.catalog import catalog
 from mathinterp.store.manifest import file_of
-from mathinterp.store.query import told
 from mathinterp.store.reading import closed_connection
 from mathinterp.store.recut import Record, originals_in, table_of
 from mathinterp.store.schema import SQL_TYPES
+from mathinterp.store.sql_errors import told
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store

@@ -7,11 +7,9 @@ read from the last folder of its file's name and from nothing above: DuckDB's ow
 
 import datetime
 import decimal
-import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from string import Template
 from typing import Any
@@ -25,6 +23,7 @@ from mathinterp.store.files import StoreFiles
 from mathinterp.store.manifest import RUN_ID_LENGTH
 from mathinterp.store.reading import NO_LIMITS, check_reads, closed_connection
 from mathinterp.store.schema import RUN_COLUMNS, sql_columns
+from mathinterp.store.sql_errors import ends_database, told
 from mathinterp.store.survey import ELSEWHERE, SHARD_FILE
 from mathinterp.text import one_line, quoted
 
@@ -37,6 +36,7 @@ _HEADER = """\
 
 BATCH = 20_000  # rows that a stream holds at once
 _SHOW_TABLES = re.compile(r"\s*SHOW\s+TABLES\s*;?\s*", re.IGNORECASE)
+_CREATE = re.compile(r"\bCREATE\s+(?:OR\s+REPLACE\s+)?(?:TEMP(?:ORARY)?\s+)?VIEW\b", re.IGNORECASE)
 CATALOG_WORDS = re.compile(r"\b(?:information_schema|pg_catalog|sqlite_master|show|duckdb_\w+)\b", re.IGNORECASE)
 
 
@@ -68,7 +68,7 @@ def own_views(good: Mapping[str, Sequence[str]], views: Sequence[str], *, tempor
     sources = {table: _rows_source(table, good[table], _variable(table)) for table in good if table in catalog().tables}
     sources |= {name: f"(SELECT unnest({_variable(name)}, max_depth := 2))" for name in ("run_records", "shard_files")}
     text = "\n".join(_texts(views, sources))
-    return text.replace("CREATE OR REPLACE VIEW", "CREATE OR REPLACE TEMP VIEW") if temporary else text
+    return _CREATE.sub("CREATE OR REPLACE TEMP VIEW", text) if temporary else text
 
 
 def _texts(views: Iterable[str], sources: Mapping[str, str]) -> list[str]:
@@ -81,11 +81,21 @@ def views_of(sql: str) -> list[str]:
     Making a view costs DuckDB some ten milliseconds, and there are more than a hundred. A query about the catalog
     itself needs all, but SHOW TABLES alone none: see ``_plainer``.
     """
-    if _SHOW_TABLES.fullmatch(sql):
+    if shows_tables(sql):
         return []
     if CATALOG_WORDS.search(sql):
         return list(catalog().order)
     return catalog().needed({word.lower() for word in re.findall(r"\w+", sql)})
+
+
+def shows_tables(sql: str) -> bool:
+    """Whether it is SHOW TABLES alone."""
+    return _SHOW_TABLES.fullmatch(sql) is not None
+
+
+def names_database(sql: str) -> bool:
+    """Whether a query may tell views of a database from those of a cursor, as the catalog does."""
+    return not shows_tables(sql) and re.search(rf"\bmemory\b|{CATALOG_WORDS.pattern}", sql, re.IGNORECASE) is not None
 
 
 def reads_table(views: str, table: str) -> bool:
@@ -172,14 +182,24 @@ def arrow(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, 
         return connection.sql(_plainer(sql), params=named or None).to_arrow_table()
 
 
-def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
-    """The rows of a query in batches as they are computed; raises UserError, also between batches."""
+def stream(
+    connection: duckdb.DuckDBPyConnection, sql: str, failed: Callable[[], None] = lambda: None
+) -> pa.RecordBatchReader:
+    """The rows of a query in batches as they are computed; raises UserError, also between batches.
+
+    failed: called where the database fails for good between batches.
+    """
     with told():
         found = connection.sql(_plainer(sql))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with told():
-            yield from reader
+        try:
+            with told():
+                yield from reader
+        except UserError as error:
+            if ends_database(error.__cause__):
+                failed()
+            raise
 
     with told():
         reader = found.to_arrow_reader(BATCH)
@@ -188,20 +208,9 @@ def stream(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchRea
 
 def _plainer(sql: str) -> str:
     """``sql``, but SHOW TABLES as a query of names, which are known."""
-    if not _SHOW_TABLES.fullmatch(sql):
+    if not shows_tables(sql):
         return sql
     return f"SELECT unnest([{', '.join(map(quoted, sorted(catalog().order)))}]) AS name"
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """DuckDB's errors, also those in the middle of a stream, as a UserError of one line."""
-    try:
-        yield
-    except (duckdb.Error, OSError) as error:  # OSError: what a stream of Arrow makes of DuckDB's
-        if isinstance(error, OSError) and not re.match(r"[A-Z][\w ]* Error: ", str(error)):
-            raise
-        raise UserError(f"SQL: {str(error).splitlines()[0]}{_advice(str(error))}") from error
 
 
 def refusal(connection: duckdb.DuckDBPyConnection, address: str) -> str | None:
@@ -211,17 +220,6 @@ def refusal(connection: duckdb.DuckDBPyConnection, address: str) -> str | None:
     except duckdb.Error as error:
         return str(error).splitlines()[0]
     return None
-
-
-def is_of_a_file(error: BaseException | None) -> bool:
-    """Whether an error of DuckDB's is the fault of a file; a footer's have no class of their own."""
-    of_content = duckdb.IOException | duckdb.InvalidInputException | duckdb.ConversionException
-    return isinstance(error, of_content) or type(error) is duckdb.Error
-
-
-def is_of_a_gone_file(error: BaseException | None) -> bool:
-    """Whether a file was merged with others, or deleted, after it was listed."""
-    return re.search("No files found|No such file|FileNotFoundError", str(error)) is not None
 
 
 def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str]:
@@ -234,17 +232,6 @@ def unreadable_records(files: StoreFiles, names: Sequence[str]) -> dict[str, str
         except UserError as error:
             found[name] = str(error.__cause__ or error).splitlines()[0]
     return found
-
-
-def _advice(message: str) -> str:
-    """How to allow a query of other files; for a view that does not exist, those of like names or how to list all."""
-    if "disabled by configuration" in message:
-        return "; a query reads the store alone, unless `allow_files` of 'mathinterp sql' lets it read other files"
-    missing = re.search(r"Table with name (\w+) does not exist", message)
-    if missing is None:
-        return ""
-    alike = difflib.get_close_matches(missing[1].lower(), catalog().order, n=3)
-    return f" Did you mean {' or '.join(alike)}?" if alike else " 'mathinterp sql' without a query lists the views."
 
 
 def json_rows(table: pa.Table, *, finite: bool = True) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
 from mathinterp.store.integrity import deeper_faults
 from mathinterp.store.partial import warn_of_partial_runs
+from mathinterp.store.sql_errors import ends_database, is_of_a_file, is_of_a_gone_file
 from mathinterp.store.survey import ELSEWHERE, Survey, Surveyor
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Held:
     """A connection that several queries share, and what was found for it."""
 
     connection: duckdb.DuckDBPyConnection | None = None
+    of: tuple[int, int] = (0, 0)  # the process that made it, and the failures of databases before it
     views: set[str] = field(default_factory=set)
     known: dict[str, list[str]] = field(default_factory=dict)  # see query.add_views
     own: str | None = None  # queries see the files of this run alone
@@ -58,7 +60,9 @@ class StoreReader:
         self._held: Held | None = None
         self._of_others = Held()  # where one run is held: what queries of others share
         self.limits: Mapping[str, str] = {}  # settings of DuckDB's for the connections of queries
-        self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection] | None = None  # limits, database
+        # limits, the database, and the process that made it: the threads that it needs are in no fork
+        self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection, int] | None = None
+        self._failures = 0  # of databases, for good
         self._asked: duckdb.DuckDBPyConnection | None = None  # of the last query
         self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
 
@@ -140,7 +144,9 @@ class StoreReader:
 
     def stream(self, sql: str, *, allow_files: bool = False) -> pa.RecordBatchReader:
         """The result of a query in batches, as it is computed; see ``arrow``. allow_files: it may read other files."""
-        return self._trusting(sql, lambda: query.stream(self._told_connection(sql, allow_files=allow_files), sql))
+        return self._trusting(
+            sql, lambda: query.stream(self._told_connection(sql, allow_files=allow_files), sql, self._failed)
+        )
 
     def interrupt(self) -> None:
         """Stop the query that runs, from another thread; whoever asked it gets a UserError."""
@@ -154,7 +160,10 @@ class StoreReader:
         query.require_reading(sql)
         views = query.views_of(sql)
         held = self._held_for(sql, values)
-        connection = self._new_connection(views, held, allow_files=True) if allow_files else self._connect(views, held)
+        of_its_own = allow_files or query.names_database(sql)
+        connection = (
+            self._new_connection(views, held, allow_files=allow_files) if of_its_own else self._connect(views, held)
+        )
         self._asked = connection
         found = self._survey(catalog().tables_of(views), held)
         warn_of_partial_runs(self, found, sql, values)
@@ -175,18 +184,22 @@ class StoreReader:
             return ask()
         except UserError as error:
             self.runs_looked_at = told
-            if isinstance(error.__cause__, duckdb.FatalException | duckdb.InternalException):
-                self._shared = None  # such a database answers nothing any more
-            if not query.is_of_a_file(error.__cause__):
+            if ends_database(error.__cause__):
+                self._failed()
+            if not is_of_a_file(error.__cause__):
                 raise
             found = self._survey(catalog().tables_of(query.views_of(sql)), Held())
             if self._held is not None:
                 self._held, self._of_others = Held(own=self._held.own), Held()
             records = query.unreadable_records(self.files, found.good["runs"])
             faults = deeper_faults(self.files, self._surveyor, found, records)
-            if not faults and not query.is_of_a_gone_file(error.__cause__):
+            if not faults and not is_of_a_gone_file(error.__cause__):
                 raise
             return ask()
+
+    def _failed(self) -> None:
+        """The database, and every connection of it that is held, answers nothing any more."""
+        self._shared, self._failures = None, self._failures + 1
 
     def _new_connection(
         self, views: Sequence[str], held: Held, *, allow_files: bool = False, locked: bool = True
@@ -200,6 +213,8 @@ class StoreReader:
 
     def _connect(self, views: Sequence[str], held: Held) -> duckdb.DuckDBPyConnection:
         """The connection of ``held``, with the views."""
+        if held.of != (now := (os.getpid(), self._failures)):
+            held.connection, held.views, held.known, held.of = None, set(), {}, now
         more = [view for view in views if view not in held.views]
         if held.connection is None or more:
             found = self._survey(catalog().tables_of(more), held)  # first: object stores are read as they were listed
@@ -217,9 +232,10 @@ class StoreReader:
         """
         if not self.files.local:
             return query.database(self.files, limits=self.limits)
-        if self._shared is None or self._shared[0] != self.limits:
-            self._shared = dict(self.limits), query.database(self.files, limits=self.limits)
-        return self._shared[1].cursor()
+        shared, process = self._shared, os.getpid()  # another thread may take it away
+        if shared is None or shared[0] != self.limits or shared[2] != process:
+            shared = self._shared = dict(self.limits), query.database(self.files, limits=self.limits), process
+        return shared[1].cursor()
 
     def _survey(self, tables: Iterable[str], held: Held) -> Survey:
         """What was found in tables, looking only for what is not held already."""

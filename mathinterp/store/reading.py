@@ -4,15 +4,21 @@ Knows DuckDB's parser and settings; knows nothing about views. DuckDB lets a COP
 can stand behind EXPLAIN ANALYZE and, since version 2, in WITH: so settings and statements are both checked.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from weakref import WeakSet
 
 import duckdb
 
 from mathinterp.errors import UserError
 from mathinterp.store.files import StoreFiles
 from mathinterp.text import quoted
+
+_made: WeakSet[duckdb.DuckDBPyConnection] = WeakSet()
+_of_parents: list[duckdb.DuckDBPyConnection] = []  # in a fork: their end waits for threads that are not there
+os.register_at_fork(after_in_child=lambda: _of_parents.extend(_made))
 
 NO_LIMITS: Mapping[str, str] = MappingProxyType({})
 READS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -32,6 +38,7 @@ def closed_connection(
     further settings of DuckDB's, as text.
     """
     connection = duckdb.connect()
+    _made.add(connection)
     if files.filesystem is not None:
         connection.register_filesystem(files.filesystem)
     settings = {
@@ -42,10 +49,12 @@ def closed_connection(
         "python_enable_replacements": "false",
         "allowed_directories": f"[{quoted(files.root.rstrip('/') + '/')}]",
         **({} if allow_files else {"enable_external_access": "false"}),  # true cannot be set, it is there
+        # DuckDB 1 else holds what it read of local files for as long as the database lives
+        **({"enable_external_file_cache": "false"} if files.local else {}),
         "lock_configuration": "true" if locked else "false",  # the last one
     }
     for name, value in settings.items():
-        connection.execute(f"SET {name} = {value}")
+        connection.execute(f"SET GLOBAL {name} = {value}")  # for cursors of it, too
     return connection
 
 

@@ -42,6 +42,7 @@ def summarize(results: Results, top: int) -> Summary:
 
 def _verdict(ranked: Sequence[Row]) -> str:
     """The head or MLP of largest estimated effect over all operations, that of one operation, and the neuron."""
+    ranked = [row for row in ranked if row["effect"] is not None]  # NaN, where the model overflows
     nodes = [row for row in ranked if not row["node"].startswith("neuron")]
     first = [
         next((row for row in rows if row["operation"] == "all"), None)
@@ -57,5 +58,5 @@ def _verdict(ranked: Sequence[Row]) -> str:
 
 def _effect(row: Row) -> str:
     name = f"head {row['node']}" if row["node"][0].isdigit() else row["node"]
-    interval = "" if row["low"] is None else f"95 % interval {row['low']:.3g} to {row['high']:.3g}, "
+    interval = "" if None in (row["low"], row["high"]) else f"95 % interval {row['low']:.3g} to {row['high']:.3g}, "
     return f"{row['effect']:.3g} of {name} ({interval}n = {row['n']:,})"

@@ -31,8 +31,9 @@ def _verdict(decreases: Sequence[Row]) -> str:
     """The level that costs most over all operations, beside random sets, and the operation that it costs most."""
     overall = [row for row in decreases if row["operation"] == "all"]
     known = [row for row in overall if row["decrease"] is not None]
-    if not known:
-        return f"Nothing was right originally (n = {overall[0]['n']:,}): there is nothing to lose." if overall else ""
+    if not known:  # of an unfinished run the sets themselves may be missing, and random ones be there
+        nothing = overall and all(row["random"] is None for row in overall)
+        return f"Nothing was right originally (n = {overall[0]['n']:,}): there is nothing to lose." if nothing else ""
     worst = max(known, key=lambda row: row["decrease"])
     said = (
         f"The largest relative decrease of accuracy over all operations is {_percent(worst)}, with"
