@@ -43,7 +43,6 @@ class Origin:
 class _Evaluation(Experiment):
     """What both kinds share: a shard is some of the items, or of the prompts."""
 
-    name: ClassVar[str] = "evaluate"
     runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = TABLES
     on_command_line: ClassVar[bool] = False
@@ -71,6 +70,7 @@ class Benchmark(_Evaluation):
     origin: Origin
     ends: tuple[int, ...] | None = None  # of answers, where the checkpoint's generation_config.json has its own
 
+    name: ClassVar[str] = "evaluate"
     packages: ClassVar[tuple[str, ...]] = ("lm-eval",)
 
     def parameters(self) -> dict[str, Any]:
@@ -139,6 +139,8 @@ class PromptSetEvaluation(_Evaluation):
     items: str  # digest of the prompts as text, alike for all tokenizers
     origin: Origin
     ends: tuple[int, ...] | None = None  # as in Benchmark
+
+    name: ClassVar[str] = "evaluate"
 
     def parameters(self) -> dict[str, Any]:
         """Everything that changes a stored row; the prompts themselves are in the run's prompts_fingerprint."""
