@@ -61,6 +61,7 @@ def test_long_text_is_cut_and_says_so() -> None:
     assert escaped("x" * 1000) == "x" * SHOWN + "… (1,000 characters)"
 
 
+@pytest.mark.slow
 def test_a_store_of_odd_text_gives_a_card_without_markup(tmp_path: Path) -> None:
     store = odd_store(tmp_path)
     card = results_card(store)
@@ -74,6 +75,7 @@ def test_a_store_of_odd_text_gives_a_card_without_markup(tmp_path: Path) -> None
         results_card(store, [row["run_id"] for row in store.rows("SELECT run_id FROM runs WHERE status = 'failed'")])
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_rows_and_what_limits_them_is_said(tmp_path: Path) -> None:
     store, run = head_store(tmp_path)
     card = results_card(store)
@@ -99,6 +101,7 @@ def test_figures_are_those_of_the_rows_and_what_limits_them_is_said(tmp_path: Pa
     assert "- Doubtful: " in card  # nine prompts are few
 
 
+@pytest.mark.slow
 def test_a_card_is_of_the_model_that_was_scanned_last(tmp_path: Path) -> None:
     store, first = head_store(tmp_path)
     _, second = head_store(tmp_path, seed=1, model="other", model_fingerprint="weights-2")
@@ -109,6 +112,7 @@ def test_a_card_is_of_the_model_that_was_scanned_last(tmp_path: Path) -> None:
     assert both.count("\n## ") == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finished_is_not_taken_for_one(tmp_path: Path) -> None:
     store, _ = head_store(tmp_path)
     run = open_run(
@@ -123,6 +127,7 @@ def test_a_run_that_is_not_finished_is_not_taken_for_one(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_card_and_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = head_store(tmp_path / "store")
     monkeypatch.chdir(tmp_path)

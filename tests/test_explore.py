@@ -85,6 +85,7 @@ def test_nothing_is_answered_without_the_token(page: Exploring, method: str, pat
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_printed_url_leaves_the_token_in_a_cookie_that_no_script_and_no_other_site_has(page: Exploring) -> None:
     first = urllib3.request("GET", page.url, redirect=False, timeout=300)
     assert re.fullmatch(rf"{page.cookie}={page.token}; HttpOnly; Path=/; SameSite=Strict", first.headers["Set-Cookie"])
@@ -217,6 +218,7 @@ def test_a_huge_result_is_cut_and_says_so(page: Exploring, monkeypatch: pytest.M
 ENDLESS = "SELECT count(*) FROM range(1000000000000) AS a, range(1000000) AS b"
 
 
+@pytest.mark.slow
 def test_an_endless_query_is_stopped_and_the_next_one_is_answered(store: str) -> None:
     with explore(store, query_seconds=4.0) as page:
         check_endless(page)
@@ -240,6 +242,7 @@ def test_a_query_that_would_take_all_memory_is_refused(store: str, monkeypatch: 
         asker.table("SELECT list(a) FROM (SELECT range || repeat('x', 50) AS a FROM range(50000000))", 60.0)
 
 
+@pytest.mark.slow
 def test_a_query_stops_when_whoever_asked_goes_away(store: str) -> None:
     with explore(store, query_seconds=300.0) as page:
         for _ in range(3):  # more than there are askers
@@ -264,6 +267,7 @@ def test_a_csv_file_that_is_not_whole_does_not_look_whole(store: str, monkeypatc
         asked(page, "POST", "/sql.csv", {"query": "SELECT * FROM range(1000000000000)"})
 
 
+@pytest.mark.slow
 def test_the_state_follows_runs_and_the_page_follows_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(live, "SHARE", 10.0**9)
@@ -315,6 +319,7 @@ def test_rows_of_an_unfinished_run_come_with_a_note(tmp_path: Path) -> None:
         assert sql(page, "SELECT * FROM runs")[1]["notes"] == []
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_and_named_ones_are_shown_alone(tmp_path: Path) -> None:
     first, second, third = (
         fill(Store(tmp_path), PROMPTS, baseline(), heads(), model=name, model_fingerprint=name) for name in "abc"

@@ -77,6 +77,7 @@ def map_of(rows: pd.DataFrame) -> figures.Figure:
 # ---- what a chart holds ----
 
 
+@pytest.mark.slow
 def test_the_map_of_a_head_scan_holds_the_stored_effects(head_store: tuple[Store, str]) -> None:
     figure = draw(*head_store)
     assert figure.to_dict()["facet"]["sort"] == ["all", "add", "sub"]
@@ -92,6 +93,7 @@ def test_the_map_of_a_head_scan_holds_the_stored_effects(head_store: tuple[Store
     assert check_parts(figure) == 1
 
 
+@pytest.mark.slow
 def test_colours_are_as_far_on_both_sides_of_nothing_and_text_has_none(head_store: tuple[Store, str]) -> None:
     spec = draw(*head_store).to_dict()
     ((cells, _),) = parts_of(spec)
@@ -104,6 +106,7 @@ def test_colours_are_as_far_on_both_sides_of_nothing_and_text_has_none(head_stor
     assert not any(name in written for name in ("labelColor", "titleColor", "background", '"fill":', "subtitleColor"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_finished_or_says_little_is_told_under_the_title(head_store: tuple[Store, str]) -> None:
     store, run = head_store
     title = " ".join(draw(store, run).to_dict()["title"]["subtitle"])
@@ -116,6 +119,7 @@ def test_a_run_that_is_not_finished_or_says_little_is_told_under_the_title(head_
     assert "unfinished: 2 of 3 shards" in " ".join(draw(store, part.run_id).to_dict()["title"]["subtitle"])
 
 
+@pytest.mark.slow
 def test_where_accuracy_ranks_nothing_the_map_is_of_log_probabilities_and_says_so(tmp_path: Path) -> None:
     store = Store(tmp_path)
     heads = [{**row, "correct": True, "logprob": -0.5 - row["head"]} for row in broken_heads()]
@@ -147,6 +151,7 @@ def test_numbers_are_rounded_to_four_digits_and_what_is_none_is_null() -> None:
 # ---- large maps ----
 
 
+@pytest.mark.slow
 def test_the_map_of_a_large_model_is_small_and_looks_as_one_of_json_rows(monkeypatch, tmp_path: Path) -> None:
     assert len(json.dumps(map_of(many(32, 32)).to_dict())) < 330_000
     largest = map_of(many(80, 64))
@@ -167,6 +172,7 @@ def test_the_map_of_a_large_model_is_small_and_looks_as_one_of_json_rows(monkeyp
 # ---- text of a store ----
 
 
+@pytest.mark.slow
 def test_text_of_a_store_is_text_and_no_expression(tmp_path: Path) -> None:
     texts = [text.encode("utf-8", "replace").decode() for text in ODD]
     store = Store(tmp_path / "store")
@@ -201,6 +207,7 @@ def test_a_heading_without_an_end_is_cut_and_control_characters_are_shown(tmp_pa
 # ---- files ----
 
 
+@pytest.mark.slow
 def test_files_are_a_picture_and_text_that_can_be_selected(head_store: tuple[Store, str], tmp_path: Path) -> None:
     png, svg = save(draw(*head_store), tmp_path / "graph-1.5")
     assert (png.name, svg.name) == ("graph-1.5.png", "graph-1.5.svg"), "a dot in a name is no suffix"
@@ -211,6 +218,7 @@ def test_files_are_a_picture_and_text_that_can_be_selected(head_store: tuple[Sto
 # ---- figures of what is no experiment ----
 
 
+@pytest.mark.slow
 def test_stability_has_a_figure_with_its_bar(head_store: tuple[Store, str], monkeypatch) -> None:
     store, run = head_store
     assert draw_stability(Results(store, run)) is None, "nothing was drawn again"

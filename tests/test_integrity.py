@@ -119,6 +119,7 @@ def test_prompts_of_an_early_version_get_their_checksum_when_asked_for_again(fil
     assert Store(store.url).has_finished(run, FINGERPRINT)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_on_resume_by_check_and_before_a_report(filled, tmp_path, caplog) -> None:
     store, run = filled
     path = shard(store, run)

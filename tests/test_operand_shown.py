@@ -34,6 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return mapped(tmp_path_factory.mktemp("operands"), PAIRS, None)
 
 
+@pytest.mark.slow
 def test_a_tens_digit_of_zero_is_told_to_be_a_shorter_sentence(run: Run, tmp_path: Path) -> None:
     assert SHORTER in str(run.summary)
     assert SHORTER in " ".join(run.figure().to_dict()["title"]["subtitle"])
@@ -46,6 +47,7 @@ def test_both_operands_are_named_where_both_make_sentences_shorter(tmp_path: Pat
     assert "'tens digit of a = 0' and 'tens digit of b = 0' are also shorter sentences." in str(both.summary)
 
 
+@pytest.mark.slow
 def test_the_figure_of_prompts_without_operation_is_named_by_the_model_alone(run: Run, tmp_path: Path) -> None:
     named, other = (" ".join(each.figure().to_dict()["title"]["text"]) for each in (run, mapped(tmp_path, PAIRS)))
     assert named.startswith("tiny: what heads and neurons do")

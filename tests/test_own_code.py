@@ -72,6 +72,7 @@ def shown(experiment: Any, store: Path) -> tuple[str, float]:
     return run.id, run.table("written_rows")["shown"].item()
 
 
+@pytest.mark.slow
 def test_a_class_written_anew_in_a_notebook_gets_its_own_rows(notebook, tmp_path) -> None:
     ids = {}
     for body in ("1", "2", "1", "1 # a comment\n"):
@@ -109,6 +110,7 @@ CHANGES = {  # what it uses: before, after
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_whatever_its_code_names_counts(notebook, tmp_path, what) -> None:
     before, after, body = CHANGES[what]
@@ -121,6 +123,7 @@ def test_whatever_its_code_names_counts(notebook, tmp_path, what) -> None:
     assert (first[1], changed[1]) == (1, 2)
 
 
+@pytest.mark.slow
 def test_functions_given_to_an_experiment_count(notebook, tmp_path) -> None:
     written = notebook(CELL.replace("BODY", "self.edit(1)")).Written
     scale = 2

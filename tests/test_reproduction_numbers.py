@@ -30,6 +30,7 @@ def test_a_query_that_is_asked_after_hours_of_work_is_no_broken_one(item: Item, 
     assert store.rows(f"EXPLAIN {asked}", {name: given[name] for name in item.stages})
 
 
+@pytest.mark.slow
 def test_costly_heads_are_counted_with_an_interval_for_all_of_them_together(tmp_path: Path) -> None:
     store, run = head_store(tmp_path)
     was = {(row["prompt_id"], row["position"]): row["correct"] for row in store.rows("SELECT * FROM baseline")}
@@ -54,6 +55,7 @@ def test_costly_heads_are_counted_with_an_interval_for_all_of_them_together(tmp_
     assert (row["value"], row["low"], row["high"], row["n"]) == (count, least, most, 3)
 
 
+@pytest.mark.slow
 def test_among_hundreds_of_heads_that_cost_less_none_is_surely_costly(tmp_path: Path) -> None:
     """Each costs 9.9 points in truth; with an interval for each by itself some lie above 10 by chance."""
     rng, prompts = np.random.default_rng(1), [answered(i, "add", f"{i} plus 1 equals", ("1",)) for i in range(200)]

@@ -53,6 +53,7 @@ def rows(store: Path, table: str) -> Any:
     return Store(store).arrow(f"SELECT * FROM {table} ORDER BY ALL")
 
 
+@pytest.mark.slow
 def test_rows_run_id_and_record_are_those_of_a_local_run(service, tmp_path):
     scan = Heads(layers="0-2")
     here = mi.run(scan, TINY, PROMPTS, store=str(tmp_path / "here"), progress=False)
@@ -143,6 +144,7 @@ def test_adaptive_scans_and_those_that_take_over_rows(service, tmp_path):
         assert rows(tmp_path / "there", table).equals(rows(tmp_path / "here", table))
 
 
+@pytest.mark.slow
 def test_two_users_at_once_and_a_question_that_overtakes_a_long_scan(tmp_path):
     with served(1) as (url, _, _):
         ada, bob = mi.connect(url, user="ada"), mi.connect(url, user="bob")
@@ -315,6 +317,7 @@ def test_no_service_a_wrong_url_and_a_service_that_ends_meanwhile(tmp_path):
             pass
 
 
+@pytest.mark.slow
 def test_the_command_line_attaches_and_says_what_is_wrong_in_one_line(service, tmp_path):
     run = lambda *words: CliRunner().invoke(main, ["scan", "heads", *words])  # noqa: E731
     words = ["--model", TINY, "--limit", "4", "--store", str(tmp_path), "--json", "-q"]

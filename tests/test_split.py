@@ -124,6 +124,7 @@ def test_of_a_model_with_code_of_its_own_nothing_is_said_before_it_is_loaded(
         check_fits(resolve(ModelSpec(str(folder))), 1, 1)
 
 
+@pytest.mark.slow
 def test_engines_agree_with_one_card(anatomy: Anatomy, request: pytest.FixtureRequest) -> None:
     family = request.node.callspec.params["anatomy"]
     one_plain = PlainEngine(anatomy, PROMPTS, batch_size=5)

@@ -157,6 +157,7 @@ def test_views_show_the_computation_with_most_draws(scanned: tuple[Store, str]) 
     assert store.rows("SELECT status FROM runs WHERE run_id = $run", {"run": run}) == [{"status": "finished"}]
 
 
+@pytest.mark.slow
 def test_a_summary_of_its_own_rows_alone_says_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The computation is a run of its own: it was not seen, and other figures, of fewer draws, were made anew."""
     store, prompts = Store(tmp_path), made_prompts()
