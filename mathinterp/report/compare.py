@@ -64,7 +64,8 @@ def compared(store: Store, first: Shown, second: Shown) -> Comparison:
     measures = [_measure(run) for run in (first, second)]
     if None in measures:
         which = [name for name, measure in zip(names, measures, strict=True) if measure is None]
-        lines.append(f"Component by component they do not compare: {' and '.join(which)} ranks no heads or MLPs.")
+        ranking = f"{' and '.join(which)} {'rank' if len(which) > 1 else 'ranks'} no heads or MLPs"
+        lines.append(f"Component by component they do not compare: {ranking}.")
         return Comparison((first, second), lines, {}, None)
     tables = [_effects(store, run) for run in (first, second)]
     both, why = matched(*tables, same_model=_same(first, second, "model_fingerprint"))
