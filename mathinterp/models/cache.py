@@ -40,7 +40,7 @@ def keep_sealed(file: Path, key: str, text: str) -> None:
 def read_sealed(file: Path, key: str) -> str | None:
     """What ``keep_sealed`` kept; None: nothing, something damaged, or something for another key."""
     try:
-        text, _, seal = file.read_text(encoding="utf-8").rpartition(" ")
+        text, _, seal = file.read_bytes().decode().rpartition(" ")  # as text, "\r" would come back as "\n"
     except (OSError, ValueError):
         return None
     return text if seal == _seal(key, text) else None

@@ -5,21 +5,19 @@ Knows bytes and text; knows no run. A page opened from a file may fetch nothing,
 
 import base64
 import csv
-import hashlib
 import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import altair as alt
 import numpy as np
 import vl_convert
 
-from mathinterp.models.cache import cache_folder, write_atomic
+from mathinterp.models.cache import cache_folder, keep_sealed, read_sealed
 
 EMBED = "window.vegaEmbed = vegaEmbed; window.vega = vega;"
 
@@ -78,20 +76,8 @@ def vega_bundle() -> bytes:
     It takes more than a second, in which no other thread runs, so it is kept in the user's cache folder.
     """
     file = cache_folder() / "vega" / f"{version('vl-convert-python')}.js"
-    bundle = _kept(file)
+    bundle = read_sealed(file, EMBED)
     if bundle is None:
         bundle = f"(() => {{\n{vl_convert.javascript_bundle(EMBED)}\n}})();\n"
-        write_atomic(file, f"{_seal(bundle)}\n{bundle}")
+        keep_sealed(file, EMBED, bundle)
     return bundle.encode()
-
-
-def _kept(file: Path) -> str | None:
-    try:
-        seal, _, bundle = file.read_bytes().decode().partition("\n")
-    except (OSError, ValueError):
-        return None
-    return bundle if seal == _seal(bundle) else None  # a damaged one is made anew
-
-
-def _seal(bundle: str) -> str:
-    return hashlib.blake2b(f"{EMBED}|{bundle}".encode(), digest_size=16).hexdigest()
