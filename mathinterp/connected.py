@@ -147,7 +147,9 @@ class Service:
 
     def __repr__(self) -> str:
         about = self.requests.about
-        return f"<service at {self.requests.url}, {about['replicas']} replicas on {about['device']}>"
+        cards = about.get("gpus_per_replica", 0)
+        each = f", {cards:g} GPUs each" if cards > 1 else ""
+        return f"<service at {self.requests.url}, {about['replicas']} replicas on {about['device']}{each}>"
 
 
 def _plain(value: Any) -> Any:

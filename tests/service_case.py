@@ -105,9 +105,10 @@ def routed(
 
 @contextmanager
 def served(
-    slots: int = 1, token: str | None = None, limits: Limits = ROOM, silence: float | None = None
-) -> Iterator[tuple[str, Router, ThreadWorkers]]:
-    """The URL of a service whose hosts are real ones."""
+    slots: int = 1, token: str | None = None, limits: Limits = ROOM, silence: float | None = None,
+    make: Callable[[], Host] | None = None, **about: Any,
+) -> Iterator[tuple[str, Router, ThreadWorkers]]:  # fmt: skip
+    """The URL of a service whose hosts are real ones, those that ``make`` makes; it tells these facts about itself."""
     settings = HostSettings("cpu", limits, cores=1)
 
     def host() -> Host:
@@ -115,8 +116,9 @@ def served(
         made._shelf = OneAtATime("cpu", limits, made._model_leaves)
         return made
 
-    with routed(host, slots, silence) as (router, workers):
+    about = {"device": "cpu", "node": "here", **about}
+    with routed(make or host, slots, silence) as (router, workers):
         bound = bound_socket("127.0.0.1", 0)
-        with listening(Front(router, {"device": "cpu", "node": "here"}, token).app(), bound):
+        with listening(Front(router, about, token).app(), bound):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}", router, workers
         bound.close()

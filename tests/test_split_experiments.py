@@ -5,7 +5,6 @@ ones. With one, layers lie on it and on the CPU; with two, on both; rows are tho
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from mathinterp.models.catalog import LoadedModel
 from mathinterp.models.split import layers_of, spread
 from tests.golden.models import word_model
 from tests.golden.runs import FOLDER, GoldenStore, run_all
-from tests.two_cards import CARDS, on_cards
+from tests.two_cards import CARDS, InThisThread, on_cards
 
 pytestmark = [pytest.mark.bundled, pytest.mark.slow]
 
@@ -71,21 +70,6 @@ def test_no_experiment_is_left_out() -> None:
     whole = {name for name, experiment in experiments().items() if not experiment.runs_split}
     assert whole == {"lora_sweep", "sweep_neurons", "prune", "evaluate"}
     assert len(CHOSEN) >= len(set(experiments()) - whole)
-
-
-class InThisThread:
-    """In place of a pool of threads: those would not know the cards of two_cards.py."""
-
-    def __init__(self, *_: Any):
-        pass
-
-    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(work(*given))
-        return done
-
-    def shutdown(self, wait: bool = True) -> None:
-        pass
 
 
 def test_rows_on_two_cards_are_the_golden_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

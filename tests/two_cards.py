@@ -5,14 +5,15 @@ Operations follow CUDA's rules: all tensors on one device, but for copies, numbe
 CPU. So code that forgets a layer's card fails here as it would on two GPUs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
 from transformers import PreTrainedModel
 
@@ -117,6 +118,43 @@ def _check_one_device(func: Any, args: Any, given: Sequence[torch.Tensor]) -> No
     }
     if len(places) > 1:
         raise RuntimeError(f"{func}: tensors on {', '.join(sorted(map(str, places)))}; one device is expected")
+
+
+class InThisThread:
+    """In place of a pool of threads: those would not know these cards."""
+
+    def __init__(self, *_: Any):
+        pass
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*given))
+        return done
+
+    def shutdown(self, wait: bool = True) -> None:
+        pass
+
+
+@contextmanager
+def movable() -> Iterator[None]:
+    """Within the block modules can be moved onto these cards and away; a tied weight is then one for each module."""
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        with Cards(), MadeOnCPU():
+            yield
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+
+
+def as_ever(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``make`` where these cards are not known, as for a model that is built, on the CPU or without weights."""
+
+    def made(*given: Any) -> Any:
+        with _disable_current_modes():
+            return make(*given)
+
+    return made
 
 
 @contextmanager

@@ -47,7 +47,10 @@ def serve() -> None:
 )  # fmt: skip
 @cluster_options()
 @click.option(
-    "--card-gb", type=Real(0, above=True), default=None, help="Most GB of weights on a card. Default: 60 % of the card."
+    "--card-gb",
+    type=Real(0, above=True),
+    default=None,
+    help="Most GB of weights on all GPUs of one replica together. Default: 60 % of their memory.",
 )
 @click.option(
     "--memory-gb", type=Real(0, above=True), default=None,
@@ -65,6 +68,7 @@ def start(foreground: bool, token_file: str | None, **options: Any) -> None:
     Examples:
       mathinterp serve start
       mathinterp serve start --replicas 1 --memory-gb 8
+      mathinterp serve start --gpus-per-replica 2
       mathinterp serve start --host 0.0.0.0 --token-file token --foreground
     """
     from mathinterp.experiments import registry
@@ -170,9 +174,11 @@ def status(service: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"url": url, **found})
         return
-    replicas = found["replicas"]
+    replicas = [{name: fact for name, fact in row.items() if name != "card_bytes"} for row in found["replicas"]]
+    each = found.get("gpus_per_replica", 0)
+    gpus = f" ({each:g} GPU{'s' if each > 1 else ''} each)" if each else ""
     console.print(
-        f"{url}: {counted(len(replicas), 'replica')} on {found['device']}, {counted(found['queue'], 'request')}"
+        f"{url}: {counted(len(replicas), 'replica')} on {found['device']}{gpus}, {counted(found['queue'], 'request')}"
         f" waiting, up for {time.time() - found['started_at']:.0f} s, {counted(found['replaced'], 'replica')} replaced"
     )
     print_table(replicas, title="Replicas")

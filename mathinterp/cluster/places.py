@@ -56,17 +56,21 @@ def threads_for(model_bytes: int, cores: int) -> int:
     return max(1, min(cores, model_bytes // THREAD_BYTES))
 
 
-class Place(Protocol):
-    """Where shards are computed: here, on Ray, or by a service."""
-
-    def device(self) -> str:
-        """ "cuda" or "cpu"."""
+class Cards(Protocol):
+    """What a replica has for its model's layers."""
 
     def cards(self) -> int:
         """GPUs that the layers of one replica's model are dealt out to."""
 
     def card_bytes(self) -> int | None:
         """Memory of the smallest of them; None: not asked for."""
+
+
+class Place(Cards, Protocol):
+    """Where shards are computed: here, on Ray, or by a service."""
+
+    def device(self) -> str:
+        """ "cuda" or "cpu"."""
 
     def described(self) -> ResolvedModel:
         """The model as it is found there."""

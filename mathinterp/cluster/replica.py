@@ -39,7 +39,7 @@ with searched_rarely():
     from mathinterp.models.card_memory import check_fits
     from mathinterp.models.catalog import LoadedModel, ResolvedModel
     from mathinterp.models.handle import ModelSource
-    from mathinterp.models.split import split_note
+    from mathinterp.models.split import devices_of, split_note
     from mathinterp.prompts.prompt import TokenizedPrompt
     from mathinterp.store import Store, prompts_fingerprint
     from mathinterp.store.files import StoreFailed
@@ -144,8 +144,8 @@ class Replica:
 
     def _load_model(self, resolved: ResolvedModel) -> LoadedModel:
         try:
-            further = [f"cuda:{card}" for card in range(1, self._job.cards)]
-            return self._job.source.load(resolved, "cuda:0" if further else self._job.device, further)
+            home, *further = devices_of(self._job.device, self._job.cards)
+            return self._job.source.load(resolved, home, further)
         except torch.cuda.OutOfMemoryError as error:
             total = smallest_card(self._job.cards)
             raise UserError(

@@ -16,6 +16,7 @@ from typing import Any
 from mathinterp import logs
 from mathinterp.cluster import again
 from mathinterp.cluster.agreement import PROBE, Agreement
+from mathinterp.cluster.can_run import check_model as check_model
 from mathinterp.cluster.dispatch import Dispatcher, Outcome
 from mathinterp.cluster.events import Observers
 from mathinterp.cluster.found import found_in
@@ -29,10 +30,8 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.growing import Growing
-from mathinterp.models.card_memory import check_fits, runs_own_code
 from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, NamedSource, model_of
-from mathinterp.models.split import check_cards
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt
@@ -142,23 +141,6 @@ def run_scan(
                 growth.close(metadata(work))
             run.finish()
     return summarize(work, run, store, growth, there, outcome, placement, time.monotonic() - started)
-
-
-def check_model(scan: Experiment, model: ResolvedModel, place: Place) -> None:
-    """Raise UserError for what this experiment cannot do with a model so loaded, or cards that cannot hold it."""
-    cards, card_bytes = place.cards(), place.card_bytes()
-    if cards > 1 and not scan.runs_split:
-        raise UserError(f"`gpus_per_replica` {cards}: {scan.name} needs its model whole on one GPU; give 1 or less")
-    check_cards(model.label, model.shape.n_layers, cards)
-    if cards > 1 and model.spec.trust_remote_code and runs_own_code(model):
-        raise UserError(f"`gpus_per_replica` {cards}: model '{model.label}' runs its own code; give 1 or less")
-    if model.spec.load_in is not None and not scan.runs_quantised:
-        raise UserError(
-            f"`load_in` {model.spec.load_in}: {scan.name} reads or trains weights as numbers, and quantised ones are"
-            " none; leave it out (`gpus_per_replica` 2 deals layers out to two GPUs)"
-        )
-    if card_bytes is not None:
-        check_fits(model, cards, card_bytes)
 
 
 def to_compute(store: Store, work: Work, run: Run) -> tuple[Growth | None, list[Shard]]:

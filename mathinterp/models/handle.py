@@ -146,9 +146,9 @@ def unchanged(known: ResolvedModel) -> bool:
         return False
 
 
-def load_unchanged(resolved: ResolvedModel, device: str) -> LoadedModel:
+def load_unchanged(resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
     """``catalog.load``; raises UserError for files that are no longer those that were resolved, perhaps long ago."""
-    loaded = load(resolved, device)
+    loaded = load(resolved, device, further)
     if not unchanged(resolved):
         raise UserError(f"the files of model '{resolved.label}' have changed since it was looked at; ask for it again")
     return loaded

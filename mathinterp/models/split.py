@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _COURIER = "_mathinterp_courier"  # attribute of every module of a layer that lies elsewhere
+_HOOKS = "_mathinterp_courier_hooks"  # and what takes the courier's hooks away again
 
 
 def dealt(n_layers: int, cards: int) -> list[int]:
@@ -36,6 +37,11 @@ def check_cards(label: str, n_layers: int, cards: int) -> None:
     """Raise UserError for more cards than layers."""
     if cards > n_layers:
         raise UserError(f"`gpus_per_replica` {cards}: model '{label}' has only {n_layers} layers to deal out")
+
+
+def devices_of(device: str, cards: int) -> list[str]:
+    """The devices of a process with so many cards, home first; one card is the process's current one."""
+    return [device] if cards == 1 else [f"{device}:{card}" for card in range(cards)]
 
 
 def split_note(n_layers: int, cards: int) -> dict[str, Any]:
@@ -73,6 +79,19 @@ def spread(layers: Sequence[nn.Module], cards: Sequence[torch.device]) -> None:
         layer.to(cards[card])
 
 
+def bring(model: "PreTrainedModel", cards: Sequence[torch.device]) -> None:
+    """Move a model, wherever it lies: layers to their cards, all else home; no card is given more than its own part.
+
+    Whoever asks the model next connects it anew, see ``connect``.
+    """
+    layers = layers_of(model)
+    spread(layers, cards)
+    inside = {module for layer in layers for module in layer.modules()}
+    for module in model.modules():
+        if module not in inside:
+            module._apply(lambda tensor: tensor.to(cards[0]), recurse=False)
+
+
 def layers_of(model: "PreTrainedModel") -> nn.ModuleList:
     """The model's decoder layers."""
     found = model.get_submodule(layers_name(model.config))
@@ -81,13 +100,19 @@ def layers_of(model: "PreTrainedModel") -> nn.ModuleList:
 
 
 def connect(model: "PreTrainedModel") -> tuple[torch.device, ...]:
-    """Make layers that do not lie at home work from there; returns all cards, home first."""
+    """Make layers that do not lie at home work from there; returns all cards, home first.
+
+    Couriers of where a layer lay before the model was moved are taken away.
+    """
     home, couriers = cast(torch.Tensor, model.get_input_embeddings().weight).device, dict[torch.device, Courier]()
     for layer in layers_of(model):
-        card = next(layer.parameters()).device
+        card, courier = next(layer.parameters()).device, getattr(layer, _COURIER, None)
+        if courier is not None and (courier.card, courier.home) != (card, home):
+            _dismiss(layer)
+            courier = None
         if card == home:
             continue
-        courier = getattr(layer, _COURIER, None) or couriers.setdefault(card, Courier(card, home))
+        courier = courier or couriers.setdefault(card, Courier(card, home))
         couriers[card] = courier
         for module in layer.modules():
             courier.serve(module)
@@ -108,8 +133,8 @@ class Courier:
             return
         setattr(module, _COURIER, self)
         if next(module.parameters(), None) is not None:
-            module.register_forward_pre_hook(self._before, with_kwargs=True)
-            module.register_forward_hook(self._after)
+            before = module.register_forward_pre_hook(self._before, with_kwargs=True)
+            setattr(module, _HOOKS, (before, module.register_forward_hook(self._after)))
 
     def _before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,6 +166,14 @@ class Courier:
             self._brought[given] = found = given.to(self.card)
         assert isinstance(found, torch.Tensor)
         return found
+
+
+def _dismiss(layer: nn.Module) -> None:
+    """Nobody stands before and behind the calls of the layer's modules any more."""
+    for module in layer.modules():
+        vars(module).pop(_COURIER, None)
+        for hook in vars(module).pop(_HOOKS, ()):
+            hook.remove()
 
 
 def at_home(module: nn.Module, value: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The service's HTTP: who may ask, what a request must be, and answers as JSON and Arrow IPC.
 
-    GET    /v1/service                                what this is: version, device, number of replicas
+    GET    /v1/service                                what this is: version, device, number of replicas, their GPUs
     GET    /v1/status                                 models, queues, users
     POST   /v1/experiments                            is this experiment (JSON) known here?
     POST   /v1/sessions                               a question (JSON: experiment, model, prompts) -> its id
@@ -132,7 +132,7 @@ class Front:
     # ---- requests ----
 
     async def _service(self, request: web.Request) -> web.Response:
-        return web.json_response(self._about)
+        return web.json_response({**self._about, "card_bytes": self._card_bytes(self._router.status())})
 
     async def _status(self, request: web.Request) -> web.Response:
         self._forget_idle()
@@ -142,7 +142,12 @@ class Front:
             row = seen.setdefault(session.user, {"user": session.user, "running": 0, "waiting": 0})
             row["questions"] = row.get("questions", 0) + 1
         users = [{"questions": 0, **seen[user]} for user in sorted(seen)]
-        return web.json_response({**self._about, **found, "users": users})
+        about = {**self._about, "card_bytes": self._card_bytes(found)}
+        return web.json_response({**about, **found, "users": users})
+
+    def _card_bytes(self, status: dict[str, Any]) -> int | None:
+        """Memory of the smallest GPU of processes that are ready; None: there is none, or none is known yet."""
+        return min((row["card_bytes"] for row in status["replicas"] if row["card_bytes"] is not None), default=None)
 
     async def _known(self, request: web.Request) -> web.Response:
         return web.json_response({"name": decode_experiment((await _json(request)).get("experiment")).name})

@@ -16,9 +16,10 @@ import pyarrow as pa
 import torch
 
 from mathinterp.cluster.agreement import device_name
+from mathinterp.cluster.can_run import check_model
 from mathinterp.cluster.places import threads_for
 from mathinterp.cluster.plan import DTYPE_BYTES
-from mathinterp.cluster.replica import Replica, ReplicaJob, require_same
+from mathinterp.cluster.replica import Replica, ReplicaJob, require_same, smallest_card
 from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
@@ -29,10 +30,11 @@ from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model
 from mathinterp.service.codec import decode, decode_experiment, decode_prompts, table_bytes
 from mathinterp.service.shelf import Key, Limits, Shelf, key_of
+from mathinterp.text import counted
 
 PREPARED = 8  # questions whose replica stays prepared; others are prepared again when they go on
 KINDS = ("load", "prepare", "rows", "end", "ablate")
-CARD_SHARE = 0.6  # of a card's memory, for weights; above it, prepared replicas are let go first
+CARD_SHARE = 0.6  # of the cards' memory, for weights; where a card has more in use, prepared replicas are let go first
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,14 @@ class HostSettings:
 
     cores: of the largest machine, which decide the threads of a replica.
     experiments: ``module:Class`` of those from outside the package.
+    cards: GPUs that the layers of each model are dealt out to; 1 on a CPU and on a part of a GPU.
     """
 
     device: str
     limits: Limits
     cores: int
     experiments: tuple[str, ...] = ()
+    cards: int = 1
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ class _OnShelf:
         return self.resolved
 
     def load(self, resolved: ResolvedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
-        """See Shelf.take."""
-        assert not further
+        """See Shelf.take; the shelf has the same cards."""
+        assert len(further) == self.shelf.cards - 1
         return self.shelf.take(resolved)
 
 
@@ -105,21 +109,44 @@ class Host:
 
     def __init__(self, settings: HostSettings):
         self._settings = settings
-        self._shelf = Shelf(settings.device, settings.limits, self._model_leaves)  # of a card: see ``load``
+        self._shelf = self._shelf_of(settings.limits)  # of cards: see ``load``
+        self._card_bytes: int | None = None
         self._sessions: dict[str, _Session] = {}  # used longest ago first
         self._computing: Replica | None = None
         self._vital = Vital()  # of what no replica computes
 
     def load(self) -> dict[str, Any]:
         """What this process is; raises UserError where it cannot compute."""
-        if self._settings.device == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"Ray gave this process of {socket.gethostname()} a GPU but torch sees none there")
-        if self._settings.device == "cuda" and not self._settings.limits.card:
-            card = int(CARD_SHARE * torch.cuda.get_device_properties(0).total_memory)
-            self._shelf = Shelf("cuda", replace(self._settings.limits, card=card), self._model_leaves)
+        if self._settings.device == "cuda":
+            self._find_cards()
         for name in self._settings.experiments:
             registry.find(name)
-        return {"node": socket.gethostname(), "pid": os.getpid(), "device": device_name(self._settings.device)}
+        device = device_name(self._settings.device)
+        return {"node": socket.gethostname(), "pid": os.getpid(), "device": device, "card_bytes": self._card_bytes}
+
+    def _find_cards(self) -> None:
+        """How much memory they have, and so how many bytes of weights they get where that was not said."""
+        cards, seen = self._settings.cards, torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if seen < cards:
+            raise UserError(
+                f"Ray gave this process of {socket.gethostname()} {counted(cards, 'GPU')} but torch sees"
+                f" {seen or 'none'} there"
+            )
+        self._card_bytes = smallest_card(cards)
+        if not self._settings.limits.card:
+            card = int(CARD_SHARE * sum(_memory(card) for card in range(cards)))
+            self._shelf = self._shelf_of(replace(self._settings.limits, card=card))
+
+    def _shelf_of(self, limits: Limits) -> Shelf:
+        return Shelf(self._settings.device, limits, self._model_leaves, cards=self._settings.cards)
+
+    def cards(self) -> int:
+        """GPUs that the layers of each model are dealt out to."""
+        return self._settings.cards
+
+    def card_bytes(self) -> int | None:
+        """Memory of the smallest of them; None on a CPU."""
+        return self._card_bytes
 
     def run(self, call: Shard) -> Answer:
         """Answer one call; raises what it raises."""
@@ -136,6 +163,7 @@ class Host:
 
     def _load(self, spec: dict[str, Any]) -> Answer:
         resolved = self._shelf.resolve(spec_of(spec), self._settings.device)
+        check_model(None, resolved, self)
         self._shelf.take(resolved)
         return Answer({"label": resolved.label})
 
@@ -143,7 +171,9 @@ class Host:
         """Know a question, and be ready for its shards."""
         self._end(session)
         resolved = self._shelf.resolve(spec_of(ask["spec"]), self._settings.device, ask["model_fingerprint"])
-        self._sessions[session] = _Session(self._job(ask, resolved), key_of(resolved))
+        job = self._job(ask, resolved)
+        check_model(job.scan, resolved, self)
+        self._sessions[session] = _Session(job, key_of(resolved))
         _, notes = self._ready(session)
         return Answer({"notes": notes, "node": socket.gethostname(), "pid": os.getpid()})
 
@@ -169,6 +199,7 @@ class Host:
         """One question, answered at once."""
         model = _ShelfModel(self._shelf, spec_of(spec), self._settings.device, model_fingerprint)
         require_same(f"model '{model.spec.name}'", model.fingerprint, model_fingerprint)
+        check_model(None, model.described, self)
         started = time.perf_counter()
         torch.set_num_threads(self._threads(model.described))
         self._vital.begin()
@@ -194,6 +225,7 @@ class Host:
             run_id="",
             device=self._settings.device,
             threads=self._threads(resolved, scan.models_held),
+            cards=self._settings.cards,
         )
 
     def _threads(self, resolved: ResolvedModel, models: int = 1) -> int:
@@ -229,7 +261,8 @@ class Host:
     def _card_is_full(self) -> bool:
         if self._settings.device != "cuda":
             return False
-        return torch.cuda.memory_allocated() > CARD_SHARE * torch.cuda.get_device_properties(0).total_memory
+        cards = range(self._settings.cards)
+        return any(torch.cuda.memory_allocated(card) > CARD_SHARE * _memory(card) for card in cards)
 
     def _model_leaves(self, key: Key) -> None:
         for name, session in self._sessions.items():
@@ -242,6 +275,11 @@ class Host:
         if session is not None and session.replica is not None:
             session.replica.close()
             session.replica = None
+
+
+def _memory(card: int) -> int:
+    """Bytes of a GPU."""
+    return int(torch.cuda.get_device_properties(card).total_memory)
 
 
 def spec_of(given: dict[str, Any]) -> ModelSpec:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mathinterp.cluster.can_run import check_model
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Ready
 from mathinterp.cluster.places import Placement
 from mathinterp.cluster.replica import Computed, ReplicaJob, taken_over, written
@@ -84,12 +85,13 @@ class OnService:
         return str(self._requests.about["device"])
 
     def cards(self) -> int:
-        """A replica of a service computes on one."""
-        return 1
+        """GPUs of each of the service's replicas; 1 on CPU."""
+        return max(1, int(self._requests.about.get("gpus_per_replica", 1)))
 
     def card_bytes(self) -> int | None:
-        """Known to the service alone."""
-        return None
+        """Memory of the smallest of the service's GPUs, as soon as one of its replicas is ready."""
+        found: int | None = self._requests.about.get("card_bytes")
+        return found
 
     def described(self) -> ResolvedModel:
         """As its machines find it; raises UserError for what cannot be asked, before anything is written."""
@@ -97,14 +99,25 @@ class OnService:
             check_named(self._model)
             if self._scan is not None:
                 self._requests.json("POST", "/v1/experiments", {"experiment": encode(self._scan, self._scan.name)})
-            self._described = self._requests.resolve(self._model.spec, self.device())
+            described = self._requests.resolve(self._model.spec, self.device())
+            self._check_cards(described)
+            self._described = described
         return self._described
+
+    def _check_cards(self, described: ResolvedModel) -> None:
+        """Raise UserError for what the service's cards cannot hold or do; tells who decides on them."""
+        try:
+            check_model(self._scan, described, self)
+        except UserError as error:
+            whose = f"its cards are those of the service at {self._requests.url}, as 'mathinterp serve start' was told"
+            raise UserError(f"{error} ({whose})") from error
 
     def placement(self, shards: int, model_bytes: int) -> Placement:
         """Each replica prepares the question for itself, which few shards are not worth."""
         most = int(self._requests.about["replicas"])
         count = min(most if self._replicas is None else self._replicas, most, -(-shards // EACH))
-        return Placement(max(1, count), gpus=float(self.device() == "cuda"), cpus=1, threads=1)
+        gpus = float(self.cards()) if self.device() == "cuda" else 0.0
+        return Placement(max(1, count), gpus=gpus, cpus=1, threads=1)
 
     def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
         """None beside the progress."""

@@ -181,8 +181,8 @@ class Router:
                 for number, slot in enumerate(self._slots) for row in slot.held
             ]  # fmt: skip
             replicas = [
-                {"replica": number, "state": _state(slot), "queue": _waiting(slot), "node": slot.facts.get("node"),
-                 "pid": slot.facts.get("pid"), "device": slot.facts.get("device")}
+                {"replica": number, "state": _state(slot), "queue": _waiting(slot),
+                 **{name: slot.facts.get(name) for name in ("node", "pid", "device", "card_bytes")}}
                 for number, slot in enumerate(self._slots)
             ]  # fmt: skip
             users: dict[str, dict[str, int]] = {}

@@ -16,7 +16,6 @@ import psutil
 from mathinterp.cluster.events import Event, Lost
 from mathinterp.cluster.places import Placement
 from mathinterp.cluster.ray_workers import RayWorkers
-from mathinterp.errors import UserError
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
 from mathinterp.service.listening import bound_socket, listening
@@ -61,33 +60,29 @@ def serving(settings: Settings) -> Iterator[Serving]:
     settings.check()
     with ExitStack() as stack:
         bound = stack.enter_context(closing(bound_socket(settings.host, settings.port)))
-        workers, slots, device = _processes(settings, stack)
-        router = Router(stack.enter_context(closing(workers)), slots)
+        workers, placed = _processes(settings, stack)
+        router = Router(stack.enter_context(closing(workers)), placed.replicas)
         router.start()
         stack.callback(router.stop)
-        front = Front(router, {"device": device, "node": socket.gethostname()}, settings.token)
+        about = {"device": placed.device, "gpus_per_replica": placed.gpus, "node": socket.gethostname()}
+        front = Front(router, about, settings.token)
         stack.enter_context(listening(front.app(), bound))
         yield Serving(settings.host, bound.getsockname()[1], router)
 
 
-def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, int, str]:
-    """The processes, how many, and where they compute."""
+def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placement]:
+    """The processes, how many, and what each has to compute on."""
     from mathinterp.cluster.ray_cluster import connection, gpus_each, largest_node, place
 
     stack.enter_context(connection(settings.address))
-    gpus = gpus_each(settings.gpus_per_replica)
-    if gpus > 1:
-        raise UserError(f"`gpus_per_replica` {gpus:g}: a replica of a service computes on one GPU; give 1 or less")
-    placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
-    host = HostSettings(
-        placed.device, _limits(settings, placed), int(largest_node("CPU")), settings.experiments
-    )  # fmt: skip
-    workers = HostWorkers(Host, host, num_cpus=placed.cpus, num_gpus=placed.gpus)
-    return workers, placed.replicas, placed.device
+    placed = place(settings.replicas, gpus_each(settings.gpus_per_replica), shards=10**6, model_bytes=0)
+    cores = int(largest_node("CPU"))
+    host = HostSettings(placed.device, _limits(settings, placed), cores, settings.experiments, placed.cards)
+    return HostWorkers(Host, host, num_cpus=placed.cpus, num_gpus=placed.gpus), placed
 
 
 def _limits(settings: Settings, placed: Placement) -> Limits:
-    """As asked; how large a card is its process alone knows."""
+    """As asked; how large its cards are a process alone knows."""
     free = psutil.virtual_memory().available
     memory = int(MEMORY_SHARE * free / placed.replicas) if settings.memory_gb is None else settings.memory_gb * GB
     card = 0 if settings.card_gb is None else settings.card_gb * GB

@@ -14,7 +14,8 @@ class Settings:
     host, port: where it listens; port 0: any that is free.
     token: that requests must bring; needed unless host is loopback.
     address, replicas, gpus_per_replica: as for runs: a Ray cluster, and the processes on it.
-    card_gb, memory_gb: of weights on a card, and in host memory of one process; None: a share of what there is.
+    card_gb, memory_gb: of weights on all cards of one process together, and in its host memory; None: a share of what
+        there is.
     experiments: ``module:Class`` of experiments from outside the package.
     """
 

@@ -1,4 +1,4 @@
-"""Models of one process on three levels: on its card, in host memory, on disk.
+"""Models of one process on three levels: on its card (or dealt out to its cards, split.py), in host memory, on disk.
 
 The one that was used longest ago goes down a level when another needs its room: from the card into host memory, from
 there back to its files. A process without a card computes in host memory and has two levels. Knows models and bytes;
@@ -6,7 +6,7 @@ knows nothing about requests.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from mathinterp.experiments.costs import parameters
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, resolve
 from mathinterp.models.handle import load_unchanged, unchanged
+from mathinterp.models.split import bring, devices_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ Key = tuple[str, str]  # a model's fingerprint and dtype
 
 @dataclass(frozen=True)
 class Limits:
-    """Most bytes of weights that one process keeps on its card (0: a share of it) and in host memory.
+    """Most bytes of weights that one process keeps on all of its cards together and in host memory; card 0: a share.
 
     One model always has room.
     """
@@ -74,10 +75,11 @@ class Shelf:
     """Models in their order of use.
 
     Args:
-        device: where they compute.
+        device: where they compute, "cuda" or "cpu".
         limits: of each level.
         leaves: told the key of a model before it leaves the level where it computes.
-        loads, moves: of a model onto a device.
+        loads, moves: of a model onto a device, and its layers onto further ones where there are several cards.
+        cards: of this process, to all of which the layers of each model are dealt out.
     """
 
     def __init__(
@@ -85,11 +87,15 @@ class Shelf:
         device: str,
         limits: Limits,
         leaves: Callable[[Key], None] = lambda key: None,
-        loads: Callable[[ResolvedModel, str], LoadedModel] = load_unchanged,
-        moves: Callable[[LoadedModel, str], LoadedModel] | None = None,
+        loads: Callable[..., LoadedModel] = load_unchanged,
+        moves: Callable[..., LoadedModel] | None = None,
+        cards: int = 1,
     ):
         self._device, self._limits, self._leaves = device, limits, leaves
         self._load, self._move = loads, moves or moved
+        self.cards = cards
+        home, *further = devices_of(device, cards)
+        self._places = (home, further) if further else (home,)
         self._held: dict[Key, Held] = {}  # used longest ago first
         self.resolve = Resolving()
 
@@ -107,10 +113,10 @@ class Shelf:
         if held.level != self.computing:
             self._make_room(held.bytes)
             if held.loaded is None:
-                held.loaded = self._load(resolved, self._device)
+                held.loaded = self._load(resolved, *self._places)
                 held.bytes = weight_bytes(held.loaded)
             else:
-                held.loaded = self._move(held.loaded, self._device)
+                held.loaded = self._move(held.loaded, *self._places)
             held.level = self.computing
             logger.info(f"{held.label} ({held.dtype}, {held.bytes:,} bytes) is ready on {self._device}")
         self._held[key] = held
@@ -162,10 +168,10 @@ class Shelf:
             torch.cuda.empty_cache()
 
 
-def moved(loaded: LoadedModel, device: str) -> LoadedModel:
-    """The same weights on another device."""
-    model: Any = loaded.model
-    model.to(device)
+def moved(loaded: LoadedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
+    """The same weights on another device, layers dealt out to ``further`` ones, too; from wherever they lie."""
+    model = loaded.model
+    bring(model, [torch.device(each) for each in (device, *further)])
     if device == "cpu":
         torch.cuda.empty_cache()
     return LoadedModel(model, loaded.tokenizer, Anatomy(model), loaded.fingerprint, loaded.dtype)
