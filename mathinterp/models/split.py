@@ -84,7 +84,7 @@ def bring(model: "PreTrainedModel", cards: Sequence[torch.device]) -> None:
 
     Whoever asks the model next connects it anew, see ``connect``.
     """
-    layers = layers_of(model)
+    layers = list(layers_of(model))
     spread(layers, cards)
     inside = {module for layer in layers for module in layer.modules()}
     for module in model.modules():
