@@ -110,7 +110,7 @@ def reproduce(
     here = Workers(**options)
     place = here if service is None else Workers(options["replicas"], service=service).attached()
     asked: dict[str, Any] = {"only": only, "limit": limit, "seed": seed, "data": _path(data), "steps": steps}
-    plan = plan_reproduction(spec, store, **asked, place=place)
+    plan = plan_reproduction(spec, store, **asked, place=place, training_place=here)
     if plan_only:
         _print_plan(plan, as_json)
         return

@@ -115,10 +115,11 @@ def chosen_stages(items: Sequence[Item], own: str) -> list[Stage]:
 
 def plan_reproduction(
     model: Model | ModelSpec | str, store: str, *, only: Sequence[str] = (), limit: int | None = None, seed: int = 0,
-    data: Path | None = None, steps: int | None = None, place: Workers = HERE,
+    data: Path | None = None, steps: int | None = None, place: Workers = HERE, training_place: Workers | None = None,
 ) -> ReproductionPlan:  # fmt: skip
     """What ``reproduce`` would compute, before anything loads; arguments as there."""
     items, asked = find_items(only), _asked(place.described(model_of(model)), store, limit, seed, data)
+    _not_for_the_service(_trainings(items, asked.own), steps, data, place, training_place)
     cpu = measure_cpu(asked.model.shape) if asked.model.dtype == "float32" else None
     planned = [_planned(stage, asked, cpu) for stage in chosen_stages(items, asked.own)]
     cost = NOT_TRAINED if steps == 0 else "a training; its cost is not known in advance"
@@ -155,8 +156,8 @@ def reproduce(
     model, place = model_of(model), place.attached()
     asked = _asked(place.described(model), store, limit, seed, data)
     training_place = replace(place, service=None) if training_place is None else training_place
-    if place.service is not None:
-        _say_what_stays(_trainings(items, asked.own), steps, data, training_place, say)
+    if stays := _not_for_the_service(_trainings(items, asked.own), steps, data, place, training_place):
+        say(f"not asked of the service, run as without it: {', '.join(stays)}")
     missing: dict[str, str] = {}
     for stage in chosen_stages(items, asked.own):
         if lost := [need for need in stage.needs if need in missing]:
@@ -204,15 +205,16 @@ def _ran(asked: Asked) -> tuple[dict[str, Any], ...]:
     return tuple({"stage": stage, **found[run]} for stage, run in asked.runs.items() if run in found)
 
 
-def _say_what_stays(
-    trainings: list[str], steps: int | None, data: Path | None, place: Workers, say: Callable[[str], None]
-) -> None:
-    """Name what runs as it would without the service; refuse cards for replicas where there is nothing of the kind."""
+def _not_for_the_service(
+    trainings: list[str], steps: int | None, data: Path | None, place: Workers, training_place: Workers | None
+) -> list[str]:
+    """Beside a service, what runs as it would without it; refuses cards for replicas where there is nothing of it."""
+    if place.service is None:
+        return []
     stays = [name for name in trainings if (data is not None if name == BENCHMARKS else steps != 0)]
-    if not stays:
-        check_cards_unsaid(place.gpus_per_replica)
-        return
-    say(f"not asked of the service, run as without it: {', '.join(stays)}")
+    if training_place is not None and not stays:
+        check_cards_unsaid(training_place.gpus_per_replica)
+    return stays
 
 
 def _asked(described: ResolvedModel, store: str, limit: int | None, seed: int, data: Path | None) -> Asked:
