@@ -4,7 +4,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from queue import Queue
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,9 +15,13 @@ from mathinterp.face import Run, run
 from mathinterp.frame import Frame
 from mathinterp.models.handle import Model, model_of
 from mathinterp.prompts.given import Prompts, prompts_of
+from mathinterp.service.attached import Workers
 from mathinterp.service.codec import bytes_table, encode
 from mathinterp.service.place import OnService, Told, spec_for
 from mathinterp.service.requests import ReplicaGone, Requests
+
+if TYPE_CHECKING:
+    from mathinterp.workflows.league import League
 
 
 def connect(url: str, *, token: str | None = None, user: str | None = None) -> "Service":
@@ -110,6 +114,22 @@ class Service:
         if raised:
             raise raised[0]
         return made[0]
+
+    def league(
+        self, model: Model | str = "bundled", prompts: Any = None, *, replicas: int | None = None, **asked: Any
+    ) -> "League":
+        """Attribution methods beside exact patching; as ``mathinterp.league``, with its arguments, rows and run ids.
+
+        Args:
+            replicas: most of the service's that each stage takes; None: as many as there are.
+            asked: methods, steps, store and told.
+        Raises:
+            UserError, StageUnfinished: as ``mathinterp.league``.
+            Unfinished: the service ended meanwhile; the same call goes on.
+        """
+        from mathinterp.workflows.league import league
+
+        return league(model, prompts, workers=Workers(replicas, service=self.requests), **asked)
 
     def ablate(self, model: Model | str, prompts: Any, **asked: Any) -> Answered:
         """Named heads, MLPs and neurons replaced together; as ``mathinterp.ablate``, with its arguments.

@@ -173,7 +173,7 @@ def test_mistakes_of_a_league_are_told_before_anything_runs(tmp_path: Path) -> N
 def test_the_command_prints_the_table_and_draws_it(tmp_path: Path, monkeypatch) -> None:
     place = cluster_run.place_of
     monkeypatch.setattr(cluster_run, "place_of", lambda model, stack, *_: place(model, stack, None, None, None))
-    monkeypatch.setattr("mathinterp.workflows.league._connected", lambda workers: nullcontext())
+    monkeypatch.setattr("mathinterp.cluster.ray_cluster.connection", lambda *_: nullcontext())
     given = [
         "league",
         "--limit",

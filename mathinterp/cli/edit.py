@@ -14,11 +14,13 @@ from mathinterp.cli.options import (
     json_option,
     model_options,
     out_folder,
+    service_option,
     spec_of,
     store_option,
 )
 from mathinterp.cli.output import print_json, print_line
 from mathinterp.cli.running import print_run, run_json
+from mathinterp.cli.verbosity import say_on_stderr
 from mathinterp.experiments.gender_neurons import SHOWN
 from mathinterp.gates import MOST_DRAWS
 
@@ -37,6 +39,7 @@ from mathinterp.gates import MOST_DRAWS
 @click.option("--out", type=PLACE, default=None, callback=out_folder, help="Folder for the edited model.")
 @store_option()
 @cluster_options()
+@service_option(" This process writes --out.")
 @json_option()
 def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_json: bool, **options: Any) -> None:
     """Find and zero the neurons that add to gender stereotypes of professions (paper A, section 6.2).
@@ -53,7 +56,10 @@ def edit(top: int, control_seeds: int, text: Path | None, out: Path | None, as_j
     """
     from mathinterp.workflows.edit import edit_gender
 
+    service = options["service"]
     made = edit_gender(spec_of(options), top=top, control_seeds=control_seeds, text=text, out=out, **options)
+    if service is not None and made.out is not None:
+        say_on_stderr("the edited model was written by this process, not by the service")
     runs = [run for run in (made.found, made.edited) if run is not None]
     summaries = made.summaries() if made.complete else ()
     if as_json and made.edited is not None:

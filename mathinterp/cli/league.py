@@ -13,6 +13,7 @@ from mathinterp.cli.options import (
     json_option,
     model_options,
     prompt_options,
+    service_option,
     spec_of,
     store_option,
 )
@@ -30,6 +31,7 @@ from mathinterp.experiments.league.tables import COMPARED
 @click.option("--steps", type=Whole(1), default=5, show_default=True, help="Of the eap-ig methods.")
 @store_option()
 @cluster_options()
+@service_option()
 @drawing_option()
 @json_option()
 def league(
@@ -51,18 +53,19 @@ def league(
       mathinterp league --methods atp,relp --limit 32
       mathinterp league --model smollm2 --adapter smollm2-arithmetic --limit 64 --out figures
     """
-    from mathinterp.cluster.run import Workers
     from mathinterp.experiments.figures import save
     from mathinterp.prompts import prompts_of
+    from mathinterp.service.attached import Workers
     from mathinterp.workflows.league import league as run_league
     from mathinterp.workflows.pipeline import StageUnfinished
 
-    spec, prompts = spec_of(options), prompts_of(prompt_name, seed=seed, limit=limit)
+    spec, workers = spec_of(options), Workers(**options)
+    prompts = prompts_of(prompt_name, seed=seed, limit=limit)
     try:
         with resumable():
             found = run_league(
                 spec, prompts, methods=[name.strip() for name in methods.split(",") if name.strip()], steps=steps,
-                store=store, workers=Workers(**options), told=tell_stage,
+                store=store, workers=workers, told=tell_stage,
             )  # fmt: skip
     except StageUnfinished as error:
         print_run(error.run)

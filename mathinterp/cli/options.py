@@ -296,11 +296,16 @@ def cluster_options() -> Callable[[Command], Command]:
     )  # fmt: skip
 
 
-def service_option() -> Callable[[Command], Command]:
-    """--service."""
+def service_option(stays: str = "") -> Callable[[Command], Command]:
+    """--service.
+
+    Args:
+        stays: a sentence about what the command does not ask of a service.
+    """
     return click.option(
         "--service", default=None, envvar="MATHINTERP_SERVICE", metavar="URL",
-        help="Compute at a running service ('mathinterp serve'), not --address. Default: MATHINTERP_SERVICE, if set.",
+        help="Compute at a running service ('mathinterp serve'), not --address. Default: MATHINTERP_SERVICE, if set."
+        + stays,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from mathinterp.cli.options import (
     json_option,
     model_options,
     prompt_options,
+    service_option,
     spec_of,
     store_option,
     with_flags,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 )
 @store_option()
 @cluster_options()
+@service_option()
 @json_option()
 def pipeline(
     transfer: tuple[str, ...], top: int, effect: str, ablation: str, ks: tuple[int, ...] | None, control_seeds: int,
@@ -81,19 +83,19 @@ def pipeline(
       mathinterp pipeline --model smollm2 --adapter smollm2-arithmetic --limit 64 --ks 1,2,4,8
       mathinterp pipeline --transfer rationals --transfer three_digit --ablation zero
     """
-    from mathinterp.cluster.run import Workers
     from mathinterp.prompts import prompts_of
+    from mathinterp.service.attached import Workers
     from mathinterp.store import Store
     from mathinterp.workflows.pipeline import NamedPrompts, Pipeline, StageUnfinished, run_pipeline
 
+    spec, workers = spec_of(options), Workers(**options)
     names = dict.fromkeys([prompt_name, *(name for name in transfer if name)])
     own, *others = (NamedPrompts(name, prompts_of(name, seed=seed, limit=limit)) for name in names)
-    spec = spec_of(options)
     asked = Pipeline(top, effect, ablation, ks, control_seeds)
     opened = Store(store)
     try:
         with resumable():
-            result = run_pipeline(asked, spec, own, others, opened, Workers(**options), tell_stage)
+            result = run_pipeline(asked, spec, own, others, opened, workers, tell_stage)
     except StageUnfinished as error:
         print_run(error.run)
         sys.exit(1)

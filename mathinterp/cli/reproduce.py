@@ -18,6 +18,7 @@ from mathinterp.cli.options import (
     out_file,
     out_folder,
     place_to_read,
+    service_option,
     spec_of,
     store_option,
 )
@@ -69,6 +70,9 @@ GPU = "H100"  # whose hours a plan counts
 )
 @store_option()
 @cluster_options()
+@service_option(
+    " Scans alone: trainings and benchmarks run as without it, by --address, --replicas and --gpus-per-replica."
+)
 @json_option()
 def reproduce(
     only: tuple[str, ...], limit: int | None, seed: int, data: str | None, steps: int | None, trained: str | None,
@@ -90,7 +94,7 @@ def reproduce(
       mathinterp reproduce --model ./llama-7b --only a-table1 --only a-table5
       mathinterp reproduce --model ./llama-2-7b --data data --out reproduction.md
     """
-    from mathinterp.cluster.run import Workers
+    from mathinterp.service.attached import Workers
     from mathinterp.workflows.papers import find_items
     from mathinterp.workflows.reproduce import plan_reproduction
     from mathinterp.workflows.reproduce import reproduce as run_reproduction
@@ -102,9 +106,11 @@ def reproduce(
     address = click.get_current_context().get_parameter_source("address")
     if address == ParameterSource.DEFAULT and options["replicas"] is None and options["gpus_per_replica"] is None:
         options["address"] = None
-    spec, place = spec_of(options), Workers(**options)
+    spec, service = spec_of(options), options.pop("service")
+    here = Workers(**options)
+    place = here if service is None else Workers(options["replicas"], service=service).attached()
     asked: dict[str, Any] = {"only": only, "limit": limit, "seed": seed, "data": _path(data), "steps": steps}
-    plan = plan_reproduction(spec, store, **asked)
+    plan = plan_reproduction(spec, store, **asked, place=place, training_place=here)
     if plan_only:
         _print_plan(plan, as_json)
         return
@@ -114,7 +120,7 @@ def reproduce(
         folder = Path(store).with_name(Path(store).name + "-trained")
     with resumable():
         found = run_reproduction(
-            spec, store, **asked, trained=folder, place=place, told=tell_stage, say=say_on_stderr
+            spec, store, **asked, trained=folder, place=place, training_place=here, told=tell_stage, say=say_on_stderr
         )  # fmt: skip
     if out is not None:
         _write(Path(out).expanduser(), found, others)

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
 from mathinterp.cli.verbosity import Failure, say_on_stderr
-from mathinterp.errors import UserError
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.cluster.run import RunSummary
     from mathinterp.experiments.base import Experiment
     from mathinterp.models.spec import ModelSpec
-    from mathinterp.prompts.given import Prompts
     from mathinterp.prompts.prompt import Prompt
 
 
@@ -35,6 +33,7 @@ def run_chosen(
     limit = limit if chosen.prompts_needed is None else chosen.prompts_needed
     from mathinterp.cluster.again import finished_again
     from mathinterp.prompts.given import Prompts, prompts_of
+    from mathinterp.service.attached import Workers, run_at
 
     if sentence is not None:
         prompts = Prompts((sentence,), sentence.text)
@@ -42,32 +41,12 @@ def run_chosen(
         prompts = Prompts(()) if prompt_name is None else prompts_of(prompt_name, seed=seed, limit=limit)
     if shown is not None:
         chosen.check_shown(shown, prompts)
-    if service is not None:
-        return _at_service(service, chosen, spec, prompts, store, **workers)
+    at = Workers(**workers, service=service)
     asked = {name: value for name, value in workers.items() if name != "replicas"}
-    if found := finished_again(chosen, spec, prompts, store, **asked):
+    if service is None and (found := finished_again(chosen, spec, prompts, store, **asked)):
         return found
-    from mathinterp.cluster.run import run_scan  # torch, transformers
-
     with resumable():
-        return run_scan(chosen, spec, prompts, store, **workers)
-
-
-def _at_service(
-    url: str, chosen: "Experiment", spec: "ModelSpec", prompts: "Prompts", store: str, *, replicas: int | None = None,
-    gpus_per_replica: float | None = None, **ignored: Any,
-) -> "RunSummary":  # fmt: skip
-    if gpus_per_replica is not None:
-        raise UserError("`gpus_per_replica` is said when the service is started; leave it out")
-    from mathinterp.cluster.run import run_scan
-    from mathinterp.models.handle import Model
-    from mathinterp.service.place import OnService
-    from mathinterp.service.requests import Requests
-
-    model = Model(spec)
-    place = OnService(Requests(url), model, replicas, scan=chosen)
-    with resumable():
-        return run_scan(chosen, model, prompts, store, place=place)
+        return run_at(at, chosen, spec, prompts, store)
 
 
 @contextmanager

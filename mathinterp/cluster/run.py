@@ -62,18 +62,6 @@ class Work:
         return [shard.key for shard in self.shards] + ([self.growing.closing.key] if self.growing else [])
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Where shards are computed: arguments of run_scan; None everywhere: in this process, without Ray."""
-
-    replicas: int | None = None
-    gpus_per_replica: float | None = None
-    address: str | None = None
-
-
-HERE = Workers()
-
-
 def run_scan(
     scan: Experiment,
     model: Model | ModelSpec,

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mathinterp.cluster.ray_cluster import connection
-from mathinterp.cluster.run import RunSummary, run_scan
+from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import NothingToShow
 from mathinterp.experiments.gender_neurons import SHOWN, GenderNeurons
@@ -15,6 +14,7 @@ from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.reading import model_passages, read_prompts
 from mathinterp.models.units import Neuron
 from mathinterp.prompts.gender import bias_prompts, contrast_prompts
+from mathinterp.service.attached import Workers, run_at
 from mathinterp.store import Store
 from mathinterp.tuning.edit import export_edited
 from mathinterp.tuning.folders import check_free
@@ -53,7 +53,7 @@ class GenderEdit:
 def edit_gender(
     spec: ModelSpec, store: str, *, top: int = SHOWN, control_seeds: int = 5, text: Path | None = None,
     out: Path | None = None, address: str | None = None, replicas: int | None = None,
-    gpus_per_replica: float | None = None,
+    gpus_per_replica: float | None = None, service: str | None = None,
 ) -> GenderEdit:  # fmt: skip
     """Rank neurons by what they add to the stereotypes of professions, zero the first, and score bias and perplexity.
 
@@ -64,10 +64,12 @@ def edit_gender(
         text: plain text for the perplexity, passages separated by blank lines; None: short pieces that come along.
         out: folder for the edited model, of Hugging Face's form; None: none is written.
         store, address, replicas, gpus_per_replica: as for every run, see run_scan.
+        service: the URL of one that computes both runs, see Workers; the edited model is written by this process.
     Raises:
         UserError: a mistake in the arguments, before anything runs.
         NoReplicaLeft: replicas died or failed to load until none was left; the same call goes on from there.
     """
+    workers = Workers(replicas, gpus_per_replica, address, service).attached()
     if out is not None:
         check_free(out)
     resolved = resolve(spec)
@@ -76,10 +78,8 @@ def edit_gender(
     Store(store)  # refuses what is no store before Ray starts
     _check_words(resolved)
     chosen = partial(NeuronEdit, seeds=control_seeds, passages=model_passages(text, resolved))
-    run = partial(
-        run_scan, model=spec, store_url=store, address=address, replicas=replicas, gpus_per_replica=gpus_per_replica
-    )
-    with connection(address):
+    run = partial(run_at, workers, model=spec, store_url=store)
+    with workers.connected():
         found = run(GenderNeurons(), prompts=contrast_prompts(), prompts_label="gender")
         if not found.complete:
             return GenderEdit(found, None, (), None)

@@ -5,15 +5,12 @@ Each stage is a run of its own in the store, so that the same call again goes on
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from mathinterp.cluster import ray_cluster
-from mathinterp.cluster.run import HERE, Workers
 from mathinterp.errors import UserError
 from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.attribution.ranking import MASK_SIZE
@@ -33,6 +30,7 @@ from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt
+from mathinterp.service.attached import HERE, Workers
 from mathinterp.store import Store
 from mathinterp.versions import code_version
 from mathinterp.workflows.pipeline import Told, run_stage
@@ -93,7 +91,7 @@ def league(
         prompts: as for ``mathinterp.prompts``, each with a distractor; None: the set operand_pairs.
         methods: of ``scan attribution``, and "mask" for ``scan mask``.
         steps: of the eap-ig methods.
-        workers: where shards are computed; None everywhere: in this process.
+        workers: where shards are computed; None everywhere: in this process. See ``connect`` for a service.
         told: called after each stage with its title and how it went.
     Raises:
         UserError: a prompt has no distractor, or a method does not fit the model; before anything runs.
@@ -104,6 +102,7 @@ def league(
     >>> sorted(found.table["method"])
     ['atp', 'exact']
     """
+    workers = workers.attached()
     model = model if isinstance(model, ModelSpec) else model_of(model)
     given = "operand_pairs" if prompts is None else prompts
     read = given if isinstance(given, Prompts) else prompts_of(given)
@@ -116,7 +115,7 @@ def league(
     }
     _check(described, stages, asked)
     runs: dict[str, str] = {}
-    with _connected(workers):
+    with workers.connected():
         for title, experiment in stages.items():
             runs[title] = run_stage(title, experiment, model, asked, store, workers, told)
         circuits = {name: Circuit((runs["heads"], runs["mlps"]) if name == "exact" else (runs[name],))
@@ -196,7 +195,3 @@ def _check(described: ResolvedModel, stages: dict[str, Experiment], prompts: Seq
         raise UserError("no `methods` to compare with exact patching; name at least one")
     for experiment in stages.values():
         experiment.shards(described.shape, tokenized)
-
-
-def _connected(workers: Workers) -> AbstractContextManager[Any]:
-    return nullcontext() if workers == HERE else ray_cluster.connection(workers.address)

@@ -6,8 +6,7 @@ Each stage is a run of its own in the store, so that the same call again goes on
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mathinterp.cluster import ray_cluster
-from mathinterp.cluster.run import HERE, RunSummary, Workers, run_scan
+from mathinterp.cluster.run import RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.attention import Attention
 from mathinterp.experiments.base import Experiment
@@ -21,6 +20,7 @@ from mathinterp.models.handle import Model
 from mathinterp.models.reading import read_prompts
 from mathinterp.prompts.given import Prompts
 from mathinterp.prompts.pairs import with_counterfactuals
+from mathinterp.service.attached import HERE, Workers, run_at
 from mathinterp.store import Store
 from mathinterp.workflows.pipeline_answer import PipelineAnswer, PipelineRuns, answer_pipeline, described_heads
 
@@ -73,7 +73,7 @@ def run_stage(
     told: Told,
 ) -> str:  # fmt: skip
     """Run, or resume, one stage; the id of its run. Raises StageUnfinished where shards were given up."""
-    run = run_scan(experiment, model, prompts, store, **vars(workers))
+    run = run_at(workers, experiment, model, prompts, store)
     told(title, run)
     if run.failed or not run.complete:
         raise StageUnfinished(title, run)
@@ -92,12 +92,14 @@ def run_pipeline(
     """Run, or resume, every stage on ``own``; knock the heads out on ``others``, too.
 
     Args:
+        workers: where all of them are computed.
         told: called after each stage with its title and how it went.
     Raises:
         UserError: what a later stage would refuse after minutes of work is refused before any.
         StageUnfinished: shards of a stage were given up.
         NoReplicaLeft: as run_scan.
     """
+    workers = workers.attached()
     check(asked, spec, own, others)
 
     def stage(title: str, experiment: Experiment, on: NamedPrompts) -> str:
@@ -105,7 +107,7 @@ def run_pipeline(
             title, experiment, spec, on.prompts, store.url, workers, lambda title, run: told(f"{title}, {on.name}", run)
         )
 
-    with ray_cluster.connection(workers.address):
+    with workers.connected():
         heads = stage("head scan", Heads(), own)
         paths = stage("path patching", Paths(effect=asked.effect), own)
         knockout = Knockout(

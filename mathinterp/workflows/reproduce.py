@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mathinterp.cluster.plan import CpuSpeed, Plan, measure_cpu, plan_scan
-from mathinterp.cluster.run import HERE, RunSummary, Work, Workers, bound_work, run_scan
+from mathinterp.cluster.run import RunSummary, Work, bound_work
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Experiment
 from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve_dtype
 from mathinterp.models.handle import Model, model_of
+from mathinterp.service.attached import HERE, Workers, check_cards_unsaid, run_at
 from mathinterp.store import Store
 from mathinterp.workflows.papers import find_items
 from mathinterp.workflows.papers.item import PAPER_MODELS, Item
@@ -114,10 +115,11 @@ def chosen_stages(items: Sequence[Item], own: str) -> list[Stage]:
 
 def plan_reproduction(
     model: Model | ModelSpec | str, store: str, *, only: Sequence[str] = (), limit: int | None = None, seed: int = 0,
-    data: Path | None = None, steps: int | None = None,
+    data: Path | None = None, steps: int | None = None, place: Workers = HERE, training_place: Workers | None = None,
 ) -> ReproductionPlan:  # fmt: skip
     """What ``reproduce`` would compute, before anything loads; arguments as there."""
-    items, asked = find_items(only), _asked(model, store, limit, seed, data)
+    items, asked = find_items(only), _asked(place.described(model_of(model)), store, limit, seed, data)
+    _not_for_the_service(_trainings(items, asked.own), steps, data, place, training_place)
     cpu = measure_cpu(asked.model.shape) if asked.model.dtype == "float32" else None
     planned = [_planned(stage, asked, cpu) for stage in chosen_stages(items, asked.own)]
     cost = NOT_TRAINED if steps == 0 else "a training; its cost is not known in advance"
@@ -131,7 +133,8 @@ def plan_reproduction(
 def reproduce(
     model: Model | ModelSpec | str, store: str = "results", *, only: Sequence[str] = (), limit: int | None = None,
     seed: int = 0, data: Path | None = None, steps: int | None = None, trained: Path | None = None,
-    place: Workers = HERE, told: Told = lambda stage, run: None, say: Callable[[str], None] = lambda line: None,
+    place: Workers = HERE, training_place: Workers | None = None, told: Told = lambda stage, run: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Reproduction:  # fmt: skip
     """Run, or resume, what the papers' tables and figures are made of, and set ours beside their numbers.
 
@@ -142,14 +145,19 @@ def reproduce(
         data: folder of the public files, as for ``mathinterp.evaluation``; None: what needs them is left out.
         steps: optimizer steps of each training; None: the papers' (four epochs); 0: no training.
         trained: folder for what trainings leave.
+        place: where scans are computed.
+        training_place: where trainings and benchmarks are, which no service computes; None: as ``place`` without one.
         told: called after each stage. say: gets lines about what is left out, and of trainings.
     Raises:
         UserError: an unknown id, a store or model that cannot be used.
         Unfinished: shards of a stage were given up, or workers died; the same call goes on from there.
     """
     items = find_items(only)
-    model = model_of(model)
-    asked = _asked(model, store, limit, seed, data)
+    model, place = model_of(model), place.attached()
+    asked = _asked(place.described(model), store, limit, seed, data)
+    training_place = replace(place, service=None) if training_place is None else training_place
+    if stays := _not_for_the_service(_trainings(items, asked.own), steps, data, place, training_place):
+        say(f"not asked of the service, run as without it: {', '.join(stays)}")
     missing: dict[str, str] = {}
     for stage in chosen_stages(items, asked.own):
         if lost := [need for need in stage.needs if need in missing]:
@@ -157,7 +165,7 @@ def reproduce(
             continue
         try:
             prompts, experiment = stage.prompts(asked), stage.experiment(asked)
-            run = run_scan(experiment, model, prompts, asked.store.url, **vars(place))
+            run = run_at(place, experiment, model, prompts, asked.store.url)
         except UserError as error:
             missing[stage.name] = str(error)
             say(f"{stage.name} is left out: {error}")
@@ -171,7 +179,7 @@ def reproduce(
             missing[name] = NOT_TRAINED
             continue
         try:
-            training = Training(model, asked, steps, trained, vars(place))
+            training = Training(model, asked, steps, trained, training_place.without_service)
             asked.runs.update(train(name, training, say))
         except UserError as error:
             missing[name] = str(error)
@@ -197,8 +205,19 @@ def _ran(asked: Asked) -> tuple[dict[str, Any], ...]:
     return tuple({"stage": stage, **found[run]} for stage, run in asked.runs.items() if run in found)
 
 
-def _asked(model: Model | ModelSpec | str, store: str, limit: int | None, seed: int, data: Path | None) -> Asked:
-    described = model_of(model).described
+def _not_for_the_service(
+    trainings: list[str], steps: int | None, data: Path | None, place: Workers, training_place: Workers | None
+) -> list[str]:
+    """Beside a service, what runs as it would without it; refuses cards for replicas where there is nothing of it."""
+    if place.service is None:
+        return []
+    stays = [name for name in trainings if (data is not None if name == BENCHMARKS else steps != 0)]
+    if training_place is not None and not stays:
+        check_cards_unsaid(training_place.gpus_per_replica)
+    return stays
+
+
+def _asked(described: ResolvedModel, store: str, limit: int | None, seed: int, data: Path | None) -> Asked:
     return Asked(described, taken_for(described), Store(store), limit, seed, data)
 
 

@@ -54,7 +54,7 @@ class Training:
         if self.out is None:
             raise UserError("needs a folder for what is learnt (`trained`)")
         length = f"{self.steps}-steps" if self.steps else "four-epochs"
-        return self.out / self.model.fingerprint / f"{length}-{self.asked.model.dtype}-seed-{self.asked.seed}"
+        return self.out / self.model.fingerprint / f"{length}-{self.model.described.dtype}-seed-{self.asked.seed}"
 
     @property
     def length(self) -> dict[str, Any]:
