@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "adaptive_orders": ("--json",),
     "store_growth": ("--json",),
     "split_model": (),
+    "split_scans": (),
     "tensor_parallel": (),
     "sharded_sft": (),
     "faults": ("--json",),

@@ -2,6 +2,7 @@
 
     python benchmarks/split_model.py                                             # 7B shape, 1,024 heads x 1,600 prompts
     python benchmarks/split_model.py --shape llama-2-70b --layers 20,60 --heads 8 --limit 200    # two cards of 141 GB
+    python benchmarks/split_scans.py                                                             # the other experiments
 
 The first compares three ways to scan heads of a model that fits one card: one card; two replicas, each a process with
 a card and half of the heads, started together; one model on both cards. Target: the last at 0.85 of the second's pace.
@@ -17,7 +18,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -90,11 +92,10 @@ class Scan:
         return {**noise, "packing_deviation": self.state.notes["packing_deviation"]}
 
 
-def replica(card: int, work: tuple[Any, ...], rounds: int, barrier: Any, told: Any) -> None:
+def replica(card: int, make: Callable[[], Any], rounds: int, barrier: Any, told: Any) -> None:
     """One of two replicas: prepares, waits for the other before each round, tells when the round began and ended."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible()[card]
-    shape, limit, layers, heads = work
-    scan = Scan(shape, limit, layers, heads, cards=1)
+    scan = make()
     for number in range(rounds):
         barrier.wait()
         started = time.time()
@@ -102,14 +103,12 @@ def replica(card: int, work: tuple[Any, ...], rounds: int, barrier: Any, told: A
         told.put((number, started, time.time()))
 
 
-def two_replicas(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: int) -> float:
-    """Seconds of the best round of two processes, a card and every other layer each."""
+def two_replicas(makes: Sequence[Callable[[], Any]], rounds: int) -> float:
+    """Seconds of the best round of two processes, each with a card and what it makes there; its ``scores`` is timed."""
     context = multiprocessing.get_context("spawn")
     barrier, told = context.Barrier(2), context.Queue()
-    halves = [layers[start::2] for start in range(2)]
     workers = [
-        context.Process(target=replica, args=(card, (shape, limit, halves[card], heads), rounds, barrier, told))
-        for card in range(2)
+        context.Process(target=replica, args=(card, make, rounds, barrier, told)) for card, make in enumerate(makes)
     ]
     for worker in workers:
         worker.start()
@@ -158,7 +157,8 @@ def compare(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: i
         found["apart_in_equal_batches"] = apart(expected, alike.scores())
     del alike
     torch.cuda.empty_cache()
-    found["two_replicas_seconds"] = two_replicas(shape, limit, layers, heads, rounds)
+    halves = [partial(Scan, shape, limit, layers[start::2], heads, cards=1) for start in range(2)]
+    found["two_replicas_seconds"] = two_replicas(halves, rounds)
     found["flops_per_second"] = flops / found["split_seconds"]
     found["of_two_replicas"] = found["two_replicas_seconds"] / found["split_seconds"]
     floor = max(found[f"{way}_noise"]["max_logprob_deviation"] for way in ("one_card", "split"))

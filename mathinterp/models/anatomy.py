@@ -160,7 +160,7 @@ class Anatomy:
     """Handles to the parts of one loaded causal language model.
 
     ``cards`` are all devices that its layers lie on (split.py), ``device`` the first of them: there everything outside
-    of layers is computed, and there weights are given.
+    of layers is computed, and there weights are given unless another is asked for.
     """
 
     def __init__(self, model: "PreTrainedModel"):
@@ -235,13 +235,13 @@ class Anatomy:
         d = self.shape.d_head
         return slice(head * d, (head + 1) * d)
 
-    def output_weight(self, layer: int) -> torch.Tensor:
+    def output_weight(self, layer: int, card: torch.device | None = None) -> torch.Tensor:
         """o_proj's matrix as (H * d_head) x D: row block h maps head h's slice into the residual stream."""
-        return input_major_weight(self.output_projection(layer)).to(self.device)
+        return input_major_weight(self.output_projection(layer)).to(card or self.device)
 
-    def value_vectors(self, layer: int) -> torch.Tensor:
+    def value_vectors(self, layer: int, card: torch.device | None = None) -> torch.Tensor:
         """down_proj's matrix as K x D: row k is neuron k's value vector (paper A's "subvalue")."""
-        return input_major_weight(self.down_projection(layer)).to(self.device)
+        return input_major_weight(self.down_projection(layer)).to(card or self.device)
 
     def query(self, layer: int) -> Projection:
         """W_Q: H * d_head features, head by head (before any rotary embedding or query norm)."""

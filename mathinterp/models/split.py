@@ -10,6 +10,7 @@ comes back. The same holds for each of its modules when called alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -119,6 +120,28 @@ def connect(model: "PreTrainedModel") -> tuple[torch.device, ...]:
     return home, *couriers
 
 
+@dataclass(frozen=True)
+class Brought:
+    """What a courier brought and keeps; ``there``: when it has come, None where nothing runs asynchronously."""
+
+    value: torch.Tensor
+    there: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, given: torch.Tensor, card: torch.device) -> "Brought":
+        """``given``, on its way to ``card`` from now on."""
+        value, there = given.to(card), torch.cuda.Event() if card.type == "cuda" else None
+        if there is not None:
+            there.record(torch.cuda.current_stream(card))
+        return cls(value, there)
+
+    def taken(self) -> torch.Tensor:
+        """To be read by what is queued from now on; that may be in another stream than brought it (in_flight.py)."""
+        if self.there is not None:
+            torch.cuda.current_stream(self.value.device).wait_event(self.there)
+        return self.value
+
+
 class Courier:
     """Brings the arguments of modules that lie on ``card`` there, and what they give back to where it was asked for."""
 
@@ -162,10 +185,10 @@ class Courier:
         if given.device == self.card:
             return given
         found = self._brought.get(given)
-        if found is None or (found.is_inference() and not torch.is_inference_mode_enabled()):
-            self._brought[given] = found = given.to(self.card)
-        assert isinstance(found, torch.Tensor)
-        return found
+        if found is None or (found.value.is_inference() and not torch.is_inference_mode_enabled()):
+            self._brought[given] = found = Brought.of(given, self.card)
+        assert isinstance(found, Brought)
+        return found.taken()
 
 
 def _dismiss(layer: nn.Module) -> None:

@@ -18,6 +18,7 @@ import torch
 from mathinterp.engine.attribution.pairs import Place, Values, activations, metric, pair_batches
 from mathinterp.engine.batching import free_memory
 from mathinterp.engine.hooks import edited_output, edited_site, watched
+from mathinterp.engine.in_flight import turns
 from mathinterp.engine.lens.lens import wide_dtype
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
@@ -121,10 +122,11 @@ def _metrics(
     for batch in pair_batches(prompts, anatomy, max_tokens):
         rows = batch.clean.rows.cpu().numpy()
         given = activations(anatomy, batch, batch.other, places) if ablation == "resample" and places else means
-        for number, circuit in enumerate(circuits):
+        metric_CB = []
+        for circuit in turns(anatomy.cards, circuits):
             with _replaced(anatomy, circuit, given if ablation != "zero" else None):
-                metric_B = metric(anatomy, batch.forward(anatomy, batch.clean), batch)
-            found_CP[number, rows] = metric_B.double().cpu().numpy()
+                metric_CB.append(metric(anatomy, batch.forward(anatomy, batch.clean), batch))
+        found_CP[:, rows] = torch.stack(metric_CB).double().cpu().numpy()
     bad = np.argwhere(~np.isfinite(found_CP))
     if len(bad):
         name = prompts[int(bad[0, 1])].prompt.prompt_id

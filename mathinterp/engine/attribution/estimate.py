@@ -10,6 +10,7 @@ import torch
 from mathinterp.engine.attribution.methods import METHODS
 from mathinterp.engine.attribution.pairs import Passes, Place, Values, pair_batches
 from mathinterp.engine.batching import free_memory
+from mathinterp.engine.in_flight import turns
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.prompts.prompt import TokenizedPrompt
 
@@ -61,9 +62,13 @@ def _estimate(
 ) -> tuple[Values, Passes]:
     found: Values = {}
     passes = Passes()
-    for batch in pair_batches(prompts, anatomy, max_tokens):
+    parts = [
+        (batch, METHODS[method](anatomy, batch, places, positions, steps))
+        for batch in turns(anatomy.cards, pair_batches(prompts, anatomy, max_tokens, len(anatomy.cards)))
+    ]
+    for batch, of_batch in parts:
         rows = batch.clean.rows.cpu()
-        for place, values_BU in METHODS[method](anatomy, batch, places, positions, steps).items():
+        for place, values_BU in of_batch.items():
             values = values_BU.detach().cpu()
             found.setdefault(place, values.new_full((len(prompts), values.shape[1]), torch.nan))[rows] = values
         passes.forwards += batch.passes.forwards

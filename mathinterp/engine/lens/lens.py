@@ -7,7 +7,7 @@ Shape legend: N vectors, D model width, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -37,6 +37,12 @@ class NormParts:
     centred: bool
     eps: float
     scaled: bool = True
+
+    def on(self, card: torch.device) -> "NormParts":
+        """The same on another card."""
+        return replace(
+            self, gain_D=self.gain_D.to(card), bias_D=None if self.bias_D is None else self.bias_D.to(card)
+        )  # fmt: skip
 
     def centre(self, rows_ND: torch.Tensor) -> torch.Tensor:
         """Each row without its mean, for a LayerNorm; else the row itself."""
@@ -69,38 +75,43 @@ def norm_parts(anatomy: Anatomy, norm: nn.Module) -> NormParts:
 
 
 @torch.no_grad()
-def written_values(anatomy: Anatomy, layer: int, neurons: Sequence[int] | None = None) -> torch.Tensor:
+def written_values(
+    anatomy: Anatomy, layer: int, neurons: Sequence[int] | None = None, card: torch.device | None = None
+) -> torch.Tensor:
     """What each neuron writes into the residual stream at coefficient 1, but for positive scales: K D, wide dtype.
 
     The value vectors, times the weight of the norm behind the MLP where the family has one. ``neurons``: those alone.
     """
-    values_KD = anatomy.value_vectors(layer)
+    values_KD = anatomy.value_vectors(layer, card)
     chosen_KD = (values_KD if neurons is None else values_KD[list(neurons)]).detach().to(wide_dtype(anatomy.dtype))
     post = anatomy.mlp_post_norm(layer)
-    return chosen_KD if post is None else chosen_KD * norm_parts(anatomy, post).gain_D
+    return chosen_KD if post is None else chosen_KD * norm_parts(anatomy, post).gain_D.to(chosen_KD.device)
 
 
 class Lens:
     """The lens of one model. Products of half-precision weights are summed in float32.
 
-    ``gain_D`` is the final norm's, divided by what logits are divided by (Granite).
+    ``gain_D`` is the final norm's, divided by what logits are divided by (Granite). ``card``: where it computes, of a
+    model on several; None: at home.
     """
 
-    def __init__(self, anatomy: Anatomy):
-        self.anatomy = anatomy
-        self.norm = norm_parts(anatomy, anatomy.final_norm)
+    def __init__(self, anatomy: Anatomy, card: torch.device | None = None):
+        self.anatomy, self.card = anatomy, card or anatomy.device
+        self.norm = norm_parts(anatomy, anatomy.final_norm).on(self.card)
         self.gain_D = self.norm.gain_D / anatomy.shape.logits_divisor
         self.wide = wide_dtype(anatomy.dtype)
-        self.unembedding_VD = anatomy.unembedding.get_parameter("weight").detach()
+        self.unembedding_VD = anatomy.unembedding.get_parameter("weight").detach().to(self.card)
 
     @torch.inference_mode()
     def constant(self) -> torch.Tensor:
         """The share of the biases (final norm's and unembedding's) in every logit: V."""
-        total = torch.zeros(len(self.unembedding_VD), dtype=self.wide, device=self.unembedding_VD.device)
+        total = torch.zeros(len(self.unembedding_VD), dtype=self.wide, device=self.card)
         if self.norm.bias_D is not None:
             total += self.unembedding_VD.to(self.wide) @ self.norm.bias_D
         bias = getattr(self.anatomy.unembedding, "bias", None)
-        return (total if bias is None else total + bias.detach().to(self.wide)) / self.anatomy.shape.logits_divisor
+        return (
+            total if bias is None else total + bias.detach().to(self.card, self.wide)
+        ) / self.anatomy.shape.logits_divisor
 
     @torch.inference_mode()
     def directions(self, vectors_ND: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mathinterp.engine.hooks import watched
+from mathinterp.engine.in_flight import on_every
 from mathinterp.engine.intervention import CLEAN, Intervention
 from mathinterp.engine.lens import TARGETS
 from mathinterp.engine.lens.increases import neuron_increases
@@ -44,6 +45,15 @@ class EndActivations:
         """Some prompts' alone; of a slice without a copy."""
         lists = {f.name: [v[rows] for v in getattr(self, f.name)] for f in fields(self) if f.name != "final_PD"}
         return EndActivations(**lists, final_PD=self.final_PD[rows])
+
+    def share(self, layer: int, rows: slice, card: torch.device) -> "EndActivations":
+        """Some prompts' alone, on a card: of one layer, and nothing of the others."""
+        names = [f.name for f in fields(self) if f.name != "final_PD"]
+        lists = {
+            name: [v[rows].to(card) if at == layer else v[:0] for at, v in enumerate(getattr(self, name))]
+            for name in names
+        }
+        return EndActivations(**lists, final_PD=self.final_PD[rows].to(card))
 
 
 @torch.inference_mode()
@@ -114,6 +124,11 @@ class FrozenScales:
         behind = ([None if s is None else s[rows] for s in scales] for scales in (self.attention_P, self.mlp_P))
         return FrozenScales(self.final_P[rows], *behind)
 
+    def on(self, card: torch.device) -> "FrozenScales":
+        """The same on a card."""
+        behind = ([None if s is None else s.to(card) for s in scales] for scales in (self.attention_P, self.mlp_P))
+        return FrozenScales(self.final_P.to(card), *behind)
+
 
 @dataclass(frozen=True)
 class LayerImportance:
@@ -124,12 +139,26 @@ class LayerImportance:
     ffn_P: torch.Tensor
     attention_P: torch.Tensor
 
+    @staticmethod
+    def joined(parts: Sequence["LayerImportance"], home: torch.device) -> "LayerImportance":
+        """Those of some prompts after those of others."""
+        names = [f.name for f in fields(LayerImportance)]
+        return LayerImportance(*(torch.cat([getattr(part, name).to(home) for part in parts]) for name in names))
+
 
 class NeuronLens:
-    """Importances of one model's neurons and heads."""
+    """Importances of one model's neurons and heads.
 
-    def __init__(self, anatomy: Anatomy):
-        self.anatomy, self.lens = anatomy, Lens(anatomy)
+    ``card``: where it computes, of a model on several (``layer_importances``); None: at home.
+    """
+
+    def __init__(self, anatomy: Anatomy, card: torch.device | None = None):
+        self.anatomy, self.lens = anatomy, Lens(anatomy, card)
+
+    @property
+    def card(self) -> torch.device:
+        """Where it computes."""
+        return self.lens.card
 
     def frozen_scales(self, original: EndActivations) -> FrozenScales:
         """The scales that ``original`` had, after checking that the norms are what they are taken for."""
@@ -151,7 +180,7 @@ class NeuronLens:
     def _post_norm(self, norm: nn.Module | None) -> NormParts | None:
         if norm is None:
             return None
-        parts = norm_parts(self.anatomy, norm)
+        parts = norm_parts(self.anatomy, norm).on(self.card)
         assert not parts.centred, "a LayerNorm behind a block is not known in any family"
         return parts
 
@@ -177,7 +206,7 @@ class NeuronLens:
     @torch.inference_mode()
     def directions(self, layer: int) -> torch.Tensor:
         """(W_U g) of every value vector of the layer, before all scales: K V. Once a layer, for all prompts."""
-        return self.lens.directions(written_values(self.anatomy, layer))
+        return self.lens.directions(written_values(self.anatomy, layer, card=self.card))
 
     def amounts(self, layer: int, activations: EndActivations, scales: FrozenScales) -> torch.Tensor:
         """What ``directions`` are multiplied with in one run: coefficients over the frozen scales, P K."""
@@ -218,7 +247,7 @@ class NeuronLens:
         """What each head adds to o_proj's output, without its bias: P H D."""
         shape = self.anatomy.shape
         heads_PHZ = activations.head_inputs_PZ[layer].to(self.lens.wide).unflatten(1, (shape.n_heads, shape.d_head))
-        weight_HZD = self.anatomy.output_weight(layer).detach().unflatten(0, (shape.n_heads, shape.d_head))
+        weight_HZD = self.anatomy.output_weight(layer, self.card).detach().unflatten(0, (shape.n_heads, shape.d_head))
         return torch.einsum("phz,hzd->phd", heads_PHZ, weight_HZD.to(self.lens.wide))
 
     def _vector_increases(self, base: Base, vectors_PUD: torch.Tensor, scale_P: torch.Tensor) -> torch.Tensor:
@@ -232,6 +261,43 @@ class NeuronLens:
             shifts = self.lens.directions(vectors_PUD[rows].flatten(0, 1)).unflatten(0, (-1, units))
             parts.append(increases(base.rows(rows), shifts / scale_P[rows, None, None]))
         return torch.cat(parts)
+
+
+def lenses_of(anatomy: Anatomy) -> list[NeuronLens]:
+    """One for each card of the model, that at home first."""
+    return [NeuronLens(anatomy, card) for card in anatomy.cards]
+
+
+def layer_importances(
+    lenses: Sequence[NeuronLens],
+    layer: int,
+    runs: Sequence[EndActivations],
+    scales: FrozenScales,
+    target_P: torch.Tensor,
+) -> list[LayerImportance]:
+    """Importances in one layer of several runs on the same prompts, which are shared out to the cards; at home.
+
+    Unembedding times values is multiplied once on each card, for all runs.
+
+    Args:
+        lenses: from ``lenses_of``.
+    """
+    cards = [lens.card for lens in lenses]
+    spans = [(n * len(target_P) // len(cards), (n + 1) * len(target_P) // len(cards)) for n in range(len(cards))]
+    shares = [  # all brought before any card begins to compute
+        ([run.share(layer, rows, card) for run in runs], scales.rows(rows).on(card), target_P[rows].to(card))
+        for card, rows in zip(cards, (slice(*span) for span in spans), strict=True)
+    ]
+
+    def share(number: int) -> list[LayerImportance]:
+        lens, (own, own_scales, targets) = lenses[number], shares[number]
+        if not len(targets):
+            return []
+        directions_KV = lens.directions(layer)
+        return [lens.layer(layer, run, own_scales, targets, directions_KV) for run in own]
+
+    found = [each for each in on_every(cards, share) if each]
+    return [LayerImportance.joined(parts, cards[0]) for parts in zip(*found, strict=True)]
 
 
 def _written(output: torch.Tensor, post: NormParts | None, scale_P: torch.Tensor | None) -> torch.Tensor:

@@ -16,7 +16,8 @@ outputs, so norms behind them (Gemma-2), scales and parallel blocks are the laye
 Shape legend: P pair, N node of one layer, R row (node, pair), L layer, D model width, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +28,7 @@ from torch import nn
 from mathinterp.engine.alone import TOLERATED_DEVIATION, TOLERATED_HALF_DEVIATION
 from mathinterp.engine.batching import free_memory
 from mathinterp.engine.compiling import compiled as compiled_by_rule
+from mathinterp.engine.in_flight import turns
 from mathinterp.engine.layers import call_layer
 from mathinterp.engine.pairs import CleanPairs, Ends
 from mathinterp.engine.parts import known_twin
@@ -40,7 +42,7 @@ CPU_ROWS, GPU_ROWS = 2048, 32768  # most rows in one batch
 COMPILE_FROM_ROWS = 200_000  # rows times layers from which compiling pays on a GPU
 
 
-FinalRows = tuple[torch.Tensor, torch.Tensor, int]  # hidden states R D, their pairs R, how many of them count
+FinalRows = tuple[torch.Tensor, torch.Tensor, int]  # of a batch: hidden states R D, pairs R, how many rows count
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class PathEngine:
             compiled_by_rule(call_layer, dynamic=False) if compiled else call_layer
         )  # fmt: skip
         self.scorer = Scorer(anatomy, compiled)
-        self.max_rows = max_rows or (GPU_ROWS if on_gpu else CPU_ROWS)
+        self.max_rows = max_rows or (GPU_ROWS if on_gpu else CPU_ROWS) // len(anatomy.cards)  # a batch for each card
         self._mlp_runs = [known_twin(anatomy, layer) for layer in range(shape.n_layers)]
         self._all_known = [known_twin(anatomy, layer, family.mlp) for layer in range(shape.n_layers)]
         self._run_clean_rows()
@@ -208,33 +210,31 @@ class PathEngine:
     @torch.no_grad()
     def _patched(self, nodes: Sequence[Node], freeze: str, source: Ends) -> Measures:
         run = self._direct_rows if freeze == "all" else self._carried_rows
-        parts = [
-            self.scorer(final_RD, self.gold_P[pair_R])[:kept]
-            for final_RD, pair_R, kept in run(nodes, source)
-        ]  # fmt: skip
+        with closing(run(nodes, source)) as batches:
+            parts = [self.scorer(final_RD, self.gold_P[pair_R])[:kept] for final_RD, pair_R, kept in batches]
         found = Measures.joined(parts)
         return Measures(*(column.unflatten(0, (len(nodes), -1)) for column in found.columns))
 
-    def _carried_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
+    def _carried_rows(self, nodes: Sequence[Node], source: Ends) -> Generator[FinalRows]:
         """freeze="heads": through the layer's MLP, or past it where the MLP is the node, and all later layers."""
         for hidden_RD, pair_R, kept in self.entering(nodes, source):
             yield self.carry(nodes[0].layer + 1, hidden_RD, pair_R), pair_R, kept
 
-    def entering(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
-        """Rows that leave the nodes' layer with one of them patched."""
+    def entering(self, nodes: Sequence[Node], source: Ends) -> Generator[FinalRows]:
+        """Rows that leave the nodes' layer with one of them patched; what follows belongs to the batch's turn."""
         layer, change = nodes[0].layer, self.attention_changes(nodes, source).flatten(0, 1)
         is_mlp_N = torch.tensor([isinstance(node, Mlp) for node in nodes], device=change.device)
         residual_PD, attention_PD = self.residual_LPD[layer], self.original.attention_LPD[layer]
         past_mlp_PD = self.layer(layer, residual_PD, attention_PD, source.mlp_LPD[layer])
-        for row_R, kept in self._batches(len(nodes)):
+        for row_R, kept in turns(self.anatomy.cards, self._batches(len(nodes))):
             pair_R, node_R = row_R % len(self.pairs), row_R // len(self.pairs)
             through = self.layer(layer, residual_PD[pair_R], attention_PD[pair_R] + change[row_R])
             yield torch.where(is_mlp_N[node_R, None], past_mlp_PD[pair_R], through), pair_R, kept
 
-    def _direct_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
+    def _direct_rows(self, nodes: Sequence[Node], source: Ends) -> Generator[FinalRows]:
         """freeze="all": x_L plus what the node adds to the residual stream on X_c less what it adds on X_r."""
         change = self.direct_changes(nodes, source).flatten(0, 1)
-        for row_R, kept in self._batches(len(nodes)):
+        for row_R, kept in turns(self.anatomy.cards, self._batches(len(nodes))):
             pair_R = row_R % len(self.pairs)
             yield self.residual_LPD[-1, pair_R] + change[row_R], pair_R, kept
 
@@ -289,12 +289,13 @@ class PathEngine:
         """Indices of rows node * P + pair in batches, and how many of each batch count.
 
         Where results depend on the number of rows in a product (half precision), or that is compiled, all batches are
-        of one size: that which cuts all nodes of a layer evenly. The last one starts over to be full.
+        of one size: that which cuts all nodes of a layer evenly. The last one starts over to be full. Of a model on
+        several cards there are as many batches for each.
         """
-        total = nodes * len(self.pairs)
-        rows = _even(total, self.max_rows)
+        total, cards = nodes * len(self.pairs), len(self.anatomy.cards)
+        rows = _even(total, self.max_rows, cards)
         if self._fixed_shape:
-            rows = _even((self.anatomy.shape.n_heads + 1) * len(self.pairs), self.max_rows)
+            rows = _even((self.anatomy.shape.n_heads + 1) * len(self.pairs), self.max_rows, cards)
             pieces = self.scorer.pieces(rows)
             rows = -(-rows // pieces) * pieces
         for start in range(0, total, rows):
@@ -303,7 +304,8 @@ class PathEngine:
             yield torch.arange(start, stop, device=self.gold_P.device) % total, kept
 
 
-def _even(total: int, most: int) -> int:
-    """The size of the fewest equal parts of at most ``most``."""
+def _even(total: int, most: int, cards: int) -> int:
+    """The size of the fewest equal parts of at most ``most``, as many of them for each card."""
     parts = -(-total // most)
+    parts += -parts % cards
     return -(-total // parts)

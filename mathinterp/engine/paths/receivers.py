@@ -7,13 +7,14 @@ under the same ``freeze``. A receiver is a head's query, key or value at END, or
 or value differs where END attends to itself alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import torch
 from torch import nn
 
 from mathinterp.engine.hooks import caught_input, caught_output, edited_output
+from mathinterp.engine.in_flight import turns
 from mathinterp.engine.pairs import CleanPairs, Ends
 from mathinterp.engine.paths.frozen import FinalRows, PathEngine
 from mathinterp.engine.paths.nodes import Node, Receiver
@@ -36,14 +37,16 @@ class OneReceiver(PathEngine):
     def __init__(self, anatomy: Anatomy, clean: CleanPairs, receiver: Receiver, *, max_rows: int | None = None):
         super().__init__(anatomy, clean, max_rows=max_rows, compiled=False)
         self.receiver = receiver
-        self.prefix = None if receiver.head is None else Prefix(anatomy, clean.pairs.original)
+        if receiver.head is not None:
+            self.prefix = Prefix(anatomy, clean.pairs.original)
+            self.read_module, self.read_features = receiving_features(anatomy, receiver)
 
     @torch.no_grad()
     def noise_floor(self) -> float:
         """Largest difference that patching X_r's own head 0 of layer 0 makes."""
         return self._patched([Head(0, 0)], "heads", self.original)[0].difference(self.baseline)
 
-    def _carried_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
+    def _carried_rows(self, nodes: Sequence[Node], source: Ends) -> Generator[FinalRows]:
         at = self.receiver.layer
         for input_RD, attention_RD, pair_R, kept in self._heard(nodes, source, mlps_run=True):
             residual_RD = self.residual_LPD[at, pair_R]
@@ -54,7 +57,7 @@ class OneReceiver(PathEngine):
                 after = self.layer(at, residual_RD, output)
             yield self.carry(at + 1, after, pair_R), pair_R, kept
 
-    def _direct_rows(self, nodes: Sequence[Node], source: Ends) -> Iterator[FinalRows]:
+    def _direct_rows(self, nodes: Sequence[Node], source: Ends) -> Generator[FinalRows]:
         anatomy, at = self.anatomy, self.receiver.layer
         is_mlp = self.receiver.head is None
         norm = (anatomy.mlp_post_norm(at) if is_mlp else anatomy.attention_post_norm(at)) or nn.Identity()
@@ -66,7 +69,7 @@ class OneReceiver(PathEngine):
 
     def _heard(
         self, nodes: Sequence[Node], source: Ends, mlps_run: bool
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]]:
+    ) -> Generator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]]:
         """First pass: input of the receiver's layer, its attention output, pairs, and how many rows count."""
         at, layer = self.receiver.layer, nodes[0].layer
         for node in nodes:
@@ -78,7 +81,7 @@ class OneReceiver(PathEngine):
             return
         changes = self.direct_changes if layer < at else self.attention_changes
         change = changes(nodes, source).flatten(0, 1)
-        for row_R, kept in self._batches(len(nodes)):
+        for row_R, kept in turns(self.anatomy.cards, self._batches(len(nodes))):
             pair_R = row_R % len(self.pairs)
             residual, attention = self.residual_LPD[at, pair_R], self.original.attention_LPD[at, pair_R]
             if layer < at:
@@ -99,11 +102,10 @@ class OneReceiver(PathEngine):
 
     def _head_output(self, input_RD: torch.Tensor, pair_R: torch.Tensor) -> torch.Tensor:
         """The receiving head's slice of o_proj's input, its q, k or v at END read from ``input_RD``: R d_head."""
-        assert self.prefix is not None
         assert self.receiver.head is not None
         anatomy, at = self.anatomy, self.receiver.layer
         norm = anatomy.attention_norm(at)
-        module, features = receiving_features(anatomy, self.receiver)
+        module, features = self.read_module, self.read_features
         changed_R1F = module(norm(input_RD[:, None]))[..., features]
 
         def put(clean: torch.Tensor) -> torch.Tensor:

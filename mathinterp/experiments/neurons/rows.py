@@ -12,7 +12,15 @@ import pyarrow as pa
 import torch
 
 from mathinterp.engine.intervention import zeroed
-from mathinterp.engine.lens.neurons import EndActivations, FrozenScales, LayerImportance, NeuronLens, end_activations
+from mathinterp.engine.lens.neurons import (
+    EndActivations,
+    FrozenScales,
+    LayerImportance,
+    NeuronLens,
+    end_activations,
+    layer_importances,
+    lenses_of,
+)
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.columns import cast_table
@@ -26,20 +34,20 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 
 @dataclass
 class NeuronState:
-    """What a replica keeps between shards."""
+    """What a replica keeps between shards; lenses: one for each card, home first."""
 
     prompts: Sequence[TokenizedPrompt]
-    lens: NeuronLens
+    lenses: list[NeuronLens]
     original: EndActivations
     scales: FrozenScales
     target_P: torch.Tensor
     intervened: EndActivations | None
-    intervened_lens: NeuronLens  # the original's, unless another model is compared
+    intervened_lenses: list[NeuronLens]  # the original's, unless another model is compared
 
     @property
     def tuned(self) -> bool:
         """Whether another model is compared: then change = tuned - original, else original - intervened."""
-        return self.intervened_lens is not self.lens
+        return self.intervened_lenses is not self.lenses
 
     def of_prompts(self, first: int, stop: int) -> "NeuronState":
         """The state of some of the prompts."""
@@ -57,19 +65,20 @@ class NeuronState:
 def prepare(subject: Subject, target: str, against: Against | None, other: OtherModel | None) -> NeuronState:
     """The passes over all prompts, original and intervened, and the frozen scales of the norms."""
     anatomy, prompts = subject.anatomy, subject.prompts
-    lens = NeuronLens(anatomy)
+    lenses = lenses_of(anatomy)
     sequences = [prompt.input_ids[: prompt.end + 1] for prompt in prompts]
     original = end_activations(anatomy, sequences)
-    target_P = lens.targets(prompts, target, original)
-    intervened, other_lens = None, lens
+    target_P = lenses[0].targets(prompts, target, original)
+    intervened, other_lenses = None, lenses
     if other is not None:
-        other_lens = NeuronLens(_loaded(other, anatomy))
-        intervened = end_activations(other_lens.anatomy, sequences)
+        other_lenses = lenses_of(_loaded(other, anatomy))
+        intervened = end_activations(other_lenses[0].anatomy, sequences)
     elif against is not None and against.heads:
         intervened = end_activations(anatomy, sequences, zeroed(anatomy, [Head(*head) for head in against.heads]))
     elif against is not None:
         intervened = end_activations(anatomy, [_counterfactual(prompt) for prompt in prompts])
-    return NeuronState(prompts, lens, original, lens.frozen_scales(original), target_P, intervened, other_lens)
+    scales = lenses[0].frozen_scales(original)
+    return NeuronState(prompts, lenses, original, scales, target_P, intervened, other_lenses)
 
 
 def _loaded(other: OtherModel, anatomy: Anatomy) -> Anatomy:
@@ -116,17 +125,17 @@ def change_of(pair: Sequence[torch.Tensor], tuned: bool) -> torch.Tensor:
 
 
 def sides_of(state: NeuronState, layer: int) -> Sides:
-    """The layer under both conditions; unembedding times values is multiplied once a model, for all prompts."""
-    directions_KV = state.lens.directions(layer)
-    layers = [state.lens.layer(layer, state.original, state.scales, state.target_P, directions_KV)]
-    coefficients = [state.original.coefficients_PK[layer]]
-    if state.intervened is not None:
-        if state.tuned:
-            del directions_KV  # two at once might not fit
-            directions_KV = state.intervened_lens.directions(layer)
-        layers.append(state.intervened_lens.layer(layer, state.intervened, state.scales, state.target_P, directions_KV))
-        coefficients.append(state.intervened.coefficients_PK[layer])
-    return Sides(layers, [side.neurons_PK.float() for side in layers], [values.float() for values in coefficients])
+    """The layer under both conditions."""
+    runs = [state.original] if state.intervened is None else [state.original, state.intervened]
+    if state.tuned:  # one model after the other
+        layers = [
+            layer_importances(lenses, layer, [run], state.scales, state.target_P)[0]
+            for lenses, run in zip((state.lenses, state.intervened_lenses), runs, strict=True)
+        ]
+    else:
+        layers = layer_importances(state.lenses, layer, runs, state.scales, state.target_P)
+    coefficients = [run.coefficients_PK[layer].float() for run in runs]
+    return Sides(layers, [side.neurons_PK.float() for side in layers], coefficients)
 
 
 # ---- rows ----
@@ -238,8 +247,8 @@ def target_rows(state: NeuronState) -> pa.Table:
     """The token w of each prompt, and what the two sides say at END."""
     parts = []
     for condition, lens, activations in (
-        ("original", state.lens, state.original),
-        ("intervened", state.intervened_lens, state.intervened),
+        ("original", state.lenses[0], state.original),
+        ("intervened", state.intervened_lenses[0], state.intervened),
     ):
         if activations is None:
             continue
