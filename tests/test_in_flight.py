@@ -15,7 +15,7 @@ from mathinterp.engine import in_flight
 from mathinterp.engine.attribution.circuit import circuit_metrics
 from mathinterp.engine.attribution.estimate import estimate
 from mathinterp.engine.attribution.methods import METHODS
-from mathinterp.engine.attribution.pairs import pair_batches, places_of
+from mathinterp.engine.attribution.pairs import places_of
 from mathinterp.engine.in_flight import on_every, turns
 from mathinterp.engine.lens import neurons
 from mathinterp.engine.lens.neurons import NeuronLens, end_activations, layer_importances, lenses_of
@@ -60,15 +60,6 @@ def test_every_batch_has_its_turn_and_all_are_made_before_the_first() -> None:
 ])  # fmt: skip
 def test_there_are_as_many_batches_for_each_card(total: int, most: int, cards: int, rows: int) -> None:
     assert _even(total, most, cards) == rows <= most
-
-
-def test_pairs_make_a_batch_for_each_card() -> None:
-    anatomy, prompts = Anatomy(tiny_model("llama")), contrasts(9)
-    for fewest, batches in ((1, 1), (2, 2), (3, 3)):
-        found = list(pair_batches(prompts, anatomy, None, fewest))
-        assert len(found) == batches
-        rows = torch.cat([batch.clean.rows for batch in found])
-        assert sorted(rows.tolist()) == list(range(9))
 
 
 @pytest.mark.parametrize("prompts", [len(SEQUENCES), 1, 3])

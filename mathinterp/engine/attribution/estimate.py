@@ -64,7 +64,7 @@ def _estimate(
     passes = Passes()
     parts = [
         (batch, METHODS[method](anatomy, batch, places, positions, steps))
-        for batch in turns(anatomy.cards, pair_batches(prompts, anatomy, max_tokens, len(anatomy.cards)))
+        for batch in turns(anatomy.cards, pair_batches(prompts, anatomy, max_tokens))
     ]
     for batch, of_batch in parts:
         rows = batch.clean.rows.cpu()

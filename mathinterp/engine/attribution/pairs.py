@@ -60,16 +60,10 @@ class PairBatch:
 
 
 def pair_batches(
-    prompts: Sequence[TokenizedPrompt], anatomy: Anatomy, max_tokens: int | None = None, fewest: int = 1
+    prompts: Sequence[TokenizedPrompt], anatomy: Anatomy, max_tokens: int | None = None
 ) -> Iterator[PairBatch]:
-    """The pairs in batches; every prompt must have its counterfactual and a distractor of the first scored token.
-
-    Args:
-        fewest: batches, where there are as many pairs.
-    """
+    """The pairs in batches; every prompt must have its counterfactual and a distractor of the first scored token."""
     max_tokens = max_tokens or (GPU_TOKENS if anatomy.device.type == "cuda" else CPU_TOKENS)
-    longest = max(item.end + 1 for item in prompts)
-    max_tokens = min(max_tokens, -(-len(prompts) // fewest) * longest)
     clean, other, answers, distractors = [], [], [], []
     for item in prompts:
         assert item.counterfactual_ids is not None
