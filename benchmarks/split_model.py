@@ -21,15 +21,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import click
 import numpy as np
 import torch
 
-from mathinterp.engine import packed
 from mathinterp.engine.scores import Scores
-from mathinterp.engine.tree.packing import GPU_TOKENS
 from mathinterp.experiments.ablated import AblationState
 from mathinterp.experiments.base import Subject
 from mathinterp.experiments.heads import Heads
@@ -148,21 +145,14 @@ def compare(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: i
     split = Scan(shape, limit, layers, heads, cards=2)
     found |= {"split_seconds": split.timed(rounds), "split_noise": split.noise(), "engine": split.state.notes["engine"]}
     found["apart"] = apart(split.scores(), expected)
-    split.layers = list(layers[:: max(1, len(layers) - 1)])  # the first and the last
-    expected = split.scores()
     del split
-    torch.cuda.empty_cache()
-    with mock.patch.object(packed, "GPU_TOKENS", GPU_TOKENS // 2):  # each of two cards works on such a batch
-        alike = Scan(shape, limit, [layers[0], layers[-1]], heads, cards=1)
-        found["apart_in_equal_batches"] = apart(expected, alike.scores())
-    del alike
     torch.cuda.empty_cache()
     halves = [partial(Scan, shape, limit, layers[start::2], heads, cards=1) for start in range(2)]
     found["two_replicas_seconds"] = two_replicas(halves, rounds)
     found["flops_per_second"] = flops / found["split_seconds"]
     found["of_two_replicas"] = found["two_replicas_seconds"] / found["split_seconds"]
     floor = max(found[f"{way}_noise"]["max_logprob_deviation"] for way in ("one_card", "split"))
-    found["within_noise"] = found["apart_in_equal_batches"]["logprob"] <= 2 * floor  # each may stray by its own
+    found["within_noise"] = found["apart"]["logprob"] <= 2 * floor  # each may stray by its own
     return found
 
 
@@ -215,10 +205,7 @@ def main(shape: str, limit: int, layers: str | None, heads: int | None, rounds: 
     name = "of_two_replicas" if fits else "of_predicted"
     print(f"{shape} on two cards: {found[name]:.3f} {name.replace('_', ' ')} (target {TARGET})")
     if fits:
-        print(
-            f"rows in batches of equal shapes: {found['apart_in_equal_batches']}; within noise: {found['within_noise']}"
-        )
-        print(f"rows in batches as each way cuts them: {found['apart']}; noise of the split {found['split_noise']}")
+        print(f"rows: {found['apart']}; within noise: {found['within_noise']}; noise {found['split_noise']}")
     work = {"shape": shape, "prompts": limit, "layers": len(chosen), "heads": asked}
     print(json.dumps({"gpu": torch.cuda.get_device_name(), **work, **found}))
 

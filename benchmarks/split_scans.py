@@ -44,7 +44,10 @@ TABLES = ("path_scan", "neuron_scan", "node_attributions", "circuit_metric")  # 
 class Work:
     """Some shards of a scan of a random model, ready to be timed."""
 
-    def __init__(self, name: str, shape: str, limit: int, layers: Sequence[int], half: int | None, cards: int):
+    def __init__(
+        self, name: str, shape: str, limit: int, layers: Sequence[int], half: int | None, cards: int,
+        rows: int | None = None,
+    ):  # fmt: skip
         spec = ModelSpec(f"random:{shape}", dtype="bfloat16")
         model = load(resolve(spec, "cuda"), "cuda:0", [f"cuda:{card}" for card in range(1, cards)])
         few = name in ("attribution", "circuit")
@@ -53,7 +56,7 @@ class Work:
         self.scan = experiment(name, layers, model.anatomy.shape)
         of_rows = [shard for shard in self.scan.shards(model.anatomy.shape, prompts) if shard.table in TABLES]
         self.shards = of_rows if half is None else [each for n, each in enumerate(of_rows) if (n + n // 2) % 2 == half]
-        self.state = self.scan.prepare(Subject(model.anatomy, prompts, tokenizer=model.tokenizer))
+        self.state = self.scan.prepare(Subject(model.anatomy, prompts, rows, model.tokenizer))
         self.scores()  # whatever is compiled late
 
     def scores(self) -> list[pa.Table]:

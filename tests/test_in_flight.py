@@ -20,7 +20,7 @@ from mathinterp.engine.in_flight import on_every, turns
 from mathinterp.engine.lens import neurons
 from mathinterp.engine.lens.neurons import NeuronLens, end_activations, layer_importances, lenses_of
 from mathinterp.engine.pairs import CleanPairs, ends_of
-from mathinterp.engine.paths.frozen import PathEngine, _even
+from mathinterp.engine.paths.frozen import PathEngine
 from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
@@ -53,13 +53,6 @@ def test_every_batch_has_its_turn_and_all_are_made_before_the_first() -> None:
         assert made == [0, 1, 2, 3, 4]
         seen.append(number)
     assert seen == made
-
-
-@pytest.mark.parametrize(("total", "most", "cards", "rows"), [
-    (10, 10, 1, 10), (11, 10, 1, 6), (100, 30, 1, 25), (10, 10, 2, 5), (30, 10, 2, 8), (40, 10, 2, 10), (3, 10, 4, 1),
-])  # fmt: skip
-def test_there_are_as_many_batches_for_each_card(total: int, most: int, cards: int, rows: int) -> None:
-    assert _even(total, most, cards) == rows <= most
 
 
 @pytest.mark.parametrize("prompts", [len(SEQUENCES), 1, 3])

@@ -92,8 +92,8 @@ class PackedEngine:
         compiled = compiled and not anatomy.quantised
         self.device, self.dtype = anatomy.device, anatomy.dtype
         self.answers: Answers = answers_of(prompts)
-        # of a model on several cards, each works on a batch of its own: together they take the memory of one
-        self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS) // len(anatomy.cards)
+        # on several cards as on one: the shape of a batch decides last bits, and the number of cards changes no row
+        self.max_tokens = max_tokens or (GPU_TOKENS if self.device.type == "cuda" else CPU_TOKENS)
         fed = [prompt.fed for prompt in prompts]
         self.tree_attention = compiled and serves(anatomy, fed) if tree_attention is None else tree_attention
         layout = lay_out(

@@ -142,7 +142,7 @@ class PathEngine:
             compiled_by_rule(call_layer, dynamic=False) if compiled else call_layer
         )  # fmt: skip
         self.scorer = Scorer(anatomy, compiled)
-        self.max_rows = max_rows or (GPU_ROWS if on_gpu else CPU_ROWS) // len(anatomy.cards)  # a batch for each card
+        self.max_rows = max_rows or (GPU_ROWS if on_gpu else CPU_ROWS)  # however many cards: see packed.py
         self._mlp_runs = [known_twin(anatomy, layer) for layer in range(shape.n_layers)]
         self._all_known = [known_twin(anatomy, layer, family.mlp) for layer in range(shape.n_layers)]
         self._run_clean_rows()
@@ -289,13 +289,12 @@ class PathEngine:
         """Indices of rows node * P + pair in batches, and how many of each batch count.
 
         Where results depend on the number of rows in a product (half precision), or that is compiled, all batches are
-        of one size: that which cuts all nodes of a layer evenly. The last one starts over to be full. Of a model on
-        several cards there are as many batches for each.
+        of one size: that which cuts all nodes of a layer evenly. The last one starts over to be full.
         """
-        total, cards = nodes * len(self.pairs), len(self.anatomy.cards)
-        rows = _even(total, self.max_rows, cards)
+        total = nodes * len(self.pairs)
+        rows = _even(total, self.max_rows)
         if self._fixed_shape:
-            rows = _even((self.anatomy.shape.n_heads + 1) * len(self.pairs), self.max_rows, cards)
+            rows = _even((self.anatomy.shape.n_heads + 1) * len(self.pairs), self.max_rows)
             pieces = self.scorer.pieces(rows)
             rows = -(-rows // pieces) * pieces
         for start in range(0, total, rows):
@@ -304,8 +303,7 @@ class PathEngine:
             yield torch.arange(start, stop, device=self.gold_P.device) % total, kept
 
 
-def _even(total: int, most: int, cards: int) -> int:
-    """The size of the fewest equal parts of at most ``most``, as many of them for each card."""
+def _even(total: int, most: int) -> int:
+    """The size of the fewest equal parts of at most ``most``."""
     parts = -(-total // most)
-    parts += -parts % cards
     return -(-total // parts)
