@@ -2,7 +2,7 @@
 
 GET /-/counts tells the requests by method since the last call of it; PUT /-/refuse?share=0.1 makes it refuse that share
 of them from then on, half of them after the request was carried out, as when only the answer is lost; with &status=403
-all refusals are of that status, and nothing of them is carried out. Knows WSGI; knows nothing about any store's protocol.
+all refusals are of that status, and nothing of them is carried out. Knows WSGI; knows no store's protocol.
 """
 
 import json

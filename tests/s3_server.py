@@ -18,6 +18,7 @@ CODES = {
     "503 Slow Down": "SlowDown",
     "503 Service Unavailable": "ServiceUnavailable",
     "429 Too Many Requests": "TooManyRequestsException",
+    "403 Forbidden": "AccessDenied",
 }
 
 
@@ -51,9 +52,8 @@ def s3_server() -> Iterator[S3]:
 
 def answer(status: str) -> tuple[dict[str, str], str]:
     """What S3 says with a status."""
-    code = CODES.get(status, status[4:].replace(" ", ""))
     headers = {"Content-Type": "application/xml", "Connection": "close"}
-    return headers, f"<Error><Code>{code}</Code><Message>try again</Message></Error>"
+    return headers, f"<Error><Code>{CODES[status]}</Code><Message>try again</Message></Error>"
 
 
 def main(port: int) -> None:

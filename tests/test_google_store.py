@@ -1,7 +1,7 @@
 """What only stores on gs:// have: gcsfs's own questions, errors and logs, uploads in parts, placeholders of folders.
 
-Needs `pip install 'mathinterp[gcs-test]'` (gcp-storage-emulator, gcsfs); skipped where they are absent. What holds for S3
-as well: tests/test_object_store.py.
+Needs `pip install 'mathinterp[gcs-test]'` (gcp-storage-emulator, gcsfs); skipped where they are absent. What holds for
+S3 as well: tests/test_object_store.py.
 """
 
 import logging
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -83,7 +84,7 @@ def test_a_large_file_goes_up_in_parts_and_is_read_in_parts(gs: Server) -> None:
     gs.refuse(0)
 
 
-def test_folders_that_the_console_made_are_no_files(gs: Server) -> None:
+def test_folders_that_the_console_made_are_no_files(gs: Server, tmp_path: Path) -> None:
     gs.refuse(0)
     remote = Store(gs.url("made")).files._remote
     assert remote is not None
@@ -91,7 +92,8 @@ def test_folders_that_the_console_made_are_no_files(gs: Server) -> None:
         remote._filesystem.pipe_file(f"{BUCKET}/made/{folder}", b"")
     store, run = many_files(gs.url("made"))
     assert len(rows_of(store, run)) > 12
-    for words in (["check"], ["runs", "check"], ["runs", "list"], ["runs", "compact", run], ["report"]):
+    report = ["report", "--out", str(tmp_path / "report")]
+    for words in (["check"], ["runs", "check"], ["runs", "list"], ["runs", "compact", run], report):
         done = CliRunner().invoke(main, [*words, "--store", store.url])
         assert done.exit_code == 0, (words, done.output)
         assert "warning" not in done.output, (words, done.output)
