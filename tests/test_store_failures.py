@@ -93,7 +93,7 @@ def test_queries_of_one_run_list_the_tables_that_it_has_and_no_others(remote) ->
     with store.held(run):
         (row,) = store.rows("SELECT shards, shards_done FROM runs WHERE run_id = $run", {"run": run})
     assert row == {"shards": 3, "shards_done": 3}
-    assert Counting.requests["list"] == 2 * (1 + 3), "records and three tables, to answer and to tell of unfinished runs"
+    assert Counting.requests["list"] == 2 * (1 + 3), "records and three tables, twice: for the answer, and for warnings"
 
 
 @pytest.mark.parametrize(
