@@ -86,6 +86,16 @@ def test_a_query_of_seven_files_makes_at_most_three_requests_for_each(remote) ->
     assert sum(Counting.requests.values()) <= 3 * 7, Counting.requests
 
 
+def test_queries_of_one_run_list_the_tables_that_it_has_and_no_others(remote) -> None:
+    store = Store(remote)
+    (run,) = (row["run_id"] for row in store.rows("SELECT run_id FROM runs"))
+    Counting.requests.clear()
+    with store.held(run):
+        (row,) = store.rows("SELECT shards, shards_done FROM runs WHERE run_id = $run", {"run": run})
+    assert row == {"shards": 3, "shards_done": 3}
+    assert Counting.requests["list"] == 2 * (1 + 3), "records and three tables, twice: for the answer, and for warnings"
+
+
 @pytest.mark.parametrize(
     ("failing", "code"), [(OSError, 1), (TimeoutError, 1), (RuntimeError, 1), (PermissionError, 2)]
 )

@@ -4,9 +4,12 @@ Knows fsspec and its retries; knows nothing about what files hold. A small file 
 that looking at its footer and querying it take one request.
 """
 
+import errno
+import logging
+import os
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from io import BytesIO
@@ -32,7 +35,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     protocol = url.partition("://")[0].replace("s3a", "s3")
     options = {name: value for name, value in RETRIES.get(protocol, {}).items() if name not in _configured(protocol)}
     try:
-        filesystem, prefix = fsspec.url_to_fs(url, **options)
+        google = protocol in ("gs", "gcs")
+        filesystem, prefix = _google(url) if google else fsspec.url_to_fs(url, **options)
     except ImportError as error:
         extra = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}.get(protocol)
         advice = f"; pip install 'mathinterp[{extra}]'" if extra else ""
@@ -44,6 +48,21 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
         set_custom_error_handler(_is_throttled)
     return filesystem, prefix.rstrip("/")
+
+
+def _google(url: str) -> tuple[Any, str]:
+    """A filesystem that does not ask by gRPC, at each request, of what kind the bucket is, and is silent on stderr.
+
+    Where gRPC does not get through, each such question takes a minute. Only zonal buckets need it: whoever has one sets
+    GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT. What gcsfs logs still reaches whoever has set up logging.
+    """
+    from gcsfs.core import GCSFileSystem
+
+    if not (logger := logging.getLogger("gcsfs")).handlers:
+        logger.addHandler(logging.NullHandler())
+    if "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT" in os.environ:
+        return cast(tuple[Any, str], fsspec.url_to_fs(url))
+    return GCSFileSystem(), GCSFileSystem._strip_protocol(url)
 
 
 def _is_throttled(error: Exception) -> bool:
@@ -71,7 +90,8 @@ class RemoteFiles:
         """Every file below a folder, with its size and a stamp that changes with its content."""
         self._filesystem.invalidate_cache()  # other machines write too
         try:
-            keys = self._filesystem.find(self._key(folder).rstrip("/"), detail=True)
+            with _usual_errors():
+                keys = self._filesystem.find(self._key(folder).rstrip("/"), detail=True)
         except FileNotFoundError:  # nothing was ever written there
             keys = {}
         found = {key[len(self._prefix) + 1 :]: _version(info) for key, info in keys.items()}
@@ -95,15 +115,34 @@ class RemoteFiles:
     def write(self, name: str, content: bytes) -> None:
         """Put a file as a whole."""
         self._known.pop(name, None)
-        self._filesystem.pipe_file(self._key(name), content)
+        try:
+            with _usual_errors():
+                self._filesystem.pipe_file(self._key(name), content)
+        except FileNotFoundError as error:  # there are no folders: nothing else can be missing
+            raise FileNotFoundError(errno.ENOENT, error.strerror or "The specified bucket does not exist") from error
 
     def remove(self, name: str) -> None:
-        """Delete a file."""
+        """Delete a file; one that is gone may have been deleted by a request whose answer was lost."""
         self._known.pop(name, None)
-        self._filesystem.rm_file(self._key(name))
+        with suppress(FileNotFoundError), _usual_errors():
+            self._filesystem.rm_file(self._key(name))
 
     def open(self, name: str) -> BinaryIO:
         """A reader of its own; raises FileNotFoundError."""
+        with _usual_errors():
+            return self._open(name)
+
+    def read_now(self, name: str) -> bytes:
+        """The content as it is, whatever was listed; raises FileNotFoundError."""
+        with _usual_errors():
+            content: bytes = self._filesystem.cat_file(self._key(name))
+        return content
+
+    def for_reading(self) -> fsspec.AbstractFileSystem:
+        """A filesystem of the files that were listed, at their URLs."""
+        return _Listed(self._url, dict(self._known), self.open)
+
+    def _open(self, name: str) -> BinaryIO:
         version = self._known.get(name)
         if version is None or not version[1]:  # not listed, or nothing tells its versions apart
             return BytesIO(self._filesystem.cat_file(self._key(name)))
@@ -116,15 +155,6 @@ class RemoteFiles:
         while sum(map(len, self._kept.values())) > KEPT_BYTES:
             self._kept.popitem(last=False)
         return BytesIO(content)
-
-    def read_now(self, name: str) -> bytes:
-        """The content as it is, whatever was listed; raises FileNotFoundError."""
-        content: bytes = self._filesystem.cat_file(self._key(name))
-        return content
-
-    def for_reading(self) -> fsspec.AbstractFileSystem:
-        """A filesystem of the files that were listed, at their URLs."""
-        return _Listed(self._url, dict(self._known), self.open)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
@@ -164,6 +194,17 @@ class _Listed(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
     def modified(self, path: str) -> datetime:
         """A time that is the same for all: whoever asks has the version of the listing."""
         return datetime.fromtimestamp(0, UTC)
+
+
+@contextmanager
+def _usual_errors() -> Iterator[None]:
+    """gcsfs tells what is forbidden by an OSError without a number, or by an exception of its own."""
+    try:
+        yield
+    except Exception as error:
+        if str(error).startswith("Forbidden: ") or getattr(error, "code", None) == 401:
+            raise PermissionError(errno.EACCES, " ".join(str(error).split())) from error
+        raise
 
 
 def _written(info: dict[str, Any]) -> float | None:

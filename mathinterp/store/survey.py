@@ -160,11 +160,13 @@ class Surveyor:
     def _listed_of_run(self, tables: list[str], run: str) -> dict[str, dict[str, FileVersion]]:
         name = record_name(run)
         found = {"runs": {each: version for each, version in self._files.find("runs", ".json").items() if each == name}}
-        records, _, _ = self._read_records(found["runs"])
-        prompts = records[run]["prompts_fingerprint"] if run in records else ""
+        record = self._read_records(found["runs"])[0].get(run)
+        prompts = record["prompts_fingerprint"] if record else ""
+        of_runs, has = catalog().of_runs, {table_of(shard) for shard in record["shards"]} if record else set(tables)
         for table in tables:
-            value = run if table in catalog().of_runs else prompts
-            found[table] = self._files.find(f"{table}/{catalog().tables[table].partition}={value}", ".parquet")
+            place = f"{table}/{catalog().tables[table].partition}={run if table in of_runs else prompts}"
+            asked = self._files.local or table in has or table not in of_runs  # each costs an object store requests
+            found[table] = self._files.find(place, ".parquet") if asked else {}
         return found
 
     def _elsewhere(self, records: Mapping[str, Record]) -> list[str]:
@@ -264,12 +266,8 @@ class Surveyor:
     def name_missing_prompts(self, found: Survey) -> None:
         """Rows of prompts that are gone would fall out of every view that joins them, in silence."""
         records, good = found.records, found.good
-        read = {
-            name.split("/")[1]
-            for table, names in good.items()
-            if table not in ("runs", *PROMPT_TABLES)
-            for name in names
-        }
+        read = {name.split("/")[1] for table, names in good.items() if table not in ("runs", *PROMPT_TABLES)
+                for name in names}  # fmt: skip
         for table in (table for table in PROMPT_TABLES if table in good):
             there = {name.split("/")[1] for name in good[table]}
             lost: dict[str, list[str]] = {}
