@@ -285,8 +285,9 @@ def test_the_steps_of_the_image_run_on_what_it_copies(home):
 @pytest.mark.slow
 def test_the_extras_of_the_image_resolve_to_the_pins_of_the_constraints(home):
     """Where a package index can be reached, whichever pip is set up for: nothing is installed."""
+    wanted = ("--no-deps", "--quiet", "--dest", str(home / "asked"), f"s3fs=={PINS['s3fs']}")
     asked = subprocess.run(
-        ["sh", "-ec", f"{PIP} --timeout 10 --retries 1 download --quiet --no-deps --dest {home / 'asked'} s3fs=={PINS['s3fs']}"],
+        [sys.executable, "-m", "pip", "--timeout", "10", "--retries", "1", "download", *wanted],
         capture_output=True, text=True,
     )  # fmt: skip
     if asked.returncode and "Could not find" in asked.stderr and "from versions: none" in asked.stderr:
@@ -296,7 +297,6 @@ def test_the_extras_of_the_image_resolve_to_the_pins_of_the_constraints(home):
     said(install, home)
     report = json.loads((home / "report.json").read_text())
     found = {each["metadata"]["name"]: each["metadata"]["version"] for each in report["install"]}
-    assert found["mathinterp"] == "0.1.0"
     for name in ("s3fs", "gcsfs"):
         there = found.get(name) or version(name)  # of this environment, which has it already
         assert there == PINS[name], name

@@ -122,7 +122,11 @@ def test_what_a_command_needs_stands_before_it(command: str, needs: tuple[str, .
 
 def test_the_readme_leads_from_a_laptop_to_two_machines() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = ("ray start --head", "ray start --address HOST:6379", "mathinterp scan heads --address HOST:6379 --store /")
+    commands = (
+        "ray start --head",
+        "ray start --address HOST:6379",
+        "mathinterp scan heads --address HOST:6379 --store /",
+    )
     shown = [line for block in re.findall(r"```bash\n(.*?)```", readme, flags=re.DOTALL) for line in block.splitlines()]
     places = [next(n for n, line in enumerate(shown) if line.startswith(command)) for command in commands]
     assert places == list(range(places[0], places[0] + 3))
