@@ -3,10 +3,11 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STORES := $(VENV)-stores
 TWO := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes, which read what the first one compiled
 
-.PHONY: docs demo test check lint types test-most test-quick bench notebooks clean
+.PHONY: docs demo test test-stores check lint types test-most test-quick bench notebooks clean
 
 demo: $(STAMP)
 	$(BIN)/mathinterp scan heads --store demo-results
@@ -19,6 +20,9 @@ test: $(STAMP)
 
 test-most:  # on two cores, the files of tests one after another; tests that start Ray come last, see tests/in_order.py
 	$(TWO) --dist loadscope --no-loadscope-reorder -m "not alone"
+
+test-stores: $(STORES)/.installed  # what plays object stores brings much that no other test needs
+	OMP_NUM_THREADS=1 $(STORES)/bin/python -m pytest tests/test_object_store.py tests/test_google_store.py
 
 check: $(STAMP)  # a part of the tests, see CONTRIBUTING.md
 	$(MAKE) --jobs 2 --output-sync lint types test-quick
@@ -48,5 +52,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(STAMP)
 
+$(STORES)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(STORES)
+	$(STORES)/bin/python -m pip install --quiet --constraint constraints.txt torch
+	$(STORES)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[s3-test,gcs-test]" pytest pytest-timeout
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo-results
+	rm -rf $(VENV) $(STORES) demo-results

@@ -119,7 +119,7 @@ def driver_kill(trial: Trial) -> None:
 
 
 def driver_sigterm(trial: Trial) -> None:
-    """SIGTERM of the driver, as `ray job stop` sends it."""
+    """SIGTERM of the driver, as `ray job stop` sends it; tests/test_jobs.py stops a real job."""
     driver = trial.start()
     trial.under_way(driver)
     driver.terminate()

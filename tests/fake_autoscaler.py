@@ -12,12 +12,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 
 from mathinterp.cluster.temporary import usable_folder
 from tests.job_service import free_ports
@@ -25,7 +26,17 @@ from tests.job_service import free_ports
 HEAD = "ray.head.default"
 
 
-def config(address: str, workers: dict[str, Any], idle_seconds: float) -> dict[str, Any]:
+class LateNodes(FakeMultiNodeProvider):
+    """Every node but the first comes only when there is a file of ``provider["late_until"]``, a pattern."""
+
+    def _create_node_with_resources_and_labels(self, *words: Any) -> None:  # in a thread of its own
+        pattern = self.provider_config["late_until"]
+        while pattern and len(self._nodes) > 1 and not glob(pattern):  # the head node is one of them
+            time.sleep(0.2)
+        super()._create_node_with_resources_and_labels(*words)
+
+
+def config(address: str, workers: dict[str, Any], idle_seconds: float, late_until: str) -> dict[str, Any]:
     """What `ray up` would leave on the head node."""
     return {
         "cluster_name": "fake",
@@ -34,7 +45,7 @@ def config(address: str, workers: dict[str, Any], idle_seconds: float) -> dict[s
         "upscaling_speed": 10.0,
         "provider": {  # by its module: Ray's wheel lacks the defaults of the type "fake_multinode"
             "type": "external",
-            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "module": "tests.fake_autoscaler.LateNodes", "late_until": late_until,
             "use_node_id_as_ip": True, "disable_node_updaters": True, "gcs_address": address,
             "disable_launch_config_check": True, "launch_multiple": True, "head_node_id": FAKE_HEAD_NODE_ID,
         },
@@ -47,18 +58,19 @@ def config(address: str, workers: dict[str, Any], idle_seconds: float) -> dict[s
 
 
 @contextmanager
-def autoscaling_ray(workers: dict[str, Any], idle_seconds: float, home: Path) -> Iterator[str]:
+def autoscaling_ray(workers: dict[str, Any], idle_seconds: float, home: Path, late_until: str = "") -> Iterator[str]:
     """The address of a head node without CPUs, to which this process is connected.
 
     Args:
         workers: node types, as in a launcher file.
         home: where the launcher's file is left for drivers whose HOME it is.
+        late_until: see LateNodes.
     """
     folder = tempfile.mkdtemp(prefix="mi", dir=usable_folder())  # short: Ray keeps sockets below it
     gcs, dashboard, agent, grpc, metrics, runtime, client = free_ports(7)
     address = f"{ray.util.get_node_ip_address()}:{gcs}"
     written = home / "ray_bootstrap_config.yaml"
-    written.write_text(json.dumps(config(address, workers, idle_seconds)))
+    written.write_text(json.dumps(config(address, workers, idle_seconds, late_until)))
     command = [
         *(str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", f"--temp-dir={folder}"),
         *(f"--port={gcs}", f"--dashboard-port={dashboard}", "--num-cpus=0", f"--autoscaling-config={written}"),
@@ -70,6 +82,7 @@ def autoscaling_ray(workers: dict[str, Any], idle_seconds: float, home: Path) ->
         **os.environ, "RAY_AUTH_MODE": "disabled", "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "PYTHONPATH": str(Path(__file__).parents[1]),  # of LateNodes, and of experiments that tests bring
     }  # fmt: skip
     environment.pop("RAY_ADDRESS", None)
     with open(Path(folder) / "start.log", "w") as log:

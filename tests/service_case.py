@@ -13,7 +13,7 @@ from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Read
 from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.service.front import Front
-from mathinterp.service.host import Host, HostSettings
+from mathinterp.service.host import Answer, Host, HostSettings
 from mathinterp.service.listening import bound_socket, listening
 from mathinterp.service.router import Router
 from mathinterp.service.shelf import Limits, Shelf
@@ -106,7 +106,8 @@ def routed(
 @contextmanager
 def served(
     slots: int = 1, token: str | None = None, limits: Limits = ROOM, silence: float | None = None,
-    make: Callable[[], Host] | None = None, **about: Any,
+    make: Callable[[], Host] | None = None, computed: Callable[[str, Answer], None] = lambda experiment, answer: None,
+    **about: Any,
 ) -> Iterator[tuple[str, Router, ThreadWorkers]]:  # fmt: skip
     """The URL of a service whose hosts are real ones, those that ``make`` makes; it tells these facts about itself."""
     settings = HostSettings("cpu", limits, cores=1)
@@ -119,6 +120,6 @@ def served(
     about = {"device": "cpu", "node": "here", **about}
     with routed(make or host, slots, silence) as (router, workers):
         bound = bound_socket("127.0.0.1", 0)
-        with listening(Front(router, about, token).app(), bound):
+        with listening(Front(router, about, token, computed).app(), bound):
             yield f"http://127.0.0.1:{bound.getsockname()[1]}", router, workers
         bound.close()

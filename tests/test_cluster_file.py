@@ -1,9 +1,11 @@
 """cluster.yaml: valid for the launcher, installs this project, starts from no GPUs, states its authentication."""
 
 import copy
+import json
 import re
 import tomllib
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,8 +52,24 @@ def test_set_up_installs_this_project_on_every_node(config):
     for node in ("head_setup_commands", "worker_setup_commands"):
         (install,) = [command for command in config[node] if "pip install" in command and target in command]
         assert f"--constraint {target}/constraints.txt" in install
+        assert f"--editable '{target}[s3,gcs]'" in install  # the example's store is s3://
     assert (ROOT / "constraints.txt").is_file()
     assert (ROOT / "pyproject.toml").is_file()
+
+
+def test_replicas_may_write_the_store_of_the_example(config):
+    """Ray gives its instance profile to the head node alone, and the head node no right to hand it on."""
+    text = (ROOT / "cluster.yaml").read_text()
+    assert "--store s3://" in text
+    source = Path(find_spec("ray.autoscaler._private.aws.config").origin).read_text()  # importing it would need boto3
+    assert 'RAY = "ray-autoscaler"\nDEFAULT_RAY_INSTANCE_PROFILE = RAY + "-v1"\n' in source
+    profile = "ray-autoscaler-v1"
+    workers = [kind for kind in config["available_node_types"].values() if kind["max_workers"]]
+    assert [kind["node_config"]["IamInstanceProfile"] for kind in workers] == [{"Name": profile}]
+    (role, policy) = re.search(r"put-role-policy --role-name (\S+) .*\\\n#\s+'(.*)'\n", text).groups()
+    allowed = json.loads(policy)["Statement"]
+    assert (role, allowed["Effect"], allowed["Action"]) == (profile, "Allow", "iam:PassRole")
+    assert allowed["Resource"].endswith(f":role/{profile}")
 
 
 def test_no_secret_of_the_project_travels_but_the_clusters_own_token_does(config):

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ DEPLOY = ROOT / "deploy"
 PINS = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 MANIFESTS = ("rayjob.yaml", "rayjob-service.yaml")
 SCHEMA = json.loads((ROOT / "tests" / "kuberay" / "rayjob.schema.json").read_text())
+SERVICE_SCHEMA = json.loads((ROOT / "tests" / "kuberay" / "service.schema.json").read_text())
 
 
 @pytest.fixture(params=MANIFESTS)
@@ -36,6 +38,13 @@ def job(request) -> dict[str, Any]:
 
 def rayjob(name: str) -> dict[str, Any]:
     (found,) = [each for each in yaml.safe_load_all((DEPLOY / name).read_text()) if each["kind"] == "RayJob"]
+    return found
+
+
+def kubernetes_service() -> dict[str, Any]:
+    """The Service of rayjob-service.yaml."""
+    manifest = (DEPLOY / "rayjob-service.yaml").read_text()
+    (found,) = [each for each in yaml.safe_load_all(manifest) if each["kind"] == "Service"]
     return found
 
 
@@ -65,7 +74,7 @@ def test_the_on_prem_file_installs_the_project_and_states_its_authentication():
     assert config["rsync_filter"] == [".gitignore", ".rayignore"]
     (target,) = [remote for remote, local in config["file_mounts"].items() if local == "."]
     (install,) = [command for command in config["worker_setup_commands"] if "pip install" in command]
-    assert f"--constraint {target}/constraints.txt --editable {target}" in install
+    assert f"--constraint {target}/constraints.txt --editable {target}'[s3,gcs]'" in install
     starts = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
     starts = [command for command in starts if "ray start" in command]
     assert len(starts) == 2
@@ -101,6 +110,39 @@ def test_faulty_manifests_would_not_be_accepted(place, value):
         jsonschema.validate(faulty, SCHEMA)
 
 
+def test_kubernetes_accepts_the_service():
+    jsonschema.Draft202012Validator.check_schema(SERVICE_SCHEMA)
+    jsonschema.validate(kubernetes_service(), SERVICE_SCHEMA)
+    kinds = {each["kind"] for name in MANIFESTS for each in yaml.safe_load_all((DEPLOY / name).read_text())}
+    assert kinds == {"RayJob", "Service"}, "each kind has its schema"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (["apiVersion"], "v2"),
+        (["metadata", "name"], "mathinterp_service"),
+        (["metadata", "lables"], {}),
+        (["spec", "selektor"], {"app": "x"}),
+        (["spec", "selector", "app"], 1),
+        (["spec", "type"], "LoadBalanced"),
+        (["spec", "ports", 0, "port"], "8390"),
+        (["spec", "ports", 0, "port"], 83900),
+        (["spec", "ports", 0, "targetport"], 8390),
+        (["spec", "ports", 0, "name"], "The Service"),
+    ],
+)
+def test_faulty_services_would_not_be_accepted(place, value):
+    faulty = kubernetes_service()
+    *above, last = place
+    node = faulty
+    for key in above:
+        node = node[key]
+    node[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(faulty, SERVICE_SCHEMA)
+
+
 def test_manifests_run_as_a_user_on_the_ray_of_the_constraints(job):
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["rayVersion"] == PINS["ray"]
@@ -117,10 +159,7 @@ def test_the_scan_of_the_job_is_one_that_the_command_line_takes():
 
 
 def test_the_service_of_the_manifest_is_one_that_the_command_line_takes():
-    if "serve" not in main.list_commands(click.Context(main)):
-        pytest.skip("this version has no `mathinterp serve` yet")
-    manifest = (DEPLOY / "rayjob-service.yaml").read_text()
-    (service,) = [each for each in yaml.safe_load_all(manifest) if each["kind"] == "Service"]
+    service = kubernetes_service()
     _, options = parsed(shlex.split(rayjob("rayjob-service.yaml")["spec"]["entrypoint"])[1:])
     head = rayjob("rayjob-service.yaml")["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
     (port,) = service["spec"]["ports"]
@@ -201,32 +240,63 @@ def test_what_the_image_copies_is_there_and_nothing_else_reaches_the_builder():
     assert {line[1:] for line in ignored if line.startswith("!")} == set(copied())
 
 
-@pytest.mark.slow
-def test_the_steps_of_the_image_run_on_what_it_copies(tmp_path):
-    """With this environment's packages in place of the network's: they must be those of constraints.txt."""
-    home = tmp_path / "home"
-    (home / "source").mkdir(parents=True)
+PIP = f"{shlex.quote(sys.executable)} -m pip"
+BUILD, INSTALL = [rest for kind, rest in instructions() if kind == "RUN"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """/home/ray after the image's first stage: constraints.txt, and the wheel of what is copied."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "source").mkdir()
     for name in copied():
         place = home if name == "constraints.txt" else home / "source"
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, place / name)
-    build, install = [rest for kind, rest in instructions() if kind == "RUN"]
-    install, _, check = install.partition(" && ")
-    pip = f"{shlex.quote(sys.executable)} -m pip --isolated"
-    steps = [
-        build.replace("pip wheel", f"{pip} wheel --quiet --no-index --no-build-isolation"),
-        f"mv dist {home}/dist",
-        install.replace("/home/ray", str(home)).replace("[s3,gcs]", "").replace(
-            "pip install", f"{pip} install --no-index --dry-run"
-        ),
-        f"{Path(sys.executable).parent}/{check}",
-    ]  # fmt: skip
-    told = ""
-    for step in steps:
-        done = subprocess.run(["sh", "-ec", step], cwd=home / "source", capture_output=True, text=True, env=os.environ)
-        assert done.returncode == 0, (step, done.stdout + done.stderr)
-        told += done.stdout
-    assert "Would install mathinterp-0.1.0" in told
-    assert "mathinterp, version 0.1.0" in told
+    said(BUILD.replace("pip wheel", f"{PIP} --isolated wheel --quiet --no-index --no-build-isolation"), home / "source")
+    (home / "source" / "dist").rename(home / "dist")
+    return home
+
+
+def said(step: str, folder: Path) -> str:
+    """What a step says that ends well."""
+    done = subprocess.run(["sh", "-ec", step], cwd=folder, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, (step, done.stdout + done.stderr)
+    return done.stdout
+
+
+def install_step(home: Path, pip: str) -> tuple[str, str]:
+    """The image's last step: what installs, with another pip, and what checks it."""
+    install, _, check = INSTALL.partition(" && ")
+    return install.replace("/home/ray", str(home)).replace("pip install", pip), check
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_image_run_on_what_it_copies(home):
+    """With this environment's packages in place of the network's: they must be those of constraints.txt."""
+    install, check = install_step(home, f"{PIP} --isolated install --no-index --dry-run")
+    assert "[s3,gcs]" in install
+    assert "Would install mathinterp-0.1.0" in said(install.replace("[s3,gcs]", ""), home)
+    assert "mathinterp, version 0.1.0" in said(f"{Path(sys.executable).parent}/{check}", home)
+
+
+@pytest.mark.slow
+def test_the_extras_of_the_image_resolve_to_the_pins_of_the_constraints(home):
+    """Where a package index can be reached, whichever pip is set up for: nothing is installed."""
+    wanted = ("--no-deps", "--quiet", "--dest", str(home / "asked"), f"s3fs=={PINS['s3fs']}")
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "--timeout", "10", "--retries", "1", "download", *wanted],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    if asked.returncode and "Could not find" in asked.stderr and "from versions: none" in asked.stderr:
+        pytest.skip("no package index can be reached")
+    assert asked.returncode == 0, asked.stderr
+    install, _ = install_step(home, f"{PIP} install --dry-run --quiet --report {home / 'report.json'}")
+    said(install, home)
+    report = json.loads((home / "report.json").read_text())
+    found = {each["metadata"]["name"]: each["metadata"]["version"] for each in report["install"]}
+    for name in ("s3fs", "gcsfs"):
+        there = found.get(name) or version(name)  # of this environment, which has it already
+        assert there == PINS[name], name

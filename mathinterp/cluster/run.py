@@ -145,6 +145,11 @@ def evaluations_of(work: Work, shards: Sequence[Shard]) -> dict[str, int]:
     return {shard.key: work.scan.evaluations(shard, work.prompts) for shard in shards}
 
 
+def tokens_each(work: Work) -> float:
+    """Tokens that a plain forward evaluation reads, on average over the prompts; 0 without prompts."""
+    return sum(len(prompt.fed) for prompt in work.prompts) / max(1, len(work.prompts))
+
+
 def prepare_work(
     scan: Experiment, model: Model | ModelSpec, prompts: Sequence[Prompt], on_gpu: bool, store: Store
 ) -> Work:
@@ -205,7 +210,8 @@ def dispatch(
             inside = getattr(workers, "pulse", None)  # of a replica in this process
             counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside)
             tags = {"run_id": run.run_id, "experiment": work.scan.name, "model": work.model.label}
-            observers = Observers(counted if progress else QuietProgress(), *place.observers(evaluations, tags))
+            further = place.observers(evaluations, tags, tokens_each(work))
+            observers = Observers(counted if progress else QuietProgress(), *further)
             dispatcher = Dispatcher(
                 workers, shards, replicas=placement.replicas, max_attempts=max_attempts, observer=observers,
                 check=Agreement(run).joined, found=found_in(store, run), source=growth,

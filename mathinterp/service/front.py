@@ -52,6 +52,7 @@ class Session:
 
     user: str
     ask: dict[str, Any] = field(repr=False)
+    experiment: str = ""  # its name
     replicas: set[int] = field(default_factory=set)
     asked: int = 0  # requests that are being answered
     used: float = field(default_factory=time.monotonic)
@@ -71,10 +72,14 @@ class Front:
     Args:
         about: facts for ``/v1/service``.
         token: that every request must bring; None: the service is on loopback alone.
+        computed: told what a client is answered, after the name of the experiment, or "ablate".
     """
 
-    def __init__(self, router: Router, about: Mapping[str, Any], token: str | None = None):
-        self._router, self._token = router, token
+    def __init__(
+        self, router: Router, about: Mapping[str, Any], token: str | None = None,
+        computed: Callable[[str, Answer], None] = lambda experiment, answer: None,
+    ):  # fmt: skip
+        self._router, self._token, self._computed = router, token, computed
         self._about = {**ABOUT, "started_at": time.time(), "replicas": router.slots, **about}
         self._sessions: dict[str, Session] = {}
 
@@ -154,10 +159,10 @@ class Front:
 
     async def _open(self, request: web.Request) -> web.Response:
         ask = await _json(request)
-        await asyncio.to_thread(check_ask, ask)
+        experiment = await asyncio.to_thread(check_ask, ask)
         self._forget_idle()
         name = secrets.token_urlsafe(18)
-        self._sessions[name] = Session(_user(request), ask)
+        self._sessions[name] = Session(_user(request), ask, experiment)
         return web.json_response({"session": name})
 
     async def _prepare(self, request: web.Request) -> web.Response:
@@ -186,6 +191,7 @@ class Front:
         except ReplicaLost:
             session.replicas.discard(number)
             raise
+        self._computed(session.experiment, answer)
         return _tables(answer)
 
     async def _ablate(self, request: web.Request) -> web.Response:
@@ -194,7 +200,9 @@ class Front:
         spec_of(spec)
         work = {"spec": spec, **{name: ask.get(name) for name in ("model_fingerprint", "prompts", "arguments")}}
         session.ask["model_fingerprint"] = str(ask.get("model_fingerprint"))
-        return _tables(await self._answer(session, "ablate", work))
+        answer = await self._answer(session, "ablate", work)
+        self._computed("ablate", answer)
+        return _tables(answer)
 
     async def _close(self, request: web.Request) -> web.Response:
         name, _ = self._session(request)
@@ -246,8 +254,8 @@ class Front:
             session.used = time.monotonic()
 
 
-def check_ask(ask: dict[str, Any]) -> None:
-    """Raise UserError unless a question names what this service has, and reads it as whoever asks does."""
+def check_ask(ask: dict[str, Any]) -> str:
+    """The experiment's name; raises UserError unless a question names what this service has, and reads it alike."""
     spec_of(_fields(ask, "spec"))
     scan = decode_experiment(ask.get("experiment"))
     if as_json(scan.identity()) != as_json(ask.get("parameters")):
@@ -258,6 +266,7 @@ def check_ask(ask: dict[str, Any]) -> None:
     for name in ("model_fingerprint", "prompts_fingerprint"):
         if not isinstance(ask.get(name), str):
             raise UserError(f"the request cannot be read: it has no {name}")
+    return scan.name
 
 
 def as_json(value: Any) -> str:

@@ -55,11 +55,12 @@ class HostSettings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call gives: tables as Arrow IPC, facts as plain JSON, and what is on the shelf now."""
+    """What a call gives: tables as Arrow IPC, facts as plain JSON, what is on the shelf now, and a shard's rows."""
 
     facts: dict[str, Any]
     tables: tuple[bytes, ...] = field(default=(), repr=False)
     held: list[dict[str, Any]] = field(default_factory=list)
+    rows: int = 0
 
 
 class UnknownSession(RuntimeError):
@@ -153,8 +154,8 @@ class Host:
         work = dict(call.work)
         kind = work.pop("kind")
         assert kind in KINDS
-        answer = getattr(self, f"_{kind}")(**work)
-        return Answer(answer.facts, answer.tables, self._shelf.report())
+        answer: Answer = getattr(self, f"_{kind}")(**work)
+        return replace(answer, held=self._shelf.report())
 
     def pulse(self) -> tuple[float, float]:
         """See Replica.pulse; of the question that is being answered."""
@@ -188,7 +189,8 @@ class Host:
         finally:
             self._computing = None
         names = ("seconds", "peak_memory", "halved", "versions", "node", "pid")
-        return Answer({name: getattr(computed, name) for name in names}, (table_bytes(computed.table),))
+        facts = {name: getattr(computed, name) for name in names}
+        return Answer(facts, (table_bytes(computed.table),), rows=computed.table.num_rows)
 
     def _end(self, session: str) -> Answer:
         self._forget(session)

@@ -119,8 +119,8 @@ class OnService:
         gpus = float(self.cards()) if self.device() == "cuda" else 0.0
         return Placement(max(1, count), gpus=gpus, cpus=1, threads=1)
 
-    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str]) -> list[Observer]:
-        """None beside the progress."""
+    def observers(self, evaluations: Mapping[str, int], tags: Mapping[str, str], tokens: float) -> list[Observer]:
+        """None beside the progress: this process may know no Ray, and the service tells what it computes."""
         return []
 
     @contextmanager

@@ -19,6 +19,7 @@ from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
 from mathinterp.service.listening import bound_socket, listening
+from mathinterp.service.metrics import ServiceMetrics
 from mathinterp.service.router import Router
 from mathinterp.service.settings import Settings
 from mathinterp.service.shelf import Limits
@@ -65,9 +66,11 @@ def serving(settings: Settings) -> Iterator[Serving]:
         router.start()
         stack.callback(router.stop)
         about = {"device": placed.device, "gpus_per_replica": placed.gpus, "node": socket.gethostname()}
-        front = Front(router, about, settings.token)
+        port = bound.getsockname()[1]
+        metrics = stack.enter_context(ServiceMetrics(router, f"{about['node']}:{port}"))
+        front = Front(router, about, settings.token, metrics.computed)
         stack.enter_context(listening(front.app(), bound))
-        yield Serving(settings.host, bound.getsockname()[1], router)
+        yield Serving(settings.host, port, router)
 
 
 def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placement]:
