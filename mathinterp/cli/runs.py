@@ -1,7 +1,7 @@
 """``mathinterp runs ...``: how far the runs of a store are; what they are, differ in and take; mend and free them."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from mathinterp.cli.output import print_json, print_line, print_sql_hint, print_
 from mathinterp.cli.runs_shown import (
     facts,
     first_line,
+    in_store,
     mend,
     print_difference,
     print_planned,
@@ -81,6 +82,7 @@ def show(run: str, store: str, as_json: bool) -> None:
       mathinterp runs show RUN
     """
     card = _opened(store).runs.show(run)
+    card = replace(card, command=in_store(card.command, store))
     if as_json:
         print_json(asdict(card))
         return
