@@ -103,6 +103,8 @@ def print_planned(planned: Sequence["Deletion"]) -> None:
             print_line(f"{each.run_id} is named in the parameters of {', '.join(each.needed_by)}, whose rows stay.")
         for name in each.left:
             print_line(f"{name} is a link or no regular file; it is left alone.")
+        for name in each.foreign:
+            print_line(f"{name} is nothing that mathinterp wrote; it is left alone.")
 
 
 def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
