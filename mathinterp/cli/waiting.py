@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mathinterp.cli.output import is_quiet
 from mathinterp.cli.verbosity import say_on_stderr
@@ -34,7 +35,7 @@ class Waiting:
         self._due += LINE_SECONDS
         ready, replicas = look()
         line = "the service starts: " + ("" if replicas is None else f"{ready} of {replicas} replicas ready, ")
-        facts = {"replicas_ready": ready, "replicas": replicas}
+        facts: dict[str, Any] = {"replicas_ready": ready, "replicas": replicas}
         if self._log is None:
             say_on_stderr(f"{line}{seconds:.0f} s so far", **facts)
         else:
