@@ -25,6 +25,7 @@ MAKES_RUNS = frozenset(  # commands
      "tune")
 )  # fmt: skip
 OF_THE_CALLER = ("address", "service", "trust-remote-code")  # options
+PROGRAMS = (PACKAGE / "cli" / "main.py", PACKAGE / "cli" / "entry.py")  # what `python -m` runs, in a submitted job too
 SOURCE_SUFFIXES = {".py", ".sql", ".yaml", ".jsonl"}
 
 Versions = Mapping[str, str]
@@ -131,7 +132,7 @@ def merged(known: Sequence[Versions], here: Versions) -> list[dict[str, str]]:
 def command() -> str | None:
     """The command line of this process, where it is a command or a job of this package; else None."""
     program = Path(sys.argv[0])
-    if program.name == "mathinterp":
+    if program.name == "mathinterp" or program.resolve() in PROGRAMS:
         return shlex.join(["mathinterp", *sys.argv[1:]])
     job = program.suffix == ".py" and program.parent.name == "ray_jobs"
     return shlex.join(["python", f"ray_jobs/{program.name}", *sys.argv[1:]]) if job else None
@@ -148,14 +149,29 @@ def repeatable(stored: str | None, scan: str) -> str | None:
         words = shlex.split(stored or "")
     except ValueError:
         return None
-    job = len(words) > 1 and words[0] == "python" and re.fullmatch(r"ray_jobs/\w+\.py", words[1])
-    known = len(words) > 1 and words[0] == "mathinterp" and words[1] in MAKES_RUNS
+    at = _command_at(words)
+    job = words[:1] == ["python"] and at == 1 and re.fullmatch(r"ray_jobs/\w+\.py", words[1])
+    known = words[:1] == ["mathinterp"] and at < len(words) and words[at] in MAKES_RUNS
     if not (job or known) or one_line(stored or "") != stored:
         return None
-    kept, value_of = words[:2], ""
-    for word in words[2:]:
+    kept, value_of = words[: at + 1], ""
+    for word in words[at + 1 :]:
         option, equals, _ = word[2:].partition("=") if word.startswith("--") else ("", "", "")
         if option not in OF_THE_CALLER and value_of not in OF_THE_CALLER:
-            kept.append(scan if words[1] == "scan" and re.fullmatch(r"[\w.]+:\w+", word) and not value_of else word)
+            kept.append(scan if words[at] == "scan" and re.fullmatch(r"[\w.]+:\w+", word) and not value_of else word)
         value_of = "" if equals or option == "trust-remote-code" else option
     return shlex.join(kept)
+
+
+def _command_at(words: Sequence[str]) -> int:
+    """The index of the first word after the program and the options that say how much is told."""
+    at = 1
+    while at < len(words):
+        option, equals, _ = words[at][2:].partition("=") if words[at].startswith("--") else ("", "", "")
+        if option == "log-format":
+            at += 1 if equals else 2
+        elif option in ("quiet", "verbose") or re.fullmatch("-[qv]+", words[at]):
+            at += 1
+        else:
+            break
+    return at

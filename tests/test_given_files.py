@@ -1,13 +1,19 @@
 """What `mathinterp submit` sends of the files that a job's command line names, and what it refuses to send."""
 
+import io
 import os
+import shlex
 from pathlib import Path
 from zipfile import ZipFile
 
+import click
 import pytest
 
+from mathinterp.cli.main import main
+from mathinterp.cli.options import out_file, out_folder, out_place, place_to_read
+from mathinterp.cli.reference import commands
 from mathinterp.cluster import submit as submitting
-from mathinterp.cluster.given_files import FOLDER
+from mathinterp.cluster.given_files import FOLDER, READS
 from mathinterp.cluster.submit import pack
 from mathinterp.errors import UserError
 
@@ -97,6 +103,73 @@ def test_of_a_named_folder_travels_too_what_ignore_files_leave_out_of_the_upload
     assert found == ["--adapter", "tuned"]
     assert sorted(names) == ["tuned/adapter_config.json", "tuned/adapter_model.safetensors"]
     assert "uploaded with tuned" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["--prompts", "nofile.jsonl", "--model", "org/name"], "nofile.jsonl"),
+        (["--prompts=svamp:data/SVAMP.json"], "svamp:data/SVAMP.json"),
+        (["--data", "nofile.jsonl:0.5", "--held-out", "words.jsonl"], "nofile.jsonl"),
+        (
+            ["--tasks", "two_digit,nofile.jsonl", "--adapter", "gone/", "--model", "./gone"],
+            "nofile.jsonl, gone/, ./gone",
+        ),
+        (["--against", "adapter:gone/x"], "adapter:gone/x"),
+        (["--against", "model:org/name"], ""),
+        (["--against", "head:17.22,14.19", "--prompts", "two_digit", "--model", "random:llama-7b"], ""),
+        (["--prompts", "s3://bucket/words.jsonl", "--store", "nofile.jsonl"], ""),
+    ],
+)
+def test_a_file_that_is_not_here_is_told_before_the_job_is_submitted(here, monkeypatch, words, absent):
+    told = []
+
+    class Cluster:
+        def __init__(self, address: str) -> None:
+            pass
+
+        def submit_job(self, **job) -> None:
+            told.append(job["entrypoint"])
+            raise RuntimeError("Request failed: enough")
+
+    monkeypatch.setattr(submitting, "JobSubmissionClient", Cluster)
+    where = {"working_dir": here.parent / "project", "output": io.StringIO(), "announce": told.append}
+    with pytest.raises(UserError, match="enough"):
+        submitting.submit("scan heads", words, "http://c:8265", **where)
+    assert told[:-1] == ([f"{absent}: no file here, taken as the nodes' own"] if absent else [])
+    assert shlex.split(told[-1])[-len(words) :] == words
+    told.clear()
+    with pytest.raises(UserError, match="enough"):
+        submitting.submit("scan norms:Norms", words, "http://c:8265", **where, no_send=True)
+    assert len(told) == 1
+
+
+READ_NOTHING = {  # options of commands on a cluster whose text names no file that is read there
+    "address", "answer", "attention-layers", "deep", "deep-layers", "directions", "dtype", "edges", "examples",
+    "experiment", "from", "given", "heads", "heads-sql", "host", "iterative", "keep", "ks", "layers", "levels",
+    "methods", "mlps", "neurons", "neurons-sql", "only", "operation", "out", "rank-by", "rank-operation", "rates",
+    "receiver", "reuse", "sentence", "separator", "service", "show", "sites", "storage", "store", "targets",
+    "tensorboard", "trained",
+    "token-file",  # which is secret
+}  # fmt: skip
+
+
+def test_every_option_that_reads_a_file_is_known_and_sent() -> None:
+    """Each with text for its value either may name one or does not; those that say so themselves do."""
+    texts, files = set(), set()
+    for _, command in commands(main):
+        if not any(option.name == "address" for option in command.params) or command.name == "submit":
+            continue
+        for option in command.params:
+            numbers = click.Choice | click.types.BoolParamType | click.IntRange | click.FloatRange
+            if isinstance(option, click.Option) and not isinstance(option.type, numbers):
+                texts.add(option.opts[0].lstrip("-"))
+                says = (option.metavar or "").startswith(("FILE", "FOLDER")) or option.callback is place_to_read
+                if says and option.callback not in (out_file, out_folder, out_place):
+                    files.add(option.opts[0].lstrip("-"))
+    assert texts == READS | READ_NOTHING
+    assert not READS & READ_NOTHING
+    assert files <= READS | {"token-file"}
 
 
 def refused(here: Path, *words: str) -> str:

@@ -102,6 +102,8 @@ def test_prompts_and_experiment_of_the_current_folder_go_with_the_job(job_addres
     store = Store(url)
     assert [row["scan"] for row in store.rows("SELECT scan FROM runs")] == ["sent"]
     assert [row["text"] for row in store.rows("SELECT text FROM prompts ORDER BY text")] == [x["text"] for x in lines]
+    (run,) = store.runs.list()
+    assert store.runs.show(run.run_id).command == f"mathinterp scan sent {' '.join(words)}"
 
 
 @pytest.mark.ray

@@ -12,7 +12,7 @@ from mathinterp.errors import UserError
 from mathinterp.store import Store, deleting
 from mathinterp.store.files import StoreFailed
 from tests.runs_case import FEW, SHARDS, killed_at, many_files, places, rows_of, steps_of
-from tests.small_store import open_run, write_head
+from tests.small_store import FINGERPRINT, open_run, write_head
 
 OTHER = "0123456789abcdef"
 
@@ -107,6 +107,51 @@ def test_links_are_neither_followed_nor_removed(tmp_path: Path) -> None:
     assert (outside / f"run_id={run}" / "shard-00000.parquet").read_bytes() == b"mine too"
     assert sorted(each.name for each in folder.iterdir()) == ["linked", "shard-00099.parquet"]
     assert not Path(store.url, "runs", f"{run}.json").exists()
+
+
+STRANGERS = ("head_scan/run_id={run}/junk.txt", "head_scan/run_id={run}/my/rows.parquet", "runs/notes.md",
+             "prompts/prompts_fingerprint={prompts}/words.csv", "head_scan/plot.png")  # fmt: skip
+
+
+def with_strangers(place: str) -> tuple[str, set[str]]:
+    """A run, and files of nobody's in its folders and in those of the store."""
+    store, run = many_files(place, FEW)
+    names = {each.format(run=run, prompts=FINGERPRINT) for each in STRANGERS}
+    for name in names:
+        store.files.write(name, b"mine")
+    return run, names
+
+
+def test_files_of_others_are_named_by_check_and_stay(place: str) -> None:
+    run, names = with_strangers(place)
+    found = Store(place).runs.check().faults
+    assert {fault.file for fault in found} == names
+    assert {(fault.kind, fault.mend) for fault in found} == {("foreign", "remove")}
+    of_it = {fault.file for fault in Store(place).runs.check([run]).faults}
+    assert of_it == {name for name in names if run in name or FINGERPRINT in name}
+    said = CliRunner().invoke(main, ["runs", "delete", run, "--yes", "--store", place]).stdout
+    for name in names:
+        told = f"{name} is nothing that mathinterp wrote; it is left alone." in said
+        assert told == (name in of_it)
+    assert everything(place) == names
+    with pytest.raises(UserError, match="there is no run"):
+        Store(place).runs.delete(run)
+
+
+def test_a_store_with_files_but_no_run_is_a_store(tmp_path: Path) -> None:
+    def command(*words: str):
+        return CliRunner().invoke(main, [*words, "--store", str(tmp_path)])
+
+    assert "there is no store" in command("runs", "list").stderr
+    store, run = many_files(tmp_path, FEW)
+    place = f"head_scan/run_id={'0' * 12}/shard-00000.parquet"
+    store.files.write(place, store.files.read(f"head_scan/run_id={run}/shard-00000.parquet"))
+    Store(tmp_path).runs.delete(run)
+    assert command("runs", "list").stdout.startswith("no rows")
+    checked = command("--log-format", "json", "runs", "check")
+    assert checked.exit_code == 1
+    assert f"foreign: {place}" in checked.stdout
+    assert "there is no store" in command("sql", "SELECT 1").stderr
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'{"run_id": 7}'])

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import signal
 import socket
@@ -9,19 +10,24 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
 import mathinterp as mi
+from mathinterp import logs
 from mathinterp.cli.main import main
+from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.run import run_scan
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.service import state
+from mathinterp.service.serve import _check_room, serving
 from mathinterp.service.settings import Settings
 from mathinterp.store import Store
 from tests.toy_scan import ToyScan
@@ -72,6 +78,8 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
             (["start", "--port", port, "--foreground"], f"cannot listen on 127.0.0.1:{port} (Address already in use)"),
             (["status"], "no service of yours runs on this machine; 'mathinterp serve start' starts one"),
             (["stop"], "no service of yours runs on this machine"),
+            (["status", "--port", "9"], "no service of yours runs on this machine at --port 9"),
+            (["status", "--port", "9", "--service", "http://127.0.0.1:9"], "--service and --port both say which one"),
             (["status", "--service", "http://127.0.0.1:9"], "no service answers at http://127.0.0.1:9"),
             *((["status", "--service", url], "give a URL like") for url in NO_SERVICES),
         ):
@@ -148,7 +156,136 @@ def test_stop_ends_a_service_and_what_it_started_where_the_kernel_refuses_to_wai
         assert state._left(below, 0.0) == []
 
 
+def test_of_several_services_the_port_says_which(monkeypatch):
+    several = [replace(state.write("127.0.0.1", port), url=f"http://127.0.0.1:{port}") for port in (9, 10)]
+    monkeypatch.setattr(state, "services", lambda: several)
+    for word in ("status", "stop"):
+        assert serve(word).stderr.endswith("http://127.0.0.1:9, http://127.0.0.1:10; say which one by --port\n")
+    assert "no service answers at http://127.0.0.1:10" in serve("status", "--port", "10").stderr
+
+
+STARTING = """#!/bin/sh
+echo "$@" > "$SEEN"
+echo waiting; sleep 0.6; echo 'the service starts: 1 of 3 replicas ready, 0 s so far'; sleep 0.8
+echo '%s'; exit %d
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """In place of a service: a program that says a line and ends with a code; returns its words."""
+
+    def made(line: str, code: int) -> Path:
+        program = tmp_path / "program"
+        program.write_text(STARTING % (line, code))
+        program.chmod(0o755)
+        monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+        monkeypatch.setattr("mathinterp.cli.serve.sys.executable", str(program))
+        monkeypatch.setattr("mathinterp.cli.waiting.LINE_SECONDS", 0.5)
+        return tmp_path / "seen"
+
+    return made
+
+
+def started(*words: str):
+    return CliRunner().invoke(main, [*words, "serve", "start", "--port", "0", "--experiment", "tests.toy_scan:ToyScan"])
+
+
+def test_a_start_says_how_far_it_is_and_where_its_log_is(fake):
+    seen = fake("mathinterp: cannot", 2)
+    done = started()
+    (log,) = {line.rpartition("its log is ")[2] for line in done.stderr.splitlines()[:-1]}
+    told = [line.removesuffix(f"; its log is {log}") for line in done.stderr.splitlines()]
+    assert told[0] == "the service starts: 0 s so far"
+    assert told[-2] == "the service starts: 1 of 3 replicas ready, 1 s so far"
+    assert told[-1] == "mathinterp: cannot"
+    assert Path(log).parent == state.folder()
+    assert not Path(log).exists()
+    assert {"--quiet", "--verbose", "--log-format"}.isdisjoint(seen.read_text().split())
+    assert "--experiment tests.toy_scan:ToyScan" in seen.read_text()
+
+
+def test_a_quiet_start_says_nothing_and_passes_it_on(fake):
+    seen = fake("mathinterp: cannot", 2)
+    assert started("-q").stderr == "mathinterp: cannot\n"
+    assert "--quiet" in seen.read_text().split()
+    assert started("-v").exit_code == 2
+    assert "--verbose" in seen.read_text().split()
+
+
+def test_a_start_in_json_says_everything_in_json(fake):
+    seen = fake(logs.line_of("mathinterp: cannot"), 2)
+    done = started("--log-format", "json")
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (said[-2]["replicas_ready"], said[-2]["replicas"]) == (1, 3)
+    assert said[-2]["log"].endswith(".log")
+    assert said[-1]["message"] == "mathinterp: cannot"
+    assert "--log-format json" in seen.read_text()
+
+
+def test_more_replicas_than_a_local_ray_has_room_for_are_refused(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "cluster_total", lambda name: {"CPU": 4, "GPU": 2}[name])
+    monkeypatch.setattr(ray_cluster, "replicas_of_several", lambda gpus: 2 // gpus)
+    for gpus, most, each in ((0, 4, "a CPU core"), (1, 2, "1 GPU"), (0.5, 4, "0.5 GPUs"), (2, 1, "2 GPUs")):
+        for address in (None, "local", "auto"):
+            _check_room(Settings(replicas=most, address=address), gpus)
+        _check_room(Settings(), gpus)
+        _check_room(Settings(replicas=99, address="auto"), gpus)  # nodes may join
+        with pytest.raises(UserError, match=f"`replicas` {most + 1}: with {each} for each .* has room for {most}$"):
+            _check_room(Settings(replicas=most + 1), gpus)
+
+
+def test_a_service_says_where_it_is_as_the_log_is_said(monkeypatch):
+    router = SimpleNamespace(slots=2, until_ready=lambda tell: tell(0), until_ended=lambda: None)
+    here = SimpleNamespace(router=router, host="127.0.0.1", port=8399)
+    monkeypatch.setattr("mathinterp.service.serve.serving", lambda settings: nullcontext(here))
+    done = CliRunner().invoke(main, ["--log-format", "json", "serve", "start", "--foreground", "--port", "0"])
+    first, second = (json.loads(line) for line in done.stderr.splitlines())
+    assert first["message"] == "the service starts: 0 of 2 replicas ready, 0 s so far"
+    assert (second["message"], second["url"]) == ("serving at http://127.0.0.1:8399", "http://127.0.0.1:8399")
+
+
 # ---- on Ray ----
+
+
+@pytest.mark.ray
+def test_what_ray_says_in_a_service_is_logged(capsys, caplog):
+    with serving(Settings(port=0, replicas=1)), caplog.at_level(logging.INFO, "mathinterp"):
+        print("\x1b[33m(raylet)\x1b[0m a node died")
+    assert "(raylet) a node died" in caplog.messages
+    assert "a node died" not in capsys.readouterr().out
+
+
+@pytest.mark.ray
+def test_too_many_replicas_are_refused_in_one_line():
+    done = serve("start", "--foreground", "--port", "0", "--replicas", "999")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mathinterp: --replicas 999: with a CPU core for each this machine has room for ")
+    assert done.exit_code == 2
+
+
+@pytest.mark.ray
+@pytest.mark.own_ray
+@pytest.mark.timeout(200)
+def test_an_interrupted_start_leaves_no_process_and_no_log(tmp_path):
+    words = [sys.executable, "-m", "mathinterp.cli.entry", "serve", "start", "--port", "0", "--replicas", "1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as command:
+        assert "its log is" in command.stderr.readline()
+        until, me = time.monotonic() + 100, psutil.Process(command.pid)
+        while not (found := list(state.folder().glob("*.log"))) or "replicas ready" not in found[0].read_text():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        below = me.children(recursive=True)
+        command.send_signal(signal.SIGINT)
+        said = command.stderr.read().splitlines()
+    left = state._left(below, 20.0)
+    state._kill(left)
+    assert left == []
+    assert said[-1].strip() == "mathinterp: interrupted; the service was not started"
+    assert command.returncode == 130
+    assert len(below) > 2
+    assert list(state.folder().iterdir()) == []
 
 
 @pytest.mark.ray

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -274,6 +275,29 @@ def test_why_a_cluster_takes_no_job_is_told_in_one_line(project, monkeypatch, re
     assert done.exit_code == 2, (done.output, done.exception)
     (line,) = done.stderr.splitlines()
     assert f"the cluster at {address} {said}" in line
+
+
+class NoService(Service):
+    """An HTTP server that knows nothing of jobs."""
+
+    def do_GET(self) -> None:
+        self._answer(200, "<html>")
+
+
+def test_why_nothing_answers_is_told(project):
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoService) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        for address, why in (
+            ("http://127.0.0.1:1", "Connection refused"),
+            ("http://[::1", "is not a valid host or port"),
+            ("http://nowhere.invalid", "Name or service not known|Temporary failure in name resolution"),
+            ("http://127.0.0.1:99999", "Port could not be cast|out of range|99999"),
+            (f"http://127.0.0.1:{server.server_port}", "Expecting value"),
+        ):
+            said = re.escape(f"no Ray job service answers at {address}; is the cluster up and its port forwarded? (")
+            with pytest.raises(UserError, match=rf"^{said}.*({why}).*\)$"):
+                submit("jobs/job.py", [], address, working_dir=project, **SILENT)
+        server.shutdown()
 
 
 def test_a_name_that_could_be_no_id_is_refused(project):

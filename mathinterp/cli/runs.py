@@ -1,7 +1,7 @@
 """``mathinterp runs ...``: how far the runs of a store are; what they are, differ in and take; mend and free them."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from mathinterp.cli.output import print_json, print_line, print_sql_hint, print_
 from mathinterp.cli.runs_shown import (
     facts,
     first_line,
+    in_store,
     mend,
     print_difference,
     print_planned,
@@ -81,6 +82,7 @@ def show(run: str, store: str, as_json: bool) -> None:
       mathinterp runs show RUN
     """
     card = _opened(store).runs.show(run)
+    card = replace(card, command=in_store(card.command, store))
     if as_json:
         print_json(asdict(card))
         return
@@ -135,9 +137,9 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
     """Free runs: their records, rows and temporary files, and the prompts that no other run has.
 
     \b
-    Shows what would go, and asks. Links are neither followed nor removed. A run that is not finished and was written to
-    in the last 15 minutes is refused, as a driver may be at work on it: nothing in a store tells. Interrupted, the same
-    command ends what was begun.
+    Shows what would go, and asks. Links are neither followed nor removed, and files that mathinterp did not write stay.
+    A run that is not finished and was written to in the last 15 minutes is refused, as a driver may be at work on it:
+    nothing in a store tells. Interrupted, the same command ends what was begun.
 
     \b
     Examples:
@@ -200,10 +202,11 @@ def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
     """Read every file of a store to its end and compare checksums; exit code 1 if something is damaged or foreign.
 
     \b
-    Each file that is missing, truncated, damaged, a duplicate, foreign, stale (temporary, of a dead process) or left by
-    an interrupted command is named with the command that mends it. What is damaged is left out from then on, and the
-    run's own command computes it anew. Shards and prompts that an early version wrote without checksums are counted as
-    such; they are only read. A shard not computed yet is no damage, nor is a stale file.
+    Each file that is missing, truncated, damaged, a duplicate, foreign (also what others put into the folders of runs
+    and tables), stale (temporary, of a dead process) or left by an interrupted command is named with what mends it.
+    What is damaged is left out from then on, and the run's own command computes it anew. Shards and prompts that an
+    early version wrote without checksums are counted as such; they are only read. A shard not computed yet is no
+    damage, nor is a stale file.
 
     \b
     Examples:
@@ -267,5 +270,5 @@ def _opened(store: str) -> "Store":
     from mathinterp.store import Store
 
     opened = Store(store)
-    opened.require_runs()
+    opened.require_files()
     return opened

@@ -103,17 +103,35 @@ def print_planned(planned: Sequence["Deletion"]) -> None:
             print_line(f"{each.run_id} is named in the parameters of {', '.join(each.needed_by)}, whose rows stay.")
         for name in each.left:
             print_line(f"{name} is a link or no regular file; it is left alone.")
+        for name in each.foreign:
+            print_line(f"{name} is nothing that mathinterp wrote; it is left alone.")
 
 
 def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
     """What to type."""
     option = store_option(store)
     if fault.mend == "rerun":
-        return f"Mend: {fault.command or 'the command that made run ' + str(fault.run) + ', again'}"
+        again = in_store(fault.command, store)
+        return f"Mend: {again or 'the command that made run ' + str(fault.run) + ', again'}"
     if fault.mend in ("delete", "compact"):
         return f"Mend: mathinterp runs {fault.mend} {fault.run}{option}"
     where = address(fault.file)
     return f"Mend: rm -- {shlex.quote(where)}" if "://" not in where else f"Mend: delete {where}"
+
+
+def in_store(command: str | None, store: str) -> str | None:
+    """A command of a run's record, whatever store it named, for the one that is open: it may have been copied."""
+    if command is None:
+        return None
+    kept: list[str] = []
+    words = iter(shlex.split(command))
+    for word in words:
+        if word == "--store":
+            next(words, None)
+        elif not word.startswith("--store="):
+            kept.append(word)
+    end = kept.index("--") if "--" in kept else len(kept)
+    return shlex.join(kept[:end]) + store_option(store) + "".join(f" {shlex.quote(word)}" for word in kept[end:])
 
 
 def to_go(run: "Checked", store: str) -> str:

@@ -1,5 +1,6 @@
 """``mathinterp serve``: start, look at and stop a service that keeps models loaded (see docs/service.md)."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp import logs
 from mathinterp.cli import interrupt
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import Real, Whole, cluster_options, json_option
 from mathinterp.cli.output import console, print_json, print_table
+from mathinterp.cli.verbosity import say_on_stderr
+from mathinterp.cli.waiting import Waiting, found_in, last_word
 from mathinterp.errors import UserError
 from mathinterp.text import counted
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 PORT = 8390
 START_SECONDS = 600.0  # a cluster may have to start a machine first
+STOP_SECONDS = 8.0  # for one that was starting to end when this command is interrupted, which has 20 s in all
 
 
 @click.group(cls=Group)
@@ -98,9 +103,10 @@ def _serve(settings: Any) -> None:
 
     interrupt.say("the service was stopped")
     with serving(settings) as service:
-        service.router.until_ready()
+        waiting = Waiting()
+        service.router.until_ready(lambda ready: waiting.tell(lambda: (ready, service.router.slots)))
         running = state.write(service.host, service.port, os.environ.get(LOG, ""))
-        click.echo(f"serving at {running.url}", err=True)
+        say_on_stderr(f"serving at {running.url}", url=running.url)
         try:
             service.router.until_ended()
         finally:
@@ -114,30 +120,33 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
     """A process of its own that serves; raises what it says if it ends instead."""
     from mathinterp.service import state
 
+    interrupt.say("interrupted; the service was not started")
     folder = state.folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    words = ["serve", "start", "--foreground", *_words(token_file, options)]
+    words, replicas = ["serve", "start", "--foreground", *_words(token_file, options)], options["replicas"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "mathinterp.cli.entry", *words], stdin=subprocess.DEVNULL, stdout=output,
             stderr=output, start_new_session=True, env={**os.environ, LOG: str(log)},
         )  # fmt: skip
-    until = time.monotonic() + START_SECONDS
+    waiting, until = Waiting(log), time.monotonic() + START_SECONDS
     try:
         while process.poll() is None:
+            waiting.tell(lambda: found_in(log, replicas))
             for running in state.services():
                 if running.pid == process.pid:
                     return running
             if time.monotonic() > until:
                 raise UserError(f"the service was not ready within {START_SECONDS:.0f} s; its log is {log}")
             time.sleep(0.1)
-    except BaseException:
-        process.terminate()
+    except BaseException as error:
+        if not isinstance(error, UserError):
+            log.unlink(missing_ok=True)
+        state.end(process.pid, STOP_SECONDS)
         process.wait()
         raise
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = said[-1].removeprefix("mathinterp: ") if said else "it said nothing"
+    last = last_word(log)
     if process.returncode == 2:
         log.unlink()
         raise UserError(last)
@@ -145,22 +154,26 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
 
 
 def _words(token_file: str | None, options: dict[str, Any]) -> list[str]:
-    """The options again, as words."""
+    """The options again, as words; what is said, and how, too."""
     from mathinterp.cluster import dispatch
 
-    words = ["--hangs-after", str(dispatch.SILENCE)]
+    level = logging.getLogger("mathinterp").level
+    words = ["--quiet"] if level >= logging.ERROR else ["--verbose"] if level <= logging.INFO else []
+    words += ["--log-format", "json"] if logs.AS_JSON else []
+    words += ["--hangs-after", str(dispatch.SILENCE)]
     words += [] if token_file is None else ["--token-file", token_file]
-    for name in options.pop("experiments"):
+    for name in options["experiments"]:
         words += ["--experiment", name]
     for name, value in options.items():
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        words += [] if value is None or name == "experiments" else [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 
 @serve.command()
 @click.option("--service", default=None, metavar="URL", help="Which one. Default: the one of this machine.")
+@click.option("--port", type=Whole(0, 65535), help="Of which service of this machine. Default: its only one.")
 @json_option()
-def status(service: str | None, as_json: bool) -> None:
+def status(service: str | None, port: int | None, as_json: bool) -> None:
     """Models with their level and bytes, replicas, queue and users.
 
     \b
@@ -169,7 +182,9 @@ def status(service: str | None, as_json: bool) -> None:
     """
     from mathinterp.service.requests import Requests
 
-    url = _only(None).url if service is None else service
+    if service is not None and port is not None:
+        raise UserError("`service` and `port` both say which one; give one of them")
+    url = _only(port).url if service is None else service
     found = Requests(url).json("GET", "/v1/status", seconds=10.0)
     if as_json:
         print_json({"url": url, **found})
@@ -210,7 +225,8 @@ def _only(port: int | None) -> "Running":
 
     found = [running for running in state.services() if port in (None, running.port)]
     if not found:
-        raise UserError("no service of yours runs on this machine; 'mathinterp serve start' starts one")
+        at = "" if port is None else f" at `port` {port}"
+        raise UserError(f"no service of yours runs on this machine{at}; 'mathinterp serve start' starts one")
     if len(found) > 1:
-        raise UserError(f"several services run here: {', '.join(each.url for each in found)}; say which one")
+        raise UserError(f"several services run here: {', '.join(each.url for each in found)}; say which one by `port`")
     return found[0]

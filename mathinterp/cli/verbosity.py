@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -40,7 +41,7 @@ def verbosity_options() -> Callable[[Command], Command]:
     )  # fmt: skip
 
 
-def say_on_stderr(line: str, level: int = logging.INFO, **facts: str) -> None:
+def say_on_stderr(line: str, level: int = logging.INFO, **facts: Any) -> None:
     """One line beside the results; JSON where the log is. Of ``facts``, such as the run's id, text says nothing."""
     click.echo(logs.line_of(line, level, **facts) if logs.AS_JSON else line, err=True)
 

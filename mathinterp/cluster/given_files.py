@@ -5,6 +5,7 @@ the upload, any other gets one there and is replaced on the command line.
 """
 
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from mathinterp.errors import UserError
 
 READS = {  # options whose values may be files
     "prompts", "data", "held-out", "circuit", "tasks", "text", "concepts", "against", "data-dir", "adapter", "model",
+    "beside", "cases", "test", "transfer",
 }  # fmt: skip
 FOLDER = "sent-files"  # in the upload, for paths that lead out of the current folder
 
@@ -35,6 +37,7 @@ class GivenFiles:
     files: dict[str, Path] = field(default_factory=dict)  # name in the upload -> file here
     named: list[str] = field(default_factory=list)  # what travels, as it was given
     nodes_own: list[str] = field(default_factory=list)  # what does not: folders and models by their full path
+    absent: list[str] = field(default_factory=list)  # what looks like a file and is none here
 
     def arguments(self, args: Sequence[str]) -> list[str]:
         """The command line as the job needs it; raises UserError for a file that cannot be sent."""
@@ -68,12 +71,16 @@ class GivenFiles:
             return self._take(option, text)
         if after and os.path.lexists(after):
             return f"{kind}:{self._take(option, after)}"
+        if _is_like_a_file("model" if kind == "model" else option, after):
+            self.absent.append(text)
+            return text
         return f"{self._take(option, before)}:{weight}" if before else text
 
     def _take(self, option: str, text: str) -> str:
         """The path's name in the upload; ``text`` itself if there is no such file here."""
         here = Path(text)
         if not text or not os.path.lexists(here):
+            self.absent += [text] if option and _is_like_a_file(option, text) else []
             return text
         outside = here.is_absolute() or ".." in here.parts
         if here.is_absolute() and (here.is_dir() or option == "model"):
@@ -111,6 +118,15 @@ class GivenFiles:
                 f"'{text}' has {found.st_size / 2**30:.1f} GiB, too much to send with a job; put it where all nodes see"
                 " it, and give its path there, with `no_send`"
             )
+
+
+def _is_like_a_file(option: str, text: str) -> bool:
+    """Rather than a URL, a name of this package or, of a model, one of the hub."""
+    if text.startswith("//"):
+        return False
+    if option == "model":
+        return text.startswith(("/", "./", "../", "~")) or text.endswith(".gguf")
+    return "/" in text or re.search(r"\.[A-Za-z]\w*$", text) is not None
 
 
 def _option(word: str) -> str:

@@ -6,6 +6,7 @@ threads, so that rows are the same bit for bit. Ray is imported only by runs tha
 
 import io
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stdout
@@ -19,6 +20,7 @@ from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import HeldSource, Model
 
 logger = logging.getLogger(__name__)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
 
 
@@ -142,7 +144,7 @@ class RaysWords(io.TextIOBase):
         """One record, or as it is."""
         logged, self._logged = self._logged, "(raylet)" in text
         if self._logged:
-            logger.info(text.strip())
+            logger.info(_COLOUR.sub("", text).strip())
         elif not (logged and text == "\n"):  # which `print` writes by itself
             sys.stderr.write(text)
         return len(text)

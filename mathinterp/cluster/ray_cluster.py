@@ -168,7 +168,7 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
     cpus = cluster_total("CPU")
     threads = 1 if gpus else threads_for(model_bytes, int(largest_node("CPU")))
     if gpus:
-        most = int(cluster_total("GPU") / gpus) if gpus <= 1 else replicas_of_several(int(gpus))
+        most = room_for(gpus)
     else:
         most = int(min(cpus / threads, cluster_total("memory") / 2 / (model_bytes + PROCESS_BYTES)))
     count = max(1, min(most if replicas is None else replicas, shards))
@@ -178,6 +178,13 @@ def place(replicas: int | None, gpus: float, shards: int, model_bytes: int) -> P
         cpus=1 if count <= cpus else 0,  # more replicas than cores share them rather than wait for each other
         threads=threads,
     )
+
+
+def room_for(gpus: float) -> int:
+    """How many replicas have room, of so many GPUs, or with a CPU core each; with nodes that the autoscaler may add."""
+    if not gpus:
+        return int(cluster_total("CPU"))
+    return int(cluster_total("GPU") / gpus) if gpus <= 1 else replicas_of_several(int(gpus))
 
 
 def replicas_of_several(gpus: int) -> int:

@@ -27,7 +27,7 @@ import mathinterp
 from mathinterp.cluster.given_files import GivenFiles
 from mathinterp.cluster.temporary import require_scratch
 from mathinterp.cluster.uploads import LeftOut, listed, uploaded
-from mathinterp.errors import UserError
+from mathinterp.errors import UserError, first_line_of
 from mathinterp.gates import shortened
 
 UPLOAD_LIMIT = 100 * 2**20  # bytes of the zipped working directory that Ray's job service accepts
@@ -100,6 +100,7 @@ class Job:
     entrypoint: str
     runtime_env: dict[str, Any]
     told: str  # how much is uploaded, with and without what
+    absent: str = ""  # which files of its command line are not here
 
 
 def pack(job: str, args: Sequence[str], folder: Path, scratch: Path, no_send: bool = False) -> Job:
@@ -120,10 +121,11 @@ def pack(job: str, args: Sequence[str], folder: Path, scratch: Path, no_send: bo
         uploads.append(measure_upload(PACKAGE))
     for each in uploads:
         each.check()
+    absent = f"{listed(given.absent)}: no file here, taken as the nodes' own" if given.absent else ""
     told = f"{_mib(sum(upload.bytes for upload in uploads))} uploaded"
     told += f" with {listed(given.named)}" if given.named else ""
     told += f" ({listed(given.nodes_own)}: a path of the cluster's nodes, not sent)" if given.nodes_own else ""
-    return Job(shlex.join(["python", *entrypoint, *args]), runtime_env, f"{told}{upload.left_out}")
+    return Job(shlex.join(["python", *entrypoint, *args]), runtime_env, f"{told}{upload.left_out}", absent)
 
 
 def _files_of(folder: Path) -> list[str]:
@@ -170,6 +172,8 @@ def submit(
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as scratch:
         folder = Path(working_dir or checkout() or empty).resolve()
         packed = pack(os.fspath(job), args, folder, Path(scratch), no_send)
+        if packed.absent:
+            announce(packed.absent)
         with _refusals(address):
             client = JobSubmissionClient(address)
             client.submit_job(
@@ -261,7 +265,16 @@ def _refusals(address: str) -> Iterator[None]:
             raise UserError(f"the cluster at {address} refuses the job: {last.strip()}") from error
         raise UserError(
             f"no Ray job service answers at {address}; is the cluster up and its port forwarded?"
+            f" ({_first_cause(error)})"
         ) from error
+
+
+def _first_cause(error: BaseException) -> str:
+    """The system's word where there is one, in one line: Ray's own errors say no more than that nothing answered."""
+    each: BaseException | None = error
+    while each is not None and not (isinstance(each, OSError) and each.strerror):
+        each = each.__cause__ or each.__context__
+    return shortened(first_line_of(error), 200) if each is None else str(each.strerror)
 
 
 def _follow(client: JobSubmissionClient, job: str, output: TextIO, announce: Callable[[str], None]) -> int:

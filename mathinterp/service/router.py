@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,10 +105,11 @@ class Router:
             for call in self._calls(slot):
                 _refuse(call, ReplicaLost("the service is stopping"))
 
-    def until_ready(self) -> None:
-        """Wait for the first process; raises UserError if all are given up, and whatever ended the thread."""
+    def until_ready(self, tell: Callable[[int], None] = lambda ready: None) -> None:
+        """Wait for the first process, and tell how many are ready; raises UserError, and whatever ended the thread."""
         with self._changed:
-            while not self._stopping and not any(slot.ready for slot in self._slots):
+            while not self._stopping and not (ready := sum(slot.ready for slot in self._slots)):
+                tell(ready)
                 if self.fault is not None:
                     raise self.fault
                 if all(slot.broken for slot in self._slots):
@@ -144,8 +145,7 @@ class Router:
     def best(self, model: str, taken: Collection[int] = ()) -> int | None:
         """The process for a question about a model, but none of ``taken``; None: there is no other."""
         with self._changed:
-            left = [number for number in range(len(self._slots)) if number not in taken]
-            left = [number for number in left if not self._slots[number].broken]
+            left = [number for number, slot in enumerate(self._slots) if number not in taken and not slot.broken]
             return self._best(model, left) if left else None
 
     def _best(self, model: str, among: Collection[int] | None = None) -> int:

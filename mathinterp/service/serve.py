@@ -7,15 +7,16 @@ included, they end with it. docs/service.md says why.
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from mathinterp.cluster.events import Event, Lost
-from mathinterp.cluster.places import Placement
+from mathinterp.cluster.places import Placement, RaysWords
 from mathinterp.cluster.ray_workers import RayWorkers
+from mathinterp.errors import UserError
 from mathinterp.service.front import Front
 from mathinterp.service.host import Host, HostSettings
 from mathinterp.service.listening import bound_socket, listening
@@ -60,6 +61,7 @@ def serving(settings: Settings) -> Iterator[Serving]:
     """
     settings.check()
     with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(RaysWords()))
         bound = stack.enter_context(closing(bound_socket(settings.host, settings.port)))
         workers, placed = _processes(settings, stack)
         router = Router(stack.enter_context(closing(workers)), placed.replicas)
@@ -78,10 +80,23 @@ def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placem
     from mathinterp.cluster.ray_cluster import connection, gpus_each, largest_node, place
 
     stack.enter_context(connection(settings.address))
-    placed = place(settings.replicas, gpus_each(settings.gpus_per_replica), shards=10**6, model_bytes=0)
+    gpus = gpus_each(settings.gpus_per_replica)
+    _check_room(settings, gpus)
+    placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
     cores = int(largest_node("CPU"))
     host = HostSettings(placed.device, _limits(settings, placed), cores, settings.experiments, placed.cards)
     return HostWorkers(Host, host, num_cpus=placed.cpus, num_gpus=placed.gpus), placed
+
+
+def _check_room(settings: Settings, gpus: float) -> None:
+    """Raise UserError for more processes than a local Ray ever has room for; a cluster may grow."""
+    from mathinterp.cluster.ray_cluster import existing_cluster, room_for
+
+    if settings.replicas is None or existing_cluster(settings.address):
+        return
+    if settings.replicas > (room := room_for(gpus)):
+        each = f"{gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else "a CPU core"
+        raise UserError(f"`replicas` {settings.replicas}: with {each} for each this machine has room for {room}")
 
 
 def _limits(settings: Settings, placed: Placement) -> Limits:

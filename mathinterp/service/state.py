@@ -102,17 +102,22 @@ def alive(running: Running) -> bool:
 
 def stop(running: Running, seconds: float = GRACE_SECONDS) -> bool:
     """End a service and all of its processes; returns whether it went by itself."""
+    clean = end(running.pid, seconds)
+    remove(running)
+    return clean
+
+
+def end(pid: int, seconds: float) -> bool:
+    """End a process and all below it, killed if they take longer; returns whether it went by itself."""
     try:
-        process = psutil.Process(running.pid)
+        process = psutil.Process(pid)
         below = process.children(recursive=True)
         process.terminate()
     except psutil.Error:
-        remove(running)
         return True
     left = _left([process], seconds)
     _kill(left)
-    _kill(_left(below, 10.0))
-    remove(running)
+    _kill(_left(below, min(seconds, 10.0)))
     return not left
 
 

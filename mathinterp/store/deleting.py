@@ -1,7 +1,8 @@
 """Free one run: its record, rows and temporary files, and the prompts that no other run has.
 
 The record first says that the run is being deleted, from when on nobody reads its rows, and goes last: killed at any
-step, the same call ends what was begun. Links are neither followed nor removed. Knows files and records.
+step, the same call ends what was begun. Links are neither followed nor removed, and files of others stay. Knows files
+and records.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.store.files import FileVersion, StoreFailed
+from mathinterp.store.foreign import is_ours
 from mathinterp.store.manifest import RUN_ID, file_of, read_record, record_name, timestamp
 from mathinterp.store.run_list import last_write
 from mathinterp.store.runs import alike, recorded
@@ -36,6 +38,7 @@ class Deletion:
     prompts: Sequence[str]  # of ``files`` those of prompts that no other run has
     kept_prompts: str | None  # why its prompts stay; None: they go, or there are none
     left: Sequence[str]  # links and whatever else is no regular file: left alone
+    foreign: Sequence[str]  # files that mathinterp did not write: left alone
     needed_by: Sequence[str]  # runs whose parameters name this one
     written: float | None  # of an unfinished run: seconds since the last write, where the store says so
     writing: bool  # a process of this machine, or lately of another, is writing one of its files
@@ -53,10 +56,14 @@ def deletion(store: "Store", run: str) -> Deletion:
         raise UserError(f"'{run}' is no run id (12 hex digits).{alike(store.files, run)}")
     raw, others = _raw_record(store, run), _other_records(store, run)
     listed = _files_of(store, run)
+    prompts, kept = _own_prompts(store, raw, others)
+    foreign = [name for name, version in {**listed, **prompts}.items() if not version.odd and not is_ours(name)]
+    for name in foreign:
+        listed.pop(name, None)
+        prompts.pop(name, None)
     if not listed:
         raise UserError(f"there is no run '{run}' in {store.url}.{alike(store.files, run)}")
     regular = [name for name, version in listed.items() if not version.odd]
-    prompts, kept = _own_prompts(store, raw, others)
     record = record_name(run)
     files = [*(name for name in regular if name != record), *prompts, *([record] if record in regular else [])]
     status = _status(store, run, raw, regular)
@@ -70,6 +77,7 @@ def deletion(store: "Store", run: str) -> Deletion:
         prompts=list(prompts),
         kept_prompts=kept,
         left=[name for name, version in listed.items() if version.odd],
+        foreign=foreign,
         needed_by=sorted(other for other, text in others.items() if text is not None and _names(text, run)),
         written=last_write(store, run, regular) if status == "unfinished" else None,
         writing=bool(temporary - set(store.files.leftovers(*{name.rpartition("/")[0] for name in temporary}))),
@@ -89,7 +97,7 @@ def delete(store: "Store", run: str, *, force: bool = False) -> Deletion:
             _remove(store, name)
     record = _raw_record(store, run)
     prompts, _ = _own_prompts(store, record, _other_records(store, run, others))  # a run may have begun meanwhile
-    for name in prompts:
+    for name in filter(is_ours, prompts):
         _remove(store, name)
     _remove(store, record_name(run))
     for folder in _folders((*found.files, *prompts)):
@@ -142,7 +150,7 @@ def _other_records(
 
 
 def _files_of(store: "Store", run: str) -> dict[str, FileVersion]:
-    """Everything of a run but prompts: its record, temporary files of that, and its folder in each table."""
+    """Everything of a run but prompts: its record, temporary files of that, and what its folder in each table has."""
     records = store.files.find("runs", "")
     mine = {
         name: version
@@ -158,7 +166,7 @@ def _files_of(store: "Store", run: str) -> dict[str, FileVersion]:
 def _own_prompts(
     store: "Store", record: dict[str, Any] | None, others: dict[str, Record | None]
 ) -> tuple[dict[str, FileVersion], str | None]:
-    """Files of the run's prompts that no other run has; or why they stay."""
+    """Files in the folders of the run's prompts, if no other run has them; or why they stay."""
     fingerprint = None if record is None else record.get("prompts_fingerprint")
     if not isinstance(fingerprint, str) or not fingerprint.isalnum():
         return {}, "the record does not say which are its prompts"

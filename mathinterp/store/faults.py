@@ -6,9 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mathinterp.store.catalog import catalog
+from mathinterp.store.deleting import PROMPT_FOLDERS
+from mathinterp.store.foreign import WHY as FOREIGN
+from mathinterp.store.foreign import foreign_in
 from mathinterp.store.integrity import Checked
 from mathinterp.store.manifest import file_of, record_name
-from mathinterp.store.recut import table_of
+from mathinterp.store.recut import original_shards, table_of
 from mathinterp.store.runs import run_of
 from mathinterp.store.survey import Record
 from mathinterp.store.writer import footer_config
@@ -56,6 +60,7 @@ def find_faults(store: "Store", runs: Sequence[str] | None) -> Faults:
     for each in checked:
         faults += _missing(records[each.run_id], each, {fault.file for fault in faults})
     faults += _unfinished_steps(store, checked, records)
+    faults += _foreign_files(store, records, runs, {fault.file for fault in faults})
     chosen = [fault for fault in faults if asked is None or fault.run is None or fault.run in asked]
     return Faults(checked, sorted(chosen, key=lambda fault: fault.file), store.problems)
 
@@ -144,6 +149,21 @@ def _unfinished_steps(store: "Store", checked: Sequence[Checked], records: Mappi
     stale = store.files.leftovers("", "runs", *sorted(folders))
     why = "temporary file of a process that died"
     return found + [Fault(name, "stale", why, "remove", _of_run(name)) for name in stale]
+
+
+def _foreign_files(
+    store: "Store", records: Mapping[str, Record], runs: Sequence[str] | None, named: set[str]
+) -> list[Fault]:
+    """What others left in the folders of these runs and of their prompts, or of all."""
+    if runs is None:
+        of_runs = {table_of(shard) for record in records.values() for shard in record["shards"]}
+        folders = {"runs", *catalog().tables, *of_runs}
+    else:
+        folders = {f"{table_of(shard)}/run_id={run}" for run in runs for shard in original_shards(records[run])}
+        prompts = {records[run]["prompts_fingerprint"] for run in runs}
+        folders |= {f"{table}/prompts_fingerprint={each}" for table in PROMPT_FOLDERS for each in prompts}
+    found = foreign_in(store.files, sorted(folders))
+    return [Fault(name, "foreign", FOREIGN, "remove", _of_run(name)) for name in found if name not in named]
 
 
 def _of_run(name: str) -> str | None:

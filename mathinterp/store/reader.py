@@ -99,6 +99,12 @@ class StoreReader:
         if not self.files.find("runs", ".json"):
             raise UserError(f"there is no store at '{self.given}'; run a scan first, or name its folder with `store`")
 
+    def require_files(self) -> None:
+        """Raise UserError unless there is something of a store here: a run, or what one left or somebody put there."""
+        folders = {"runs", *catalog().tables} & set(self.files.folders(anew=True))
+        if not any(self.files.find(folder, "") for folder in sorted(folders)):
+            self.require_runs()
+
     def views_sql(self) -> str:
         """The text of views.sql: macros and views over all files that can be trusted, by absolute path or URL."""
         found = self._survey(catalog().tables, self._held_for(""))

@@ -34,7 +34,7 @@ FEW_FOLDERS = 3  # more than these of an object store are listed in one go
 ELSEWHERE = "elsewhere"  # in ``good``: shards in tables of experiments that are not installed here
 COMPACTING = "compacting.parquet"  # in a run's folder while its files are merged, see compacting.py
 SHARD_FILE = re.compile(r"(?P<table>[^/]+)/run_id=(?P<run>[^/]+)/shard-(?P<index>\d{5,})\.parquet")
-_PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
+PROMPT_FILE = re.compile(r"(?P<table>[^/]+)/prompts_fingerprint=(?P<fingerprint>[^/]+)/(?P=table)\.parquet")
 PROMPT_TABLES = ("prompts", "answer_tokens")
 
 
@@ -311,7 +311,7 @@ def _expected(records: Mapping[str, Record]) -> dict[str, dict[str, int | None]]
 
 def _misplaced(name: str, records: Mapping[str, Record] | None) -> str | None:
     """Why a file is none of a run's shards; with no records: why it is no file of prompts."""
-    place = (_PROMPT_FILE if records is None else SHARD_FILE).fullmatch(name)
+    place = (PROMPT_FILE if records is None else SHARD_FILE).fullmatch(name)
     if place is None:
         return "foreign: its name is not one that mathinterp gives"
     if records is None:
