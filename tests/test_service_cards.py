@@ -24,7 +24,7 @@ from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
-from mathinterp.models import handle
+from mathinterp.models import catalog
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.card_memory import check_fits
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
@@ -59,7 +59,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         assert [device, *further] == PLACES
         return moved(built(wanted, "cpu"), device, further)
 
-    patch.setattr(handle, "load", placed)
+    patch.setattr(catalog, "load", placed)
     for module in (shelf, replica):
         patch.setattr(module, "devices_of", lambda device, cards: PLACES[:cards])
     patch.setattr(replica, "ThreadPoolExecutor", InThisThread)

@@ -18,7 +18,6 @@ import torch
 from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.can_run import check_model
 from mathinterp.cluster.places import threads_for
-from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.replica import Replica, ReplicaJob, require_same, smallest_card
 from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
@@ -28,6 +27,7 @@ from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.question import ablate
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model
+from mathinterp.models.resolved import DTYPE_BYTES
 from mathinterp.service.codec import decode, decode_experiment, decode_prompts, table_bytes
 from mathinterp.service.shelf import Key, Limits, Shelf, key_of
 from mathinterp.text import counted

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from mathinterp.cluster.can_run import check_model
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Ready
+from mathinterp.cluster.job import Computed, ReplicaJob, taken_over, written
 from mathinterp.cluster.places import Placement
-from mathinterp.cluster.replica import Computed, ReplicaJob, taken_over, written
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard
-from mathinterp.models.catalog import ResolvedModel
-from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.handle import Model
+from mathinterp.models.resolved import ResolvedModel
 from mathinterp.models.sources import NAMES
 from mathinterp.service.codec import bytes_table, encode, encode_prompts
 from mathinterp.service.requests import ReplicaGone, Requests
@@ -36,7 +36,7 @@ Told = Callable[[Shard, pa.Table], None]
 
 def check_named(model: Model) -> None:
     """Raise UserError for a model that is in this process's memory alone, or that runs code of its folder."""
-    if isinstance(model, WrappedModel):
+    if model.in_memory_alone:
         raise UserError(
             f"model '{model.label}' is an object in this process's memory, which does not go to a service; save it to a"
             " folder that the service can read, or run it here"

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.experiments.costs import parameters
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, resolve
-from mathinterp.models.handle import load_unchanged, unchanged
+from mathinterp.models.catalog import LoadedModel, ResolvedModel, resolve
+from mathinterp.models.handle import load_unchanged
+from mathinterp.models.recalled import Resolving as Resolving
+from mathinterp.models.resolved import DTYPE_BYTES
 from mathinterp.models.split import bring, devices_of
 
 logger = logging.getLogger(__name__)
@@ -52,25 +53,6 @@ def key_of(resolved: ResolvedModel) -> Key:
     return resolved.fingerprint, resolved.dtype
 
 
-class Resolving:
-    """``catalog.resolve``, looked at again only where the model's files have changed, or another model is wanted."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[ModelSpec, str], ResolvedModel] = {}
-
-    def __call__(self, spec: ModelSpec, device: str, wanted: str | None = None) -> ResolvedModel:
-        """Raises UserError as ``catalog.resolve`` does.
-
-        Args:
-            wanted: fingerprint of what whoever asks has found: a name may mean other files by now.
-        """
-        known = self._known.get((spec, device))
-        stale = known is None or wanted not in (None, known.fingerprint)
-        if known is None or stale or not unchanged(known):
-            known = self._known[spec, device] = resolve(spec, device)
-        return known
-
-
 class Shelf:
     """Models in their order of use.
 
@@ -97,7 +79,7 @@ class Shelf:
         home, *further = devices_of(device, cards)
         self._places = (home, further) if further else (home,)
         self._held: dict[Key, Held] = {}  # used longest ago first
-        self.resolve = Resolving()
+        self.resolve = Resolving(resolve)
 
     @property
     def computing(self) -> str:
