@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mathinterp.models.cache import cache_folder, keep_sealed, read_sealed
-from mathinterp.models.fast_tokenizer import fast_tokenizer, options_of, specials_of
+from mathinterp.models.fast_tokenizer import QuickTokenizer, options_of, specials_of
 from mathinterp.models.fingerprint import file_digests, model_fingerprint, quantised_fingerprint
 from mathinterp.models.handle import unchanged
 from mathinterp.models.quantised import check_quantised
@@ -86,9 +86,10 @@ def look_up(spec: ModelSpec, device_type: str) -> ResolvedModel:
         _keep(found, key)
         return found
     facts = json.loads(kept)
+    tokenizer = cast("PreTrainedTokenizerBase", QuickTokenizer(**facts["tokenizer"]))
     return RecalledModel(
-        spec=spec, source=source, adapter=adapter, tokenizer=_tokenizer(facts["tokenizer"]),
-        shape=_shape(facts["shape"]), dtype=dtype, label=spec.label,
+        spec=spec, source=source, adapter=adapter, tokenizer=tokenizer, shape=_shape(facts["shape"]), dtype=dtype,
+        label=spec.label,
         fingerprint=quantised_fingerprint(model_fingerprint(source, adapter), spec.load_in),
     )  # fmt: skip
 
@@ -146,12 +147,6 @@ def _tokenizer_facts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any] | N
     return {
         "backend": tokenizer._tokenizer.to_str(), "options": {**options_of(tokenizer), **specials_of(tokenizer)}
     }  # fmt: skip
-
-
-def _tokenizer(facts: dict[str, Any]) -> "PreTrainedTokenizerBase":
-    from tokenizers import Tokenizer
-
-    return fast_tokenizer(Tokenizer.from_str(facts["backend"]), facts["options"])
 
 
 def _shape(facts: dict[str, Any]) -> ModelShape:
