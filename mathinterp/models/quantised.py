@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 LOAD_IN = ("8bit", "4bit")
 
 
-def check_quantised(spec: ModelSpec, source: Source, device_type: str) -> None:
-    """Raise UserError for what bitsandbytes cannot quantise, or not here."""
+def check_quantised(spec: ModelSpec, source: Source, device_type: str, elsewhere: bool = False) -> None:
+    """Raise UserError for what bitsandbytes cannot quantise, or not here, unless the model is loaded ``elsewhere``."""
     if spec.load_in not in LOAD_IN:
         raise UserError(f"`load_in` '{spec.load_in}' is not known (known: {', '.join(LOAD_IN)})")
     if source.kind != "folder":
@@ -27,7 +27,7 @@ def check_quantised(spec: ModelSpec, source: Source, device_type: str) -> None:
         raise UserError(f"`load_in` {spec.load_in}: merge the adapter into its base first ('mathinterp tune merge')")
     if device_type != "cuda":
         raise UserError(f"`load_in` {spec.load_in} needs a GPU, and this model would run on a CPU; leave it out")
-    if find_spec("bitsandbytes") is None:
+    if not elsewhere and find_spec("bitsandbytes") is None:
         raise UserError(
             f"`load_in` {spec.load_in} needs the package bitsandbytes, here and on every node that computes:"
             " pip install bitsandbytes (or the extra mathinterp[quantised])"

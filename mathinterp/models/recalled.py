@@ -71,14 +71,20 @@ class RecalledModel(ResolvedModel):
 
 
 def look_up(spec: ModelSpec, device_type: str) -> ResolvedModel:
-    """What ``catalog.resolve`` finds; raises UserError as that does."""
+    """What ``catalog.resolve`` finds, for a model that is loaded elsewhere; raises UserError as that does.
+
+    To quantise it, bitsandbytes is needed only there.
+    """
+    if spec.load_in is not None:
+        whole = look_up(replace(spec, load_in=None), device_type)
+        check_quantised(spec, whole.source, device_type, elsewhere=True)
+        fingerprint = quantised_fingerprint(whole.fingerprint, spec.load_in)
+        return replace(whole, spec=spec, label=spec.label, fingerprint=fingerprint)
     if not has_files(spec):
         return _resolve(spec, device_type)
     dtype = resolve_dtype(spec.dtype, device_type)
     adapter = None if spec.adapter is None else find_adapter(spec.adapter)
     source = find_source(spec.name)
-    if spec.load_in is not None:
-        check_quantised(spec, source, device_type)
     key = _key(source, adapter)
     kept = read_sealed(_file(key), key)
     if kept is None:
@@ -90,7 +96,7 @@ def look_up(spec: ModelSpec, device_type: str) -> ResolvedModel:
     return RecalledModel(
         spec=spec, source=source, adapter=adapter, tokenizer=tokenizer, shape=_shape(facts["shape"]), dtype=dtype,
         label=spec.label,
-        fingerprint=quantised_fingerprint(model_fingerprint(source, adapter), spec.load_in),
+        fingerprint=model_fingerprint(source, adapter),
     )  # fmt: skip
 
 

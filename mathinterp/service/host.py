@@ -284,10 +284,12 @@ def _memory(card: int) -> int:
 
 def spec_of(given: dict[str, Any]) -> ModelSpec:
     """A model that a client names; raises UserError for one whose folder's code would run here."""
-    texts = [given.get("name"), given.get("adapter", ""), given.get("dtype", "auto")]
+    texts = [given.get("name"), given.get("adapter", ""), given.get("dtype", "auto"), given.get("load_in")]
     if not all(isinstance(text, str) for text in texts if text is not None) or not texts[0]:
         raise UserError("the request cannot be read: its spec names no model")
-    spec = ModelSpec(str(given["name"]), given.get("adapter"), str(given.get("dtype", "auto")))
+    spec = ModelSpec(
+        str(given["name"]), given.get("adapter"), str(given.get("dtype", "auto")), load_in=given.get("load_in")
+    )
     if given.get("trust_remote_code"):
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
     return spec

@@ -41,8 +41,6 @@ def check_named(model: Model) -> None:
             f"model '{model.label}' is an object in this process's memory, which does not go to a service; save it to a"
             " folder that the service can read, or run it here"
         )
-    if model.spec.load_in is not None:
-        raise UserError("a service holds models as their files are; leave out `load_in`, or run it here")
     if model.spec.trust_remote_code:
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
 
@@ -51,7 +49,7 @@ def spec_for(model: Model, described: ResolvedModel) -> dict[str, str | None]:
     """The model as the service is asked for it: files by their full path, the dtype made plain."""
     spec = model.spec
     adapter = None if spec.adapter is None else _full(spec.adapter)
-    return {"name": _full(spec.name), "adapter": adapter, "dtype": described.dtype}
+    return {"name": _full(spec.name), "adapter": adapter, "dtype": described.dtype, "load_in": spec.load_in}
 
 
 def _full(name: str) -> str:
