@@ -8,8 +8,8 @@ A head scan of the first, middle and last layer, quantised, with the noise notes
 change of nothing moves log-probabilities, and packed prompts from each alone. Beside it the unedited answers of the
 quantised model against those of the unquantised one, at the same dtype: the largest and the median change of an answer
 token's log-probability, how many predictions flip, the accuracy of both, and the bytes of their weights. ``none``
-compares the model with itself: all changes are 0. A model with an adapter, or from a .gguf file, is first merged and saved to a
-folder, which alone can be quantised. Prints one JSON line.
+compares the model with itself: all changes are 0. A model with an adapter, or from a .gguf file, is first merged and
+saved to a folder, which alone can be quantised. Prints one JSON line.
 """
 
 import gc

@@ -103,7 +103,7 @@ def made_here(scan: Experiment, model: ResolvedModel, device: str) -> dict[str, 
     gguf = ["gguf"] if model.source.kind == "gguf" else []
     quantised = ["bitsandbytes"] if model.spec.load_in else []
     found = {**versions([*scan.packages, *peft, *gguf, *quantised], device), **own_source(type(scan))}
-    torch = sys.modules.get("torch")  # of a process that has not imported it the GPU is not in use
+    torch: Any = sys.modules.get("torch")  # of a process that has not imported it the GPU is not in use
     on_gpu = device == "cuda" and torch is not None and torch.cuda.is_initialized()
     return {**found, "gpu": torch.cuda.get_device_name()} if on_gpu else found
 

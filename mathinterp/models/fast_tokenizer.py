@@ -67,7 +67,7 @@ class QuickTokenizer:
         assert not return_token_type_ids, "nor these"
         texts = [text] if isinstance(text, str) else list(text)
         encoded = self._own.encode_batch(texts, add_special_tokens=add_special_tokens)
-        found = {"input_ids": [each.ids for each in encoded]}
+        found: dict[str, list[Any]] = {"input_ids": [each.ids for each in encoded]}
         if return_offsets_mapping:
             found["offset_mapping"] = [each.offsets for each in encoded]
         return {name: each[0] for name, each in found.items()} if isinstance(text, str) else found

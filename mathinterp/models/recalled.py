@@ -151,7 +151,7 @@ def _tokenizer_facts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any] | N
     if type(tokenizer) is not PreTrainedTokenizerFast:
         return None
     return {
-        "backend": tokenizer._tokenizer.to_str(), "options": {**options_of(tokenizer), **specials_of(tokenizer)}
+        "backend": tokenizer.backend_tokenizer.to_str(), "options": {**options_of(tokenizer), **specials_of(tokenizer)}
     }  # fmt: skip
 
 

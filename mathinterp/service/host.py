@@ -17,8 +17,9 @@ import torch
 
 from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.can_run import check_model
+from mathinterp.cluster.job import ReplicaJob
 from mathinterp.cluster.places import threads_for
-from mathinterp.cluster.replica import Replica, ReplicaJob, require_same, smallest_card
+from mathinterp.cluster.replica import Replica, require_same, smallest_card
 from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
