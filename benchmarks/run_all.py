@@ -38,6 +38,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sharded_sft": (),
     "faults": ("--json",),
     "service": ("--json",),
+    "quantised": (),
 }  # name -> options that make it print JSON
 
 

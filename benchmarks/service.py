@@ -6,7 +6,8 @@
 Cold: ``mathinterp scan heads`` in a new process, which starts Ray and loads the model. Warm: a service that has loaded
 the model (`mathinterp serve start`), asked from a Python process that is running: other heads and other prompts each
 time, until the rows of the heads are there, and until the run is finished and stored. Targets: under 1 s on the bundled
-model, under 3 s for a 7B shape on an H100. Rows of both ways are compared.
+model, under 3 s for a 7B shape on an H100. Warm command: the same questions by ``mathinterp scan heads --service URL``,
+each in a new process, from its start to its end; the target is 2 s on an idle core. Rows of both ways are compared.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def main() -> None:
         with service(folder) as (url, front, start):
             client = mi.connect(url)
             figures = follow_ups(client, front, options.model, options.limit, options.repeats, folder)
+            figures |= commands(url, options.model, options.limit, options.repeats, folder)
             again = client.run(question(0), options.model, prompts(options.limit, 0), store=f"{folder}/same")
             same = again.id == run_id and Store(f"{folder}/cold").arrow(ROWS, {"run": run_id}).equals(
                 Store(f"{folder}/same").arrow(ROWS, {"run": run_id})
@@ -61,6 +63,8 @@ def main() -> None:
     print(f"warm, to the first rows (median)        {figures['first rows']:6.2f} s, best {figures['best']:.2f} s")
     print(f"warm, to the end of the run (median)    {figures['whole run']:6.2f} s")
     print(f"    its processor time                  {figures['processor']:6.2f} s, client, front and replica")
+    print(f"warm command, to its end (median)       {figures['command']:6.2f} s")
+    print(f"    its processor time                  {figures['command processor']:6.2f} s, the command alone")
     print(f"in this process, model loaded (median)  {figures['here']:6.2f} s")
     print(f"warm, ablate (median)                   {figures['ablate']:6.2f} s")
     print(f"starting the service                    {start:6.2f} s")
@@ -79,11 +83,29 @@ def prompts(limit: int, seed: int) -> Prompts:
 
 def cold_start(model: str, limit: int, store: str) -> tuple[float, str]:
     """Seconds of a scan in a new process, and its run's id."""
-    heads = ",".join(f"{layer}.{head}" for layer, head in question(0).heads or ())
-    words = ["--heads", heads, "--limit", str(limit), "--model", model, "--store", store, "--json", "-q"]
+    return command(0, 0, model, limit, store)
+
+
+def command(number: int, seed: int, model: str, limit: int, store: str, *more: str) -> tuple[float, str]:
+    """Seconds of a question by the command line, and its run's id."""
+    heads = ",".join(f"{layer}.{head}" for layer, head in question(number).heads or ())
+    words = ["--heads", heads, "--limit", str(limit), "--seed", str(seed), "--model", model, "--store", store]
+    given = [*COMMAND, "scan", "heads", *words, "--json", "-q", *more]
     started = time.perf_counter()
-    done = subprocess.run([*COMMAND, "scan", "heads", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
     return time.perf_counter() - started, str(json.loads(done.stdout)["run_id"])
+
+
+def commands(url: str, model: str, limit: int, repeats: int, folder: str) -> dict[str, float]:
+    """Median seconds of commands that ask the service what was not asked before; the first looks at the model."""
+    seconds, busy = list[float](), list[float]()
+    for number in range(repeats):
+        before = os.times()
+        took, _ = command(number, repeats + number + 1, model, limit, f"{folder}/commands", "--service", url)
+        after = os.times()
+        seconds.append(took)
+        busy.append(sum(after[2:4]) - sum(before[2:4]))  # of children that have ended
+    return {"command": statistics.median(seconds[1:]), "command processor": statistics.median(busy[1:])}
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from mathinterp.experiments.results import Results, Summary
 from mathinterp.experiments.stability import DRAWS, stability_of
 from mathinterp.frame import Frame
 from mathinterp.models.catalog import ModelSpec
-from mathinterp.models.handle import Model, WrappedModel, model_of
+from mathinterp.models.handle import Model, model_of
+from mathinterp.models.wrapped import WrappedModel
 from mathinterp.prompts.given import Prompts, prompts_of
 from mathinterp.prompts.spread import even_spread
 from mathinterp.store import Store

@@ -6,14 +6,17 @@ resumed by another version, which is then recorded and told. All of it is plain 
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mathinterp
 from mathinterp.text import one_line
@@ -38,18 +41,26 @@ def versions(packages: Iterable[str] = (), device: str | None = None) -> dict[st
         packages: others that decide rows, for example "peft".
         device: "cuda" or "cpu", where rows are computed.
     """
-    import torch  # of which the metadata do not always name the build
-
     found = {"mathinterp": mathinterp.__version__, "source": source_digest(), **checkout()}
     for name in dict.fromkeys([*PACKAGES, *packages]):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["torch"] = torch.__version__
-    if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
+    torch = _torch_version()  # the metadata do not always name the build
+    found["torch"] = torch["__version__"]
+    if torch["cuda"] is not None:
+        found["cuda"] = torch["cuda"]
     return found if device is None else {**found, "device": device}
+
+
+@cache
+def _torch_version() -> dict[str, Any]:
+    """What torch/version.py says, without the seconds that it takes to import torch."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None, "torch is not installed"
+    assert spec.origin is not None
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))
 
 
 def code_version() -> str:

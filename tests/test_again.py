@@ -14,6 +14,7 @@ from mathinterp.cluster import again, run
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.knockout import Knockout
+from mathinterp.models import recalled
 from mathinterp.models.spec import ModelSpec
 from mathinterp.prompts.given import prompts_of
 from mathinterp.store import Store
@@ -109,8 +110,8 @@ CHANGES = {
         json.dumps(json.loads((model / "tokenizer.json").read_text()), indent=7)
     ),
     "prompts": lambda model, patch: _rewritten(Path("prompts.jsonl"), "3 plus", "4 plus"),
-    "a library": lambda model, patch: patch.setattr(again, "_version", lambda name: "0.0"),
-    "this package": lambda model, patch: patch.setattr(again, "source_digest", lambda: "0" * 12),
+    "a library": lambda model, patch: patch.setattr(recalled, "_version", lambda name: "0.0"),
+    "this package": lambda model, patch: patch.setattr(recalled, "source_digest", lambda: "0" * 12),
 }
 
 

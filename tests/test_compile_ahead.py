@@ -32,7 +32,7 @@ from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.heads import Heads
 from mathinterp.experiments.iterative import Iterative
 from mathinterp.experiments.mlps import Mlps
-from mathinterp.models import gguf_files, handle
+from mathinterp.models import catalog, gguf_files, handle
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, files_to_load, load, resolve, stand_in
 from mathinterp.models.families import FAMILIES as FAMILIES_TABLE
@@ -302,7 +302,7 @@ def test_a_replica_compiles_before_it_loads_and_notes_the_seconds(
         counts.append(graphs.frame_count)
         return load(*arguments)
 
-    monkeypatch.setattr(handle, "load", counted)
+    monkeypatch.setattr(catalog, "load", counted)
     job = replica.ReplicaJob(
         Mlps(), handle.NamedSource(resolved.spec), prompts, resolved.fingerprint, prompts_fingerprint(prompts),
         str(tmp_path), "run", "cpu", torch.get_num_threads(),

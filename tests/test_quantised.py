@@ -140,3 +140,42 @@ def test_a_model_is_loaded_quantised(load_in: str, tmp_path: Path) -> None:
         scores = engine.run([zeroed(loaded.anatomy, [Head(0, head)]) for head in range(4)])
         assert np.isfinite(scores.logprob_EA).all()
         assert np.isfinite(engine.noise_floor(engine.baseline())["max_logprob_deviation"])
+
+
+# Nats by which an answer's log-probability may differ between packed prompts and each alone. NF4 is computed in float32
+# here, and rounds alike. LLM.int8() rounds inputs by up to 1 part in 254 of the largest of their row, but not columns
+# with a large input in any row of the batch: what else is in it decides who is rounded.
+TOLERANCE = {"8bit": 0.5, "4bit": 0.01}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("load_in", quantised.LOAD_IN)
+def test_packed_rows_of_a_quantised_model_are_those_of_each_prompt_alone(load_in: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = Model(ModelSpec(str(save_tiny(tmp_path / "tiny", "llama")), dtype="float32", load_in=load_in), "cuda")
+    with model.lent() as loaded:
+        assert_near(loaded.anatomy, TOLERANCE[load_in])
+
+
+def test_the_comparison_of_packed_and_lone_rows_sees_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on the stand-in: it passes, and fails where another head is ablated."""
+    anatomy = quantised_anatomy()
+    assert_near(anatomy, TOLERANCE["4bit"])
+    real = PackedEngine.run
+    monkeypatch.setattr(PackedEngine, "run", lambda engine, asked: real(engine, [*asked[1:], asked[0]]))
+    with pytest.raises(AssertionError, match="apart"):
+        assert_near(anatomy, TOLERANCE["8bit"])
+
+
+def assert_near(anatomy: Anatomy, tolerance: float) -> None:
+    """Every head's rows, packed and alone; each head changes some answer by more than the tolerance."""
+    packed, alone = PackedEngine(anatomy, PROMPTS), PlainEngine(anatomy, PROMPTS, batch_size=1)
+    heads = [zeroed(anatomy, [Head(layer, head)]) for layer in range(3) for head in range(4)]
+    found, expected, baseline = packed.run(heads), alone.run(heads), alone.baseline()
+    effects_E = np.abs(expected.logprob_EA - baseline.logprob_EA).max(axis=1)
+    assert (effects_E > tolerance).all()
+    for one, other in ((found, expected), (packed.baseline(), baseline)):
+        apart = np.abs(one.logprob_EA - other.logprob_EA)
+        assert apart.max() <= tolerance, f"{apart.max():.3g} nats apart"
+        assert (one.predicted_EA == other.predicted_EA).mean() > 0.9

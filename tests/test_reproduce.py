@@ -17,7 +17,7 @@ import mathinterp as mi
 from mathinterp.cli.main import main
 from mathinterp.cluster import run as cluster_run
 from mathinterp.errors import UserError
-from mathinterp.models.handle import WrappedModel
+from mathinterp.models.wrapped import WrappedModel
 from mathinterp.store import Store
 from mathinterp.workflows import reproduce as workflow
 from mathinterp.workflows.papers import ITEMS, find_items

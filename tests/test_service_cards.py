@@ -24,17 +24,18 @@ from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
-from mathinterp.models import handle
+from mathinterp.models import catalog
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.card_memory import check_fits
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
 from mathinterp.models.handle import Model, NamedSource
+from mathinterp.models.recalled import look_up
 from mathinterp.models.split import bring, connect, dealt, devices_of, layers_of, split_note
 from mathinterp.models.units import Head, Mlp
 from mathinterp.service import serve, shelf
 from mathinterp.service.codec import encode, encode_prompts
 from mathinterp.service.host import CARD_SHARE, Answer, Host, HostSettings
-from mathinterp.service.place import OnService
+from mathinterp.service.place import OnService, spec_for
 from mathinterp.service.settings import Settings
 from mathinterp.service.shelf import CARD, MEMORY, Limits, Shelf, moved
 from mathinterp.store import Store
@@ -59,7 +60,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         assert [device, *further] == PLACES
         return moved(built(wanted, "cpu"), device, further)
 
-    patch.setattr(handle, "load", placed)
+    patch.setattr(catalog, "load", placed)
     for module in (shelf, replica):
         patch.setattr(module, "devices_of", lambda device, cards: PLACES[:cards])
     patch.setattr(replica, "ThreadPoolExecutor", InThisThread)
@@ -214,7 +215,7 @@ def work_of(folder: Path, spec: ModelSpec, scan: Heads | None = None) -> Work:
 def prepare(host: Host, name: str, work: Work) -> Answer:
     ask = {
         "experiment": encode(work.scan, work.scan.name),
-        "spec": {"name": work.model.spec.name, "adapter": None, "dtype": work.model.dtype},
+        "spec": spec_for(Model(work.model.spec), work.model),
         "model_fingerprint": work.model.fingerprint,
         "prompts": encode_prompts(work.prompts),
         "prompts_fingerprint": work.prompts_fingerprint,
@@ -237,13 +238,13 @@ def ablated(host: Host, spec: ModelSpec) -> tuple[bytes, ...]:
     return called(host, "ablate", **asked, prompts=encode(PROMPTS, "`prompts`"), arguments=arguments).tables
 
 
-def without_service(work: Work) -> tuple[dict[str, Any], list[Any]]:
-    """Notes and rows of a replica of a run, on two cards."""
+def without_service(work: Work, cards: int = 2) -> tuple[dict[str, Any], list[Any]]:
+    """Notes and rows of a replica of a run, on so many cards."""
     from mathinterp.service.codec import table_bytes
 
     job = ReplicaJob(
         work.scan, NamedSource(work.model.spec), work.prompts, work.model.fingerprint, work.prompts_fingerprint, None,
-        "", "cuda", threads=1, cards=2,
+        "", "cuda", threads=1, cards=cards,
     )  # fmt: skip
     made = Replica(job)
     notes = made.load()
@@ -343,7 +344,7 @@ class Told:
         self.about = {"device": "cuda", "replicas": 3, **about}
 
     def resolve(self, spec: ModelSpec, device: str) -> ResolvedModel:
-        return resolve(spec, device)
+        return look_up(spec, device)
 
     def json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> dict[str, Any]:
         assert path == "/v1/experiments"
@@ -390,11 +391,6 @@ def test_an_experiment_that_needs_its_model_whole_is_refused(monkeypatch: pytest
     OnService(Told(gpus_per_replica=1.0), Model(TINY), scan=Heads()).described()  # type: ignore[arg-type]
     with pytest.raises(UserError, match="`gpus_per_replica` 2: heads needs its model whole on one GPU; give 1 or less"):
         OnService(Told(gpus_per_replica=2.0), Model(TINY), scan=Heads()).described()  # type: ignore[arg-type]
-
-
-def test_quantised_models_are_refused_whatever_cards_there_are() -> None:
-    with pytest.raises(UserError, match="a service holds models as their files are; leave out `load_in`"):
-        OnService(Told(gpus_per_replica=2.0), Model(ModelSpec(TINY.name, load_in="8bit"))).described()  # type: ignore[arg-type]
 
 
 def test_a_small_model_is_not_built_to_see_that_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Models on three levels; here a model is a name and a size, and moving it is noted."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +11,12 @@ import torch
 
 from mathinterp.errors import UserError
 from mathinterp.models.alignment import BOUNDARY
-from mathinterp.models.catalog import ModelSpec
+from mathinterp.models.card_memory import QUANTISED_BYTES, weights_of
+from mathinterp.models.catalog import ModelSpec, resolve
 from mathinterp.models.handle import Model
 from mathinterp.models.sources import BUNDLED_FOLDER
 from mathinterp.service import shelf as shelves
-from mathinterp.service.shelf import CARD, DISK, MEMORY, Limits, Resolving, Shelf
+from mathinterp.service.shelf import CARD, DISK, MEMORY, Limits, Resolving, Shelf, expected_bytes
 from tests.tiny import tiny_model, tiny_tokenizer
 
 
@@ -23,6 +24,11 @@ from tests.tiny import tiny_model, tiny_tokenizer
 class Fake:
     fingerprint: str
     dtype: str = "float32"
+    load_in: str | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(self.fingerprint, load_in=self.load_in)
 
     @property
     def label(self) -> str:
@@ -86,6 +92,33 @@ def test_a_model_larger_than_the_memory_limit_goes_back_to_its_files(made):
         shelf.take(Fake(name))
     assert levels(shelf) == {"a": CARD, "b": DISK}
     assert made.done.count("load a") == 2
+
+
+def test_a_quantised_model_goes_from_the_card_to_its_files(made, monkeypatch):
+    """Its scales would not move with it."""
+    monkeypatch.setattr(shelves, "layer_parameters", lambda shape: 1)
+    whole, quantised = Fake("a"), Fake("b", load_in="8bit")
+    whole.shape = quantised.shape = SimpleNamespace(n_layers=1)
+    shelf = made.shelf(card=4, memory=8)
+    for model in (whole, quantised, whole, quantised):
+        shelf.take(model)
+    assert levels(shelf) == {"b": CARD, "a": MEMORY}
+    assert made.done == [
+        "load a", "a leaves", "a to cpu", "load b", "b leaves", "a to cuda", "a leaves", "a to cpu", "load b",
+    ]  # fmt: skip
+
+
+def test_sizes_of_quantised_models_are_known_before_they_are_loaded():
+    def expected(load_in: str | None) -> int:
+        return expected_bytes(resolve_again(ModelSpec("random:llama-2-7b", dtype="bfloat16"), load_in))
+
+    def resolve_again(spec: ModelSpec, load_in: str | None) -> Any:
+        return replace(resolve(spec), spec=replace(spec, load_in=load_in))
+
+    whole = weights_of(resolve(ModelSpec("random:llama-2-7b")).config, 2).rest
+    assert [expected(load_in) for load_in in (None, "8bit", "4bit")] == [
+        pytest.approx(6_476_005_376 * each + whole, rel=1e-3) for each in (2, *QUANTISED_BYTES.values())
+    ]
 
 
 def test_one_model_always_has_room(made):
@@ -158,11 +191,10 @@ def test_nor_are_they_in_a_notebook(tmp_path):
         pass
 
 
-def test_a_name_is_looked_for_again_where_another_model_is_wanted(monkeypatch):
+def test_a_name_is_looked_for_again_where_another_model_is_wanted():
     """A model of the hub has a new snapshot by now; the files of the old one are there still."""
     found = [SimpleNamespace(fingerprint=each, source=SimpleNamespace(path=None)) for each in ("old", "new")]
-    monkeypatch.setattr(shelves, "resolve", lambda spec, device: found.pop(0))
-    resolving, spec = Resolving(), ModelSpec("owner/name")
+    resolving, spec = Resolving(lambda spec, device: found.pop(0)), ModelSpec("owner/name")  # type: ignore[arg-type, return-value]
     assert resolving(spec, "cpu", "old").fingerprint == "old"
     assert resolving(spec, "cpu", "old").fingerprint == "old"
     assert resolving(spec, "cpu", "new").fingerprint == "new"

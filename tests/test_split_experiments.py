@@ -19,7 +19,7 @@ from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.chain import stages
 from mathinterp.experiments.concepts import rows as concept_rows
 from mathinterp.experiments.registry import experiments
-from mathinterp.models import handle
+from mathinterp.models import catalog
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.catalog import LoadedModel
 from mathinterp.models.split import layers_of, spread
@@ -53,7 +53,7 @@ class SplitStore(GoldenStore):
         assert scan.runs_split
         self.done.append(name)
         with ExitStack() as until, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(handle, "load", self._loader(until, handle.load))
+            patch.setattr(catalog, "load", self._loader(until, catalog.load))
             return super().run(name, scan, *given)
 
     def _loader(self, until: ExitStack, load: Callable[..., LoadedModel]) -> Callable[..., LoadedModel]:

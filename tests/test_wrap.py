@@ -13,8 +13,9 @@ import mathinterp as mi
 from mathinterp.engine.plain import PlainEngine
 from mathinterp.errors import UserError
 from mathinterp.models.families import FAMILIES
-from mathinterp.models.handle import Model, WrappedModel, content_fingerprint
+from mathinterp.models.handle import Model
 from mathinterp.models.reading import read_prompts
+from mathinterp.models.wrapped import WrappedModel, content_fingerprint
 from tests.tiny import TINY_FAMILIES, tiny_config, tiny_model, tiny_tokenizer
 
 PROMPTS = mi.prompts("two_digit", limit=6)

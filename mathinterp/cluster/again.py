@@ -10,10 +10,8 @@ Knows what decides a run before anything loads; knows nothing about models.
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,18 +21,16 @@ from typing import TYPE_CHECKING, Any
 from mathinterp.cluster.summary import RunSummary
 from mathinterp.experiments.base import Experiment
 from mathinterp.models.cache import cache_folder, keep_sealed, read_sealed
-from mathinterp.models.fingerprint import file_digests, model_fingerprint
-from mathinterp.models.sources import NAMES, Source, find_adapter, find_source
+from mathinterp.models.recalled import decides, has_files
+from mathinterp.models.sources import find_adapter, find_source
 from mathinterp.prompts.given import Prompts
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
-from mathinterp.versions import PACKAGE, checkout, code_version, source_digest
+from mathinterp.versions import PACKAGE, checkout, code_version
 
 if TYPE_CHECKING:
     from mathinterp.store import Run
 
-READ = ("transformers", "tokenizers", "torch", "peft", "accelerate", "safetensors", "gguf", "numpy")
-SMALL_FILES = {".json", ".txt", ".model", ".jinja", ".py"}  # of a model's folder, beside its weights
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd", "/dev/dri")  # there may be one if any is there
 
 
@@ -54,20 +50,16 @@ def key_of(
     if not isinstance(prompts, Prompts) or prompts.columns or any(prompt.further_fields for prompt in prompts):
         return None
     on_cpu = gpus_per_replica == 0 or (gpus_per_replica is None and not any(map(os.path.exists, GPU_FILES)))
-    if address != "local" or not on_cpu or getattr(spec, "trust_remote_code", True):  # True: a model in memory
+    if address != "local" or not on_cpu or not has_files(spec):
         return None
-    if spec.name not in NAMES and not Path(spec.name).expanduser().exists():
-        return None  # the hub is asked once, not twice
     source = find_source(spec.name)
     adapter = None if spec.adapter is None else find_adapter(spec.adapter)
-    decides = [
-        sys.version, {name: _version(name) for name in READ}, source_digest(),
+    asked = [
         f"{type(scan).__module__}.{type(scan).__qualname__}", repr(scan),
-        [spec.name, spec.adapter, spec.dtype, getattr(spec, "load_in", None)], model_fingerprint(source, adapter),
-        _small_files(source, adapter),
+        [spec.name, spec.adapter, spec.dtype, getattr(spec, "load_in", None)], *decides(source, adapter),
         prompts.label, hashlib.blake2b(repr(prompts.items).encode(), digest_size=16).hexdigest(),
     ]  # fmt: skip
-    return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
 @contextmanager
@@ -121,22 +113,6 @@ def _finished(store: Store, opened: dict[str, Any]) -> "Run | None":
     versions = {**opened["versions"], **checkout()}
     run = store.open_run(**{**opened, "versions": versions, "code_version": code_version()})
     return None if run.missing_shards() or run.finish() else run
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _small_files(source: Source, adapter: Path | None) -> list[list[str]]:
-    """Name and digest of every small file that loading may look at."""
-    folders = [folder for folder in (source.path, adapter) if folder is not None and folder.is_dir()]
-    files = [
-        file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in SMALL_FILES and file.is_file()
-    ]
-    return [[file.name, digest] for file, digest in zip(files, file_digests(files), strict=True)]
 
 
 def _file(key: str) -> Path:

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mathinterp.cluster.events import Ready
 from mathinterp.engine.cells import Cells, Difference
 from mathinterp.store import Run
@@ -26,6 +24,8 @@ def probe_note(cells: Cells, device: str, node: str) -> dict[str, Any]:
 
 def device_name(device: str) -> str:
     """What computes: the GPU's name, or the processor's with the number of threads, which decides last bits too."""
+    import torch
+
     if device == "cuda":
         return torch.cuda.get_device_name()
     threads = torch.get_num_threads()

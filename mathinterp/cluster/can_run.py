@@ -5,8 +5,7 @@ from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.costs import parameters
 from mathinterp.models.card_memory import ROOM, check_fits, runs_own_code
-from mathinterp.models.catalog import DTYPES, ResolvedModel
-from mathinterp.models.split import check_cards
+from mathinterp.models.resolved import DTYPE_BYTES, ResolvedModel
 
 
 def check_model(scan: Experiment | None, model: ResolvedModel, place: Cards) -> None:
@@ -17,7 +16,8 @@ def check_model(scan: Experiment | None, model: ResolvedModel, place: Cards) -> 
     cards, card_bytes = place.cards(), place.card_bytes()
     if cards > 1 and scan is not None and not scan.runs_split:
         raise UserError(f"`gpus_per_replica` {cards}: {scan.name} needs its model whole on one GPU; give 1 or less")
-    check_cards(model.label, model.shape.n_layers, cards)
+    if cards > (layers := model.shape.n_layers):
+        raise UserError(f"`gpus_per_replica` {cards}: model '{model.label}' has only {layers} layers to deal out")
     if cards > 1 and model.spec.trust_remote_code and runs_own_code(model):
         raise UserError(f"`gpus_per_replica` {cards}: model '{model.label}' runs its own code; give 1 or less")
     if model.spec.load_in is not None and scan is not None and not scan.runs_quantised:
@@ -33,5 +33,5 @@ def _fits_easily(model: ResolvedModel, card_bytes: int) -> bool:
     """Whether one card has room for all matrices twice over; counted from sizes, without the seconds that it takes to
     import the model's class and build it.
     """
-    each = max(DTYPES[model.dtype].itemsize, 0 if model.adapter is None else 4)
+    each = max(DTYPE_BYTES[model.dtype], 0 if model.adapter is None else 4)
     return 2 * each * parameters(model.shape) <= ROOM * card_bytes

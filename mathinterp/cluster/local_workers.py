@@ -13,7 +13,8 @@ import torch
 
 from mathinterp.cluster import dispatch
 from mathinterp.cluster.events import Event, Failed, Finished, Ready
-from mathinterp.cluster.replica import Replica, ReplicaJob
+from mathinterp.cluster.job import ReplicaJob
+from mathinterp.cluster.replica import Replica
 from mathinterp.cluster.vital import watch
 from mathinterp.experiments.base import Shard
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mathinterp.cluster.events import Observer, Workers
+from mathinterp.cluster.job import AT_ONCE, ReplicaJob
 from mathinterp.cluster.ray_private import local_card_bytes, machine_cores
-from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
-from mathinterp.models.catalog import ResolvedModel
 from mathinterp.models.handle import HeldSource, Model
+from mathinterp.models.resolved import ResolvedModel
 
 logger = logging.getLogger(__name__)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -212,6 +212,7 @@ class OnRay:
         import ray
 
         from mathinterp.cluster.ray_workers import RayWorkers
+        from mathinterp.cluster.replica import Replica
 
         kept = ray.put(replace(job, source=self.model.carried(self.described())))
         actors = RayWorkers(

@@ -17,11 +17,10 @@ from mathinterp.engine.lens.increases import neuron_increases
 from mathinterp.engine.lens.logsumexp import Base
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.costs import PACK_SIZE, parameters
-from mathinterp.models.anatomy import ModelShape
+from mathinterp.models.resolved import DTYPE_BYTES
+from mathinterp.models.shape import ModelShape
 from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.text import counted
-
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 # Dense matrix products, TFLOP/s: in 16 bits, and in float32 without tensor cores. The H100's 734 is measured; the
 # others are the makers' figures times the part of its maker's figure (989) that the H100 reaches.

@@ -21,17 +21,17 @@ from mathinterp.cluster.dispatch import Dispatcher, Outcome
 from mathinterp.cluster.events import Observers
 from mathinterp.cluster.found import found_in
 from mathinterp.cluster.growth import Growth
+from mathinterp.cluster.job import ReplicaJob, made_here
 from mathinterp.cluster.places import Place, Placement, place_of
-from mathinterp.cluster.plan import DTYPE_BYTES
 from mathinterp.cluster.progress import QuietProgress, ScanProgress
-from mathinterp.cluster.replica import ReplicaJob, made_here
 from mathinterp.cluster.summary import RunSummary as RunSummary
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Context, Experiment, Shard
 from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.growing import Growing
-from mathinterp.models.catalog import ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model, NamedSource, model_of
+from mathinterp.models.resolved import DTYPE_BYTES, ResolvedModel
+from mathinterp.models.spec import ModelSpec
 from mathinterp.prompts.given import Columns, Prompts
 from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.prompt import Prompt, TokenizedPrompt

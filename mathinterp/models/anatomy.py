@@ -4,7 +4,6 @@ Knows module paths and sizes, for any family of families.py; knows nothing about
 Shape legend: B batch, T position, L layer, H query head, G key/value group, D model width, K neurons, V vocabulary.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,67 +13,12 @@ from transformers import PretrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import Family, family_for
-from mathinterp.models.positions import ANY_LENGTH, Positions, positions_of, without_memory
+from mathinterp.models.positions import positions_of, without_memory
+from mathinterp.models.shape import ModelShape as ModelShape
 from mathinterp.models.split import connect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a decoder, from its config alone (no weights needed)."""
-
-    model_type: str
-    n_layers: int
-    n_heads: int  # query heads
-    n_groups: int  # key/value groups; a "head" never means one of these
-    d_head: int
-    d_model: int
-    n_neurons: int  # FFN neurons per layer; of a mixture of experts, those of one expert
-    vocabulary: int
-    gated_mlp: bool
-    parallel: bool
-    logit_softcap: float | None
-    attention_windows: tuple[int | None, ...]  # per layer; None = full attention
-    tied_unembedding: bool
-    positions: Positions = ANY_LENGTH
-    n_experts: int = 0  # MLPs that each MLP is a mixture of; 0: it is none
-    experts_per_token: int = 0  # of these, those that a token goes through
-    residual_multiplier: float = 1.0  # what a block gives is added to the residual stream times this
-    logits_divisor: float = 1.0
-
-    def check_neurons(self) -> None:
-        """Raise UserError where MLPs are mixtures of experts: a neuron has no one coefficient for every token there."""
-        if self.n_experts:
-            raise UserError(
-                f"model family '{self.model_type}' has mixtures of experts for MLPs: heads and whole MLPs can be"
-                " studied and heads trained, but single neurons are not supported"
-            )
-
-    def check_layer(self, layer: int) -> None:
-        """Raise UserError unless ``layer`` exists."""
-        if not 0 <= layer < self.n_layers:
-            raise UserError(f"layer {layer} does not exist: the model has layers 0 to {self.n_layers - 1}")
-
-    def check_head(self, layer: int, head: int) -> None:
-        """Raise UserError unless head ``layer.head`` exists."""
-        self.check_layer(layer)
-        if not 0 <= head < self.n_heads:
-            raise UserError(f"head {layer}.{head} does not exist: each layer has heads 0 to {self.n_heads - 1}")
-
-    def check_neuron(self, layer: int, neuron: int) -> None:
-        """Raise UserError unless neuron ``layer.neuron`` exists."""
-        self.check_layer(layer)
-        if not 0 <= neuron < self.n_neurons:
-            raise UserError(f"neuron {layer}.{neuron} does not exist: each layer has neurons 0 to {self.n_neurons - 1}")
-
-    def chosen_layers(self, asked: Iterable[int] | None) -> list[int]:
-        """The layers asked for, ascending; None: all. Raises UserError for one that does not exist."""
-        layers = list(range(self.n_layers)) if asked is None else sorted(set(asked))
-        for layer in layers:
-            self.check_layer(layer)
-        return layers
 
 
 def model_shape(config: PretrainedConfig) -> ModelShape:

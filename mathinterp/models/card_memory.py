@@ -1,13 +1,16 @@
-"""Whether a model's weights fit its cards, from the config and the sizes of the cards; loads nothing."""
+"""Whether a model's weights fit its cards, from the config and the sizes of the cards; loads nothing.
+
+Imports nothing heavy before a model is built to count its weights.
+"""
 
 from dataclasses import dataclass
-
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from typing import TYPE_CHECKING
 
 from mathinterp.errors import UserError
-from mathinterp.models.catalog import DTYPES, ResolvedModel
-from mathinterp.models.random_shapes import without_weights
-from mathinterp.models.split import dealt, layers_name
+from mathinterp.models.resolved import DTYPE_BYTES, ResolvedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ROOM = 0.92  # of a card's memory that weights may take: the rest is for the context, activations and kernels
 AT_ONCE = 4  # layers: one runs, the next is there, and buffers of both
@@ -23,6 +26,8 @@ class Weights:
 
     def on_cards(self, cards: int) -> list[int]:
         """Bytes on each card."""
+        from mathinterp.models.split import dealt
+
         found = [self.rest] + [0] * (cards - 1)
         for size, card in zip(self.layers, dealt(len(self.layers), cards), strict=True):
             found[card] += size
@@ -39,8 +44,11 @@ class Weights:
         return next(fitting, None)
 
 
-def weights_of(config: PreTrainedConfig, bytes_each: int, load_in: str | None = None) -> Weights:
+def weights_of(config: "PreTrainedConfig", bytes_each: int, load_in: str | None = None) -> Weights:
     """From the config alone: the model is built without weights and its parameters are counted."""
+    from mathinterp.models.random_shapes import without_weights
+    from mathinterp.models.split import layers_name
+
     prefix = f"{layers_name(config)}."
     layers, rest = [0.0] * config.num_hidden_layers, 0
     for name, parameter in without_weights(config).named_parameters():
@@ -54,6 +62,8 @@ def weights_of(config: PreTrainedConfig, bytes_each: int, load_in: str | None = 
 
 def runs_own_code(model: ResolvedModel) -> bool:
     """Whether its class is none of transformers', so that the config alone does not say what there is."""
+    from transformers import AutoModelForCausalLM
+
     named = "AutoModelForCausalLM" in (getattr(model.config, "auto_map", None) or {})
     return (model.spec.trust_remote_code and named) or type(model.config) not in AutoModelForCausalLM._model_mapping
 
@@ -65,7 +75,7 @@ def check_fits(model: ResolvedModel, cards: int, card_bytes: int) -> None:
     """
     if runs_own_code(model):
         return
-    bytes_each = DTYPES[model.dtype].itemsize
+    bytes_each = DTYPE_BYTES[model.dtype]
     if model.adapter is not None:
         bytes_each = max(bytes_each, 4)  # adapters are merged in float32
     weights = weights_of(model.config, bytes_each, model.spec.load_in)
@@ -91,7 +101,7 @@ def check_trainable(model: ResolvedModel, workers: int, card_bytes: int) -> None
     """
     if runs_own_code(model):
         return
-    weights = weights_of(model.config, DTYPES[model.dtype].itemsize)
+    weights = weights_of(model.config, DTYPE_BYTES[model.dtype])
     if (here := weights.on_worker(workers)) <= ROOM * card_bytes:
         return
     fitting = (n for n in range(2, 1 + len(weights.layers)) if weights.on_worker(n) <= ROOM * card_bytes)

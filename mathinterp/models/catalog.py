@@ -20,15 +20,15 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
 from mathinterp.errors import UserError
 from mathinterp.models.adapters import check_adapter
 from mathinterp.models.alignment import align
-from mathinterp.models.anatomy import Anatomy, ModelShape, model_shape
+from mathinterp.models.anatomy import Anatomy, model_shape
 from mathinterp.models.cache import is_marked, mark
 from mathinterp.models.checked_config import check_buildable, check_sizes
 from mathinterp.models.config_files import check_config, check_rotation
 from mathinterp.models.families import family_of
-from mathinterp.models.fingerprint import file_digest, model_fingerprint
+from mathinterp.models.fingerprint import file_digest, model_fingerprint, quantised_fingerprint
 from mathinterp.models.gguf_files import gguf_header, gguf_weights
 from mathinterp.models.loading import check_stored, load_weights, prepare, quiet_transformers
-from mathinterp.models.quantised import check_quantised, quantised_fingerprint
+from mathinterp.models.quantised import check_quantised
 from mathinterp.models.random_shapes import (
     SHAPES,
     build_random,
@@ -39,6 +39,9 @@ from mathinterp.models.random_shapes import (
     random_model,
     stand_in_config,
 )
+from mathinterp.models.resolved import ResolvedModel as ResolvedModel
+from mathinterp.models.resolved import resolve_dtype as resolve_dtype
+from mathinterp.models.shape import ModelShape
 from mathinterp.models.sharded import shard_layer, shard_model
 from mathinterp.models.sources import (
     ADAPTERS_FOLDER,
@@ -66,21 +69,6 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
-
-@dataclass(frozen=True)
-class ResolvedModel:
-    """A model that was found and looked at, but not loaded."""
-
-    spec: ModelSpec
-    source: Source
-    adapter: Path | None
-    config: PreTrainedConfig
-    tokenizer: PreTrainedTokenizerBase
-    shape: ModelShape
-    fingerprint: str  # 16 hex digits: weights, config, tokenizer, adapter, how it is quantised; not the dtype
-    dtype: str  # a name of DTYPES, never "auto"
-    label: str
 
 
 @dataclass(frozen=True)
@@ -210,17 +198,6 @@ def files_to_load(resolved: ResolvedModel) -> list[Path]:
         return []
     location = resolved.source.location
     return [location] if resolved.source.kind == "gguf" else weight_files(location)
-
-
-def resolve_dtype(dtype: str, device_type: str, bfloat16_supported: bool = True) -> str:
-    """The dtype's name, with ``auto`` made plain; raises UserError for one that is not known."""
-    if dtype == "auto":
-        if device_type == "cpu":
-            return "float32"
-        return "bfloat16" if bfloat16_supported else "float16"
-    if dtype not in DTYPES:
-        raise UserError(f"dtype '{dtype}' is not known (known: auto, {', '.join(DTYPES)})")
-    return dtype
 
 
 def known_models() -> list[ModelEntry]:

@@ -63,6 +63,13 @@ def model_fingerprint(source: Source, adapter: Path | None = None, with_code: bo
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
+def quantised_fingerprint(fingerprint: str, load_in: str | None) -> str:
+    """16 hex digits of a model and of how it is quantised; those of the model itself where it is not."""
+    if load_in is None:
+        return fingerprint
+    return hashlib.blake2b(f"{fingerprint} {load_in}".encode(), digest_size=8).hexdigest()
+
+
 def plain_config(fields: dict[str, Any]) -> dict[str, Any]:
     """A config without the fields that say where it came from or how it was saved."""
     return _without(fields, _INERT_CONFIG)

@@ -8,7 +8,6 @@ share a pass must therefore be of one ``kind``, and a model's modules are made t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,33 +16,10 @@ from transformers import PretrainedConfig
 
 from mathinterp.errors import UserError
 from mathinterp.models.families import family_of
+from mathinterp.models.shape import ANY_LENGTH as ANY_LENGTH
+from mathinterp.models.shape import Positions as Positions
 
 FORCED = "_read_as"  # attribute of a rotary module: the length to take the frequencies of, where it is not the input's
-
-
-@dataclass(frozen=True)
-class Positions:
-    """What a model's config says about positions."""
-
-    limit: int | None = None  # of a text, in tokens: rows of its table, or the length that rotary ones are made for
-    alike_up_to: int | None = None  # up to this length frequencies are the same; None: whatever the length
-    each_length: bool = False  # beyond it each length has its own frequencies, else all have one other set
-
-    def kind(self, length: int) -> int:
-        """Sentences of one kind may share a forward pass; 0 for all, where the frequencies never change."""
-        if self.alike_up_to is None or length <= self.alike_up_to:
-            return 0
-        return length if self.each_length else 1
-
-    def widest(self, width: int, longest: int) -> int:
-        """``width``, or as much of it as a batch whose longest sentence has ``longest`` tokens may be padded to."""
-        if self.kind(longest) and self.each_length:
-            return longest
-        ends = [self.limit, None if self.kind(longest) else self.alike_up_to]
-        return max(longest, min([width, *(end for end in ends if end is not None)]))
-
-
-ANY_LENGTH = Positions()
 
 
 def positions_of(config: PretrainedConfig) -> Positions:

@@ -1,23 +1,23 @@
 """Layers quantised to 8 or 4 bits as they are loaded, through transformers and bitsandbytes.
 
-Knows what can be quantised, and what that does to a model's identity; loads nothing.
+Knows what can be quantised, and how; loads nothing.
 """
 
-import hashlib
 from importlib.util import find_spec
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import UserError
 from mathinterp.models.sources import Source
 from mathinterp.models.spec import ModelSpec
 
+if TYPE_CHECKING:
+    import torch
+
 LOAD_IN = ("8bit", "4bit")
 
 
-def check_quantised(spec: ModelSpec, source: Source, device_type: str) -> None:
-    """Raise UserError for what bitsandbytes cannot quantise, or not here."""
+def check_quantised(spec: ModelSpec, source: Source, device_type: str, elsewhere: bool = False) -> None:
+    """Raise UserError for what bitsandbytes cannot quantise, or not here, unless the model is loaded ``elsewhere``."""
     if spec.load_in not in LOAD_IN:
         raise UserError(f"`load_in` '{spec.load_in}' is not known (known: {', '.join(LOAD_IN)})")
     if source.kind != "folder":
@@ -27,21 +27,14 @@ def check_quantised(spec: ModelSpec, source: Source, device_type: str) -> None:
         raise UserError(f"`load_in` {spec.load_in}: merge the adapter into its base first ('mathinterp tune merge')")
     if device_type != "cuda":
         raise UserError(f"`load_in` {spec.load_in} needs a GPU, and this model would run on a CPU; leave it out")
-    if find_spec("bitsandbytes") is None:
+    if not elsewhere and find_spec("bitsandbytes") is None:
         raise UserError(
             f"`load_in` {spec.load_in} needs the package bitsandbytes, here and on every node that computes:"
             " pip install bitsandbytes (or the extra mathinterp[quantised])"
         )
 
 
-def quantised_fingerprint(fingerprint: str, load_in: str | None) -> str:
-    """16 hex digits of a model and of how it is quantised; those of the model itself where it is not."""
-    if load_in is None:
-        return fingerprint
-    return hashlib.blake2b(f"{fingerprint} {load_in}".encode(), digest_size=8).hexdigest()
-
-
-def quantization_config(load_in: str, dtype: torch.dtype) -> Any:
+def quantization_config(load_in: str, dtype: "torch.dtype") -> Any:
     """What transformers is given: LLM.int8() or NF4, computed in ``dtype``."""
     from transformers import BitsAndBytesConfig
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mathinterp.errors import UserError
-from mathinterp.models.catalog import ResolvedModel
+from mathinterp.models.resolved import ResolvedModel
 from mathinterp.prompts.alignment import tokenize_prompts
 from mathinterp.prompts.mib import fitting
 from mathinterp.prompts.passages import LONGEST, encode_passages, read_passages

@@ -18,7 +18,6 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedConfig
 
-from mathinterp.errors import UserError
 from mathinterp.models.families import family_for
 from mathinterp.models.random_shapes import without_weights
 
@@ -32,12 +31,6 @@ _HOOKS = "_mathinterp_courier_hooks"  # and what takes the courier's hooks away 
 def dealt(n_layers: int, cards: int) -> list[int]:
     """The card of each layer, home being 0: from the last layer down, home first, then the others in turn."""
     return [(n_layers - 1 - layer) % cards for layer in range(n_layers)]
-
-
-def check_cards(label: str, n_layers: int, cards: int) -> None:
-    """Raise UserError for more cards than layers."""
-    if cards > n_layers:
-        raise UserError(f"`gpus_per_replica` {cards}: model '{label}' has only {n_layers} layers to deal out")
 
 
 def devices_of(device: str, cards: int) -> list[str]:

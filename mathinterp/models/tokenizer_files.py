@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mathinterp.errors import UserError, one_line_of
+from mathinterp.models.fast_tokenizer import fast_tokenizer, options_of, specials_of
 from mathinterp.models.sources import TOKENIZER_FILES
 from mathinterp.prompts.json_lines import json_file
 
@@ -77,21 +78,9 @@ def with_backend(
 
     ``specials`` are its special tokens, by default those of ``named``; one that ``own`` does not know is left out.
     """
-    if specials is None:
-        specials = {name: getattr(named, name) for name in named.SPECIAL_TOKENS_ATTRIBUTES}
+    specials = specials_of(named) if specials is None else specials
     specials = {name: token for name, token in specials.items() if token and own.token_to_id(str(token)) is not None}
-    template = {} if named.chat_template is None else {"chat_template": named.chat_template}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own,
-        model_max_length=named.model_max_length,
-        padding_side=named.padding_side,
-        clean_up_tokenization_spaces=named.clean_up_tokenization_spaces,
-        **template,
-        **specials,
-    )
-    # The constructor marks special tokens that the file does not mark, which changes how texts that hold them are cut.
-    tokenizer._tokenizer = own
-    return tokenizer
+    return fast_tokenizer(own, {**options_of(named), **specials})
 
 
 def _check_same(folder: Path, tokenizer: PreTrainedTokenizerBase, own: Tokenizer) -> None:

@@ -12,7 +12,8 @@ from typing import Self
 
 from mathinterp.report.asking import SECONDS
 from mathinterp.report.front import Front, cookie_name
-from mathinterp.service.listening import bound_socket, listening, url_of
+from mathinterp.service.listening import bound_socket, listening
+from mathinterp.service.settings import url_of
 from mathinterp.store import Store
 
 

@@ -92,7 +92,7 @@ def run_at(
             written. It never runs elsewhere instead.
         Unfinished: the service ended meanwhile; the same call goes on.
     """
-    from mathinterp.cluster.run import run_scan  # torch, transformers
+    from mathinterp.cluster.run import run_scan
 
     if workers.service is None:
         return run_scan(scan, model, prompts, store_url, **workers.without_service, **more)

@@ -24,7 +24,6 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-import mathinterp
 from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.service.codec import decode_experiment
@@ -32,17 +31,12 @@ from mathinterp.service.host import Answer, spec_of
 from mathinterp.service.listening import is_ours, same_token
 from mathinterp.service.router import Call, ReplicaLost, Router
 from mathinterp.service.settings import LOOPBACK
-from mathinterp.store.manifest import RESULT_FORMAT
+from mathinterp.service.wire import ABOUT, SIZES, USER
 from mathinterp.text import one_line, printable
 
-PROTOCOL = 2  # raised when client and service of two versions would misunderstand each other
 MOST_BYTES = 2**29  # of one request: prompts and the scores of circuits
 MOST_NAME = 64  # characters of a user's name
 IDLE_SECONDS = 3600.0  # after which a question that nobody asks about any more is forgotten
-SIZES = "X-Mathinterp-Sizes"  # header: bytes of the parts of the body, as JSON: facts (JSON), then tables
-USER = "X-Mathinterp-User"  # header: a name, percent-encoded
-# Alike on both sides.
-ABOUT = {"mathinterp": mathinterp.__version__, "protocol": PROTOCOL, "result_format": RESULT_FORMAT}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -17,9 +17,9 @@ import torch
 
 from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.can_run import check_model
+from mathinterp.cluster.job import ReplicaJob
 from mathinterp.cluster.places import threads_for
-from mathinterp.cluster.plan import DTYPE_BYTES
-from mathinterp.cluster.replica import Replica, ReplicaJob, require_same, smallest_card
+from mathinterp.cluster.replica import Replica, require_same, smallest_card
 from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
@@ -28,6 +28,7 @@ from mathinterp.experiments.costs import parameters
 from mathinterp.experiments.question import ablate
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.models.handle import Model
+from mathinterp.models.resolved import DTYPE_BYTES
 from mathinterp.service.codec import decode, decode_experiment, decode_prompts, table_bytes
 from mathinterp.service.shelf import Key, Limits, Shelf, key_of
 from mathinterp.text import counted
@@ -286,10 +287,12 @@ def _memory(card: int) -> int:
 
 def spec_of(given: dict[str, Any]) -> ModelSpec:
     """A model that a client names; raises UserError for one whose folder's code would run here."""
-    texts = [given.get("name"), given.get("adapter", ""), given.get("dtype", "auto")]
+    texts = [given.get("name"), given.get("adapter", ""), given.get("dtype", "auto"), given.get("load_in")]
     if not all(isinstance(text, str) for text in texts if text is not None) or not texts[0]:
         raise UserError("the request cannot be read: its spec names no model")
-    spec = ModelSpec(str(given["name"]), given.get("adapter"), str(given.get("dtype", "auto")))
+    spec = ModelSpec(
+        str(given["name"]), given.get("adapter"), str(given.get("dtype", "auto")), load_in=given.get("load_in")
+    )
     if given.get("trust_remote_code"):
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
     return spec

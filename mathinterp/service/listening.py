@@ -35,12 +35,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def url_of(host: str, port: int) -> str:
-    """Where a server of this machine is reached from this machine."""
-    shown = "127.0.0.1" if host in ("0.0.0.0", "", "localhost") else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
-
-
 def is_ours(asked: str | None, host: str) -> bool:
     """Whether ``asked``, of the header Host, is what a server that listens on ``host`` may be called.
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from mathinterp.cluster.can_run import check_model
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Observer, Ready
+from mathinterp.cluster.job import Computed, ReplicaJob, taken_over, written
 from mathinterp.cluster.places import Placement
-from mathinterp.cluster.replica import Computed, ReplicaJob, taken_over, written
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Experiment, Shard
-from mathinterp.models.catalog import ResolvedModel
-from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.handle import Model
+from mathinterp.models.resolved import ResolvedModel
 from mathinterp.models.sources import NAMES
 from mathinterp.service.codec import bytes_table, encode, encode_prompts
 from mathinterp.service.requests import ReplicaGone, Requests
@@ -36,13 +36,11 @@ Told = Callable[[Shard, pa.Table], None]
 
 def check_named(model: Model) -> None:
     """Raise UserError for a model that is in this process's memory alone, or that runs code of its folder."""
-    if isinstance(model, WrappedModel):
+    if model.in_memory_alone:
         raise UserError(
             f"model '{model.label}' is an object in this process's memory, which does not go to a service; save it to a"
             " folder that the service can read, or run it here"
         )
-    if model.spec.load_in is not None:
-        raise UserError("a service holds models as their files are; leave out `load_in`, or run it here")
     if model.spec.trust_remote_code:
         raise UserError("a service runs no code of a model's folder; leave out `trust_remote_code`, or run it here")
 
@@ -51,7 +49,7 @@ def spec_for(model: Model, described: ResolvedModel) -> dict[str, str | None]:
     """The model as the service is asked for it: files by their full path, the dtype made plain."""
     spec = model.spec
     adapter = None if spec.adapter is None else _full(spec.adapter)
-    return {"name": _full(spec.name), "adapter": adapter, "dtype": described.dtype}
+    return {"name": _full(spec.name), "adapter": adapter, "dtype": described.dtype, "load_in": spec.load_in}
 
 
 def _full(name: str) -> str:

@@ -15,9 +15,9 @@ import urllib3
 from mathinterp.cluster.events import first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.gates import shortened
-from mathinterp.service.front import ABOUT, SIZES, USER
-from mathinterp.service.shelf import Resolving
+from mathinterp.models.recalled import Resolving
 from mathinterp.service.state import TOKEN_VARIABLE, token_of
+from mathinterp.service.wire import ABOUT, SIZES, USER
 from mathinterp.text import one_line, visible
 
 CONNECT_SECONDS = 10.0

@@ -7,6 +7,12 @@ from mathinterp.errors import UserError
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+def url_of(host: str, port: int) -> str:
+    """Where a server of this machine is reached from this machine."""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "", "localhost") else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a service is started with.

@@ -1,8 +1,9 @@
 """Models of one process on three levels: on its card (or dealt out to its cards, split.py), in host memory, on disk.
 
 The one that was used longest ago goes down a level when another needs its room: from the card into host memory, from
-there back to its files. A process without a card computes in host memory and has two levels. Knows models and bytes;
-knows nothing about requests.
+there back to its files. A process without a card computes in host memory and has two levels. A quantised model goes
+from the card straight to its files: what bitsandbytes keeps beside the weights does not lie in modules, and does not
+move with them. Knows models and bytes; knows nothing about requests.
 """
 
 import logging
@@ -12,17 +13,19 @@ from typing import Any
 
 import torch
 
-from mathinterp.cluster.plan import DTYPE_BYTES
-from mathinterp.experiments.costs import parameters
+from mathinterp.experiments.costs import layer_parameters, parameters
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, resolve
-from mathinterp.models.handle import load_unchanged, unchanged
+from mathinterp.models.card_memory import QUANTISED_BYTES
+from mathinterp.models.catalog import LoadedModel, ResolvedModel, resolve
+from mathinterp.models.handle import load_unchanged
+from mathinterp.models.recalled import Resolving as Resolving
+from mathinterp.models.resolved import DTYPE_BYTES
 from mathinterp.models.split import bring, devices_of
 
 logger = logging.getLogger(__name__)
 
 CARD, MEMORY, DISK = "card", "memory", "disk"
-Key = tuple[str, str]  # a model's fingerprint and dtype
+Key = tuple[str, str]  # a model's fingerprint, which counts how it is quantised, and its dtype
 
 
 @dataclass(frozen=True)
@@ -44,31 +47,13 @@ class Held:
     dtype: str
     level: str
     bytes: int
-    loaded: LoadedModel | None = field(repr=False)
+    quantised: bool
+    loaded: LoadedModel | None = field(default=None, repr=False)
 
 
 def key_of(resolved: ResolvedModel) -> Key:
     """What a model is on the shelf."""
     return resolved.fingerprint, resolved.dtype
-
-
-class Resolving:
-    """``catalog.resolve``, looked at again only where the model's files have changed, or another model is wanted."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[ModelSpec, str], ResolvedModel] = {}
-
-    def __call__(self, spec: ModelSpec, device: str, wanted: str | None = None) -> ResolvedModel:
-        """Raises UserError as ``catalog.resolve`` does.
-
-        Args:
-            wanted: fingerprint of what whoever asks has found: a name may mean other files by now.
-        """
-        known = self._known.get((spec, device))
-        stale = known is None or wanted not in (None, known.fingerprint)
-        if known is None or stale or not unchanged(known):
-            known = self._known[spec, device] = resolve(spec, device)
-        return known
 
 
 class Shelf:
@@ -97,7 +82,7 @@ class Shelf:
         home, *further = devices_of(device, cards)
         self._places = (home, further) if further else (home,)
         self._held: dict[Key, Held] = {}  # used longest ago first
-        self.resolve = Resolving()
+        self.resolve = Resolving(resolve)
 
     @property
     def computing(self) -> str:
@@ -107,14 +92,13 @@ class Shelf:
     def take(self, resolved: ResolvedModel) -> LoadedModel:
         """The model, ready to compute; now the one used last."""
         key = key_of(resolved)
-        held = self._held.pop(key, None) or Held(
-            resolved.label, resolved.dtype, DISK, DTYPE_BYTES[resolved.dtype] * parameters(resolved.shape), None
-        )
+        expected, quantised = expected_bytes(resolved), resolved.spec.load_in is not None
+        held = self._held.pop(key, None) or Held(resolved.label, resolved.dtype, DISK, expected, quantised)
         if held.level != self.computing:
             self._make_room(held.bytes)
             if held.loaded is None:
                 held.loaded = self._load(resolved, *self._places)
-                held.bytes = weight_bytes(held.loaded)
+                held.bytes = max(weight_bytes(held.loaded), expected if quantised else 0)  # scales are no parameters
             else:
                 held.loaded = self._move(held.loaded, *self._places)
             held.level = self.computing
@@ -135,7 +119,7 @@ class Shelf:
         most = self._limits.card if self.computing == CARD else self._limits.memory
         for key in self._over(self.computing, most - needed):
             self._leaves(key)
-            if self.computing == CARD:
+            if self.computing == CARD and not self._held[key].quantised:
                 self._to_memory(key)
             else:
                 self._drop(key)
@@ -166,6 +150,15 @@ class Shelf:
         held.loaded, held.level = None, DISK
         if self._device == "cuda":
             torch.cuda.empty_cache()
+
+
+def expected_bytes(resolved: ResolvedModel) -> int:
+    """Of a model's matrices as they will lie in memory, scales of quantised ones included."""
+    each, load_in = DTYPE_BYTES[resolved.dtype], resolved.spec.load_in
+    whole = each * parameters(resolved.shape)
+    if load_in is None:
+        return whole
+    return whole - int(resolved.shape.n_layers * layer_parameters(resolved.shape) * (each - QUANTISED_BYTES[load_in]))
 
 
 def moved(loaded: LoadedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:

@@ -19,7 +19,7 @@ from mathinterp.errors import UserError
 from mathinterp.gates import check_place
 from mathinterp.models.cache import cache_folder, write_atomic
 from mathinterp.prompts.json_lines import read_text
-from mathinterp.service.listening import url_of
+from mathinterp.service.settings import url_of
 
 TOKEN_VARIABLE = "MATHINTERP_SERVICE_TOKEN"
 FILE_VARIABLE = "MATHINTERP_SERVICE_TOKEN_FILE"

@@ -28,9 +28,9 @@ from mathinterp.experiments.neurons import Neurons
 from mathinterp.experiments.paths import Paths
 from mathinterp.models.catalog import DTYPES
 from mathinterp.models.ground_truth import PLANTED, Planted
-from mathinterp.models.handle import WrappedModel
 from mathinterp.models.reading import read_prompts
 from mathinterp.models.units import Head, Mlp, Neuron, Unit
+from mathinterp.models.wrapped import WrappedModel
 from mathinterp.prompts.given import Prompts
 from mathinterp.prompts.prompt import with_distractors
 from mathinterp.prompts.spread import even_spread

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.errors import Unfinished, UserError
-from mathinterp.models.handle import Model, WrappedModel
+from mathinterp.models.handle import Model
 from mathinterp.models.spec import ModelSpec
 from mathinterp.tuning.settings import Choice, PruneSettings, SweepSettings, TuneSettings
 
@@ -42,7 +42,7 @@ class Training:
     @property
     def spec(self) -> ModelSpec:
         """Raises UserError for a model that trainings cannot start from."""
-        if isinstance(self.model, WrappedModel):
+        if self.model.in_memory_alone:
             raise UserError("a model in memory is not trained; save it to a folder")
         if self.model.spec.adapter is not None:
             raise UserError("trainings start from a model without an adapter; merge it first")
@@ -147,7 +147,7 @@ def _benchmarks(training: Training) -> dict[str, str]:
     data = training.asked.data
     if data is None:
         raise UserError("needs the benchmarks' public files (`data`)")
-    if isinstance(training.model, WrappedModel):
+    if training.model.in_memory_alone:
         raise UserError("a model in memory is not evaluated; save it to a folder")
     tasks = [name for name in ORDER if (data / name).is_dir()]
     if not tasks:
