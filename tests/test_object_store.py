@@ -125,7 +125,7 @@ def test_list_sql_check_and_report_of_it_under_refusals(
     assert (run["shards"], run["shards_done"], run["status"]) == (SHARDS, SHARDS, "finished")
     (checked,) = json.loads(printed("check", "--json"))["runs"]
     assert (checked["intact"], checked["missing"]) == (SHARDS, [])
-    assert "1 runs drawn" in printed("report", "--out", str(tmp_path / "report"))
+    assert "index.html: 1 run;" in printed("report", "--out", str(tmp_path / "report"))
     assert (tmp_path / "report" / "index.html").is_file()
     effects = "SELECT * FROM head_effects ORDER BY ALL"
     pd.testing.assert_frame_equal(mi.open_store(url).sql(effects), mi.open_store(local).sql(effects))
