@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mathinterp.cli.main import main
-from mathinterp.cluster import replica
+from mathinterp.cluster import job
 from mathinterp.cluster.dispatch import Dispatcher
 from mathinterp.cluster.events import Failed, Ready
 from mathinterp.cluster.run import run_scan
@@ -178,14 +178,14 @@ def test_only_what_may_pass_is_waited_for(tmp_path, monkeypatch) -> None:
         now[0] += 1.0
         raise StoreFailed("store 'x' cannot be written") from OSError(code, "why")
 
-    monkeypatch.setattr(replica.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(replica.time, "sleep", waited.append)
+    monkeypatch.setattr(job.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job.time, "sleep", waited.append)
     for code, waits in ((errno.ENOSPC, False), (errno.EROFS, False), (errno.ESTALE, True), (errno.EIO, True)):
         waited.clear()
         with pytest.raises(StoreFailed):
-            replica.patiently(write)
+            job.patiently(write)
         assert bool(waited) == waits, code
-    assert now[0] > replica.AWAY_SECONDS
+    assert now[0] > job.AWAY_SECONDS
 
 
 def test_a_store_that_gives_out_ends_a_run_at_once() -> None:
