@@ -3,7 +3,6 @@ somebody crafted can give no other.
 """
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from click.testing import CliRunner
 
 from mathinterp.cli import runs_shown
 from mathinterp.cli.main import main
+from mathinterp.cli.output import store_option
 from mathinterp.cli.reference import commands
 from mathinterp.versions import MAKES_RUNS, PACKAGE, command
 from tests.test_runs import half_run
@@ -58,7 +58,7 @@ def test_a_record_can_give_nobody_a_command_to_paste(tmp_path: Path, crafted: st
     half, wanted = half_run(str(tmp_path)), CRAFTED[crafted]
     place = tmp_path / "runs" / f"{half}.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "command": crafted}))
-    wanted = wanted and f"{wanted} --store {shlex.quote(str(tmp_path))}"
+    wanted = wanted and wanted + store_option(str(tmp_path))
     shown = told("runs", "show", half, "--store", str(tmp_path))
     assert f"To go on: {wanted or 'the command or call that began it'}\n" in shown
     assert json.loads(told("runs", "show", half, "--store", str(tmp_path), "--json"))["command"] == wanted
@@ -75,9 +75,8 @@ def test_a_submitted_job_leaves_the_command_that_repeats_it(tmp_path: Path, monk
     module = PACKAGE / "cli" / f"{program}.py"
     monkeypatch.setattr("sys.argv", [str(module), "scan", "heads", "--address", "auto", "--limit", "8"])
     half = half_run(str(tmp_path))
-    assert f"To go on: mathinterp scan heads --limit 8 --store {tmp_path}\n" in told(
-        "runs", "show", half, "--store", str(tmp_path)
-    )
+    again = f"mathinterp scan heads --limit 8{store_option(str(tmp_path))}"
+    assert f"To go on: {again}\n" in told("runs", "show", half, "--store", str(tmp_path))
     monkeypatch.setattr("sys.argv", [str(tmp_path / "cli" / "main.py"), "scan", "heads"])
     assert command() is None
 
