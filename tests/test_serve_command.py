@@ -226,13 +226,16 @@ def test_a_start_in_json_says_everything_in_json(fake):
 def test_more_replicas_than_a_local_ray_has_room_for_are_refused(monkeypatch):
     monkeypatch.setattr(ray_cluster, "cluster_total", lambda name: {"CPU": 4, "GPU": 2}[name])
     monkeypatch.setattr(ray_cluster, "replicas_of_several", lambda gpus: 2 // gpus)
-    for gpus, most, each in ((0, 4, "a CPU core"), (1, 2, "1 GPU"), (0.5, 4, "0.5 GPUs"), (2, 1, "2 GPUs")):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7_900_000_000))
+    for gpus, most, each in ((0, 7, "1 GB of free memory"), (1, 2, "1 GPU"), (0.5, 4, "0.5 GPUs"), (2, 1, "2 GPUs")):
         for address in (None, "local", "auto"):
             _check_room(Settings(replicas=most, address=address), gpus)
         _check_room(Settings(), gpus)
         _check_room(Settings(replicas=99, address="auto"), gpus)  # nodes may join
         with pytest.raises(UserError, match=f"`replicas` {most + 1}: with {each} for each .* has room for {most}$"):
             _check_room(Settings(replicas=most + 1), gpus)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    _check_room(Settings(replicas=4), 0)  # one for each core has room wherever mathinterp has
 
 
 def test_a_service_says_where_it_is_as_the_log_is_said(monkeypatch):
@@ -260,7 +263,7 @@ def test_what_ray_says_in_a_service_is_logged(capsys, caplog):
 def test_too_many_replicas_are_refused_in_one_line():
     done = serve("start", "--foreground", "--port", "0", "--replicas", "999")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("mathinterp: --replicas 999: with a CPU core for each this machine has room for ")
+    assert line.startswith("mathinterp: --replicas 999: with 1 GB of free memory for each this machine has room for ")
     assert done.exit_code == 2
 
 

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.5  # of the free host memory that weights of all processes may take by default
 GB = 10**9
+PROCESS_BYTES = GB  # of a process before it holds a model, about
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,18 @@ def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placem
 
 
 def _check_room(settings: Settings, gpus: float) -> None:
-    """Raise UserError for more processes than a local Ray ever has room for; a cluster may grow."""
+    """Raise UserError for more processes than a local Ray ever has room for; a cluster may grow.
+
+    Processes may share CPU cores, as replicas of runs do, while memory lasts.
+    """
     from mathinterp.cluster.ray_cluster import existing_cluster, room_for
 
     if settings.replicas is None or existing_cluster(settings.address):
         return
-    if settings.replicas > (room := room_for(gpus)):
-        each = f"{gpus:g} GPU{'' if gpus == 1 else 's'}" if gpus else "a CPU core"
+    room, each = room_for(gpus), f"{gpus:g} GPU{'' if gpus == 1 else 's'}"
+    if not gpus:
+        room, each = max(room, psutil.virtual_memory().available // PROCESS_BYTES), "1 GB of free memory"
+    if settings.replicas > room:
         raise UserError(f"`replicas` {settings.replicas}: with {each} for each this machine has room for {room}")
 
 
