@@ -84,7 +84,7 @@ class StoreFiles:
         return f"{self.root}/{name}"
 
     def check_writable(self) -> None:
-        """Write and remove a small file; raises UserError if that fails."""
+        """Write and remove a small file; raises UserError if that fails, StoreFailed if an object store is down."""
         name = f".probe-{uuid4().hex}"
         try:
             if self._remote is not None:
@@ -95,9 +95,10 @@ class StoreFiles:
                 with _temporary(Path(self.root, name), bytes(PROBE_BYTES)):
                     pass
         except Exception as error:  # object stores raise their vendors' own exception types
-            raise UserError(
-                f"store '{self.root}' is not writable ({_reason(error)}); choose another `store`"
-            ) from error
+            message = f"store '{self.root}' is not writable ({_reason(error)})"
+            if self._remote is not None and _may_be_down(error):
+                raise StoreFailed(message) from error
+            raise UserError(f"{message}; choose another `store`") from error
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file as a whole: readers see the old content or the new, also after a crash.
@@ -327,6 +328,13 @@ def _fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _may_be_down(error: Exception) -> bool:
+    """Whether an object store's refusal of a write may pass: not a missing bucket, a right or a wrong name."""
+    whoever_asks = isinstance(error, PermissionError | FileNotFoundError | ValueError | TypeError)
+    named = re.search("Credentials|Validation|NotFound", type(error).__name__)
+    return not whoever_asks and named is None and getattr(error, "errno", None) in PASSING
 
 
 def _reason(error: Exception) -> str:

@@ -26,10 +26,10 @@ def is_ours(name: str) -> bool:
 
 
 def foreign_in(files: StoreFiles, folders: Iterable[str]) -> list[str]:
-    """Regular files of others below some folders."""
+    """Regular files of others below some folders; what a console makes to show a folder of an object store is none."""
     if files.local:
         found = [each for folder in folders for each in files.find(folder, "").items()]
     else:  # one listing
         below = tuple(f"{folder}/" for folder in folders)
         found = [each for each in files.find("", "").items() if each[0].startswith(below)]
-    return [name for name, version in found if not version.odd and not is_ours(name)]
+    return [name for name, version in found if not (version.odd or name.endswith("/") or is_ours(name))]
