@@ -38,6 +38,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sharded_sft": (),
     "faults": ("--json",),
     "service": ("--json",),
+    "levels": ("--json",),
     "quantised": (),
 }  # name -> options that make it print JSON
 

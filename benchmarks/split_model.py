@@ -41,9 +41,13 @@ TARGET = 0.85
 
 
 class Scan:
-    """Heads of chosen layers of a random model on some cards, ready to be timed."""
+    """Heads of chosen layers of a random model on some cards, ready to be timed.
 
-    def __init__(self, shape: str, limit: int, layers: Sequence[int], heads: int, cards: int):
+    Args:
+        half: 0 or 1: every scan is prepared whole, and of this one half of the layers are timed, which cost the same.
+    """
+
+    def __init__(self, shape: str, limit: int, layers: Sequence[int], heads: int, cards: int, half: int | None = None):
         spec = ModelSpec(f"random:{shape}", dtype="bfloat16")
         further_cards = [f"cuda:{card}" for card in range(1, cards)]
         self.model = load(resolve(spec, "cuda"), "cuda:0", further_cards)
@@ -54,27 +58,29 @@ class Scan:
         state = self.scan.prepare(Subject(self.model.anatomy, self.prompts))
         assert isinstance(state, AblationState)
         self.state, self.prepare_seconds = state, time.perf_counter() - started
-        self.scores()  # whatever is compiled late
+        if half is not None:
+            self.layers = [layer for n, layer in enumerate(sorted(self.layers)) if (n + n // 2) % 2 == half]
+        self.scores(sorted({self.layers[0], self.layers[len(self.layers) // 2], self.layers[-1]}))  # compiled late
 
-    def scores(self) -> Scores:
-        """Of all heads, layer by layer."""
+    def scores(self, layers: Sequence[int] | None = None) -> Scores:
+        """Of all heads of the layers, one after another; None: of all that were chosen."""
         from mathinterp.engine.intervention import intervention
         from mathinterp.experiments.ablated import value_of
 
         found = []
-        for layer in self.layers:
+        for layer in self.layers if layers is None else layers:
             value = value_of(self.scan, self.state, "head", layer)
             found.append(self.state.engine.run([intervention([Head(layer, h)], value) for h in range(self.heads)]))
         return Scores.together(found)
 
-    def timed(self, rounds: int) -> float:
-        """Seconds of the best round."""
-        return min(self._once() for _ in range(rounds))
-
-    def _once(self) -> float:
-        started = time.perf_counter()
-        self.scores()
-        return time.perf_counter() - started
+    def timed(self, rounds: int) -> tuple[float, Scores]:
+        """Seconds of the best round, and the scores."""
+        best = float("inf")
+        for _ in range(rounds):
+            started = time.perf_counter()
+            scores = self.scores()
+            best = min(best, time.perf_counter() - started)
+        return best, scores
 
     def flops(self) -> float:
         """Of the heads alone, as ``plan`` counts them."""
@@ -138,16 +144,19 @@ def apart(one: Scores, other: Scores) -> dict[str, float]:
 def compare(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: int) -> dict[str, Any]:
     """One card, two replicas, two cards."""
     one = Scan(shape, limit, layers, heads, cards=1)
-    found: dict[str, Any] = {"one_card_seconds": one.timed(rounds), "one_card_noise": one.noise()}
-    expected, flops = one.scores(), one.flops()
+    seconds, expected = one.timed(rounds)
+    found: dict[str, Any] = {"one_card_seconds": seconds, "one_card_noise": one.noise()}
+    flops = one.flops()
     del one
     torch.cuda.empty_cache()
     split = Scan(shape, limit, layers, heads, cards=2)
-    found |= {"split_seconds": split.timed(rounds), "split_noise": split.noise(), "engine": split.state.notes["engine"]}
-    found["apart"] = apart(split.scores(), expected)
+    seconds, scores = split.timed(rounds)
+    found |= {"split_seconds": seconds, "split_noise": split.noise(), "engine": split.state.notes["engine"]}
+    found["apart"] = apart(scores, expected)
+    print(json.dumps(found), flush=True)
     del split
     torch.cuda.empty_cache()
-    halves = [partial(Scan, shape, limit, layers[start::2], heads, cards=1) for start in range(2)]
+    halves = [partial(Scan, shape, limit, layers, heads, cards=1, half=half) for half in range(2)]
     found["two_replicas_seconds"] = two_replicas(halves, rounds)
     found["flops_per_second"] = flops / found["split_seconds"]
     found["of_two_replicas"] = found["two_replicas_seconds"] / found["split_seconds"]
@@ -160,11 +169,11 @@ def large(shape: str, limit: int, layers: Sequence[int], heads: int, rounds: int
     """A model that needs both cards, against the FLOP/s of the 7B shape on them."""
     check_fits(resolve(ModelSpec(f"random:{shape}", dtype="bfloat16"), "cuda"), 2, smallest_card())
     small = Scan(SMALL, limit, [10, 24], heads, cards=2)
-    rate = small.flops() / small.timed(rounds)
+    rate = small.flops() / small.timed(rounds)[0]
     del small
     torch.cuda.empty_cache()
     split = Scan(shape, limit, layers, heads, cards=2)
-    seconds, flops = split.timed(rounds), split.flops()
+    (seconds, _), flops = split.timed(rounds), split.flops()
     whole = Heads()
     shape_of = split.model.anatomy.shape
     cost = whole.cost(shape_of, split.prompts, whole.shards(shape_of, split.prompts))

@@ -11,14 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from mathinterp.engine import in_flight
+from mathinterp.engine import in_flight, packed, replay
 from mathinterp.engine.attribution.circuit import circuit_metrics
 from mathinterp.engine.attribution.estimate import estimate
 from mathinterp.engine.attribution.methods import METHODS
 from mathinterp.engine.attribution.pairs import places_of
-from mathinterp.engine.in_flight import on_every, turns
+from mathinterp.engine.in_flight import on_every, turns, turns_for
+from mathinterp.engine.intervention import zeroed
 from mathinterp.engine.lens import neurons
 from mathinterp.engine.lens.neurons import NeuronLens, end_activations, layer_importances, lenses_of
+from mathinterp.engine.packed import PackedEngine
 from mathinterp.engine.pairs import CleanPairs, ends_of
 from mathinterp.engine.paths.frozen import PathEngine
 from mathinterp.engine.paths.nodes import Node, Receiver
@@ -28,6 +30,7 @@ from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.split import layers_of, spread
 from mathinterp.models.units import Head, Mlp
 from tests.attribution_twin import contrasts
+from tests.exact import random_prompts
 from tests.neuron_twin import SEQUENCES
 from tests.path_twin import random_pairs
 from tests.tiny import tiny_model
@@ -55,6 +58,23 @@ def test_every_batch_has_its_turn_and_all_are_made_before_the_first() -> None:
     assert seen == made
 
 
+def steps(batches: int, turns: int, cards: int) -> int:
+    """Of the cards, until all batches are through: rounds of ``turns`` batches, none shorter than one of each card."""
+    rounds = [min(turns, batches - start) for start in range(0, batches, turns)]
+    return sum(max(each, cards) for each in rounds)
+
+
+@pytest.mark.parametrize("cards", [2, 3, 4, 8])
+def test_turns_are_more_than_cards_and_leave_few_of_them_idle_at_the_end(cards: int) -> None:
+    allowed = range(cards + 1, 2 * cards + 2)
+    for batches in range(1, 60):
+        chosen = turns_for(batches, cards)
+        taken = [steps(batches, turns, cards) for turns in allowed]
+        assert steps(batches, chosen, cards) == min(taken)
+        assert chosen == allowed[taken.index(min(taken))], "fewer would do"
+    assert [turns_for(batches, 2) for batches in (16, 17, 18, 13)] == [4, 3, 3, 5]
+
+
 @pytest.mark.parametrize("prompts", [len(SEQUENCES), 1, 3])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 def test_prompts_shared_out_have_the_importances_of_all_together(family: str, prompts: int) -> None:
@@ -74,7 +94,7 @@ def test_prompts_shared_out_have_the_importances_of_all_together(family: str, pr
 
 
 @contextmanager
-def one_after_another(cards: Any) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def one_after_another(cards: Any, batches: int | None = None) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """In place of ``in_flight``."""
     yield nullcontext
 
@@ -110,7 +130,8 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, work: Callable[[], list[np.ndarra
     """What ``work`` gives in flight, several times, is what it gives one after another; streams are as they were."""
     before = [torch.cuda.current_stream(card) for card in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr(in_flight, "in_flight", one_after_another)
+        for module in (in_flight, packed, replay):
+            patch.setattr(module, "in_flight", one_after_another)
         patch.setattr(neurons, "on_every", on_each_in_turn)
         alone = work()
         again = work()
@@ -146,6 +167,25 @@ def test_path_rows_in_flight(way: str, dtype: torch.dtype, monkeypatch: pytest.M
 
     def work() -> list[np.ndarray]:
         return [column.cpu().numpy() for column in engine.patched(nodes, freeze).columns]
+
+    both_ways(monkeypatch, work)
+
+
+@pytest.mark.gpu
+@on_two_gpus
+@DTYPES
+@pytest.mark.parametrize("layer", [0, 4, 5, 7])
+def test_replaced_heads_in_flight(layer: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one layer, and of two, which takes another way; 13 batches and more, of few and of many tokens."""
+    anatomy, prompts = split_model(dtype), random_prompts(400)
+    engine = PackedEngine(anatomy, prompts, max_tokens=600, edits_per_batch=4, pack_size=100)
+    one = [zeroed(anatomy, [Head(layer, head)]) for head in range(16)]
+    two = [zeroed(anatomy, [Head(layer, head), Mlp(max(layer - 1, 0))]) for head in range(16)]
+    mlp = zeroed(anatomy, [Mlp(layer)])
+    assert len(engine.groups) * len(one) // engine.edits_per_batch >= 13
+
+    def work() -> list[np.ndarray]:
+        return [np.concatenate([engine.run(each).logprob_EA for each in (one, two, [mlp] * 3)])]
 
     both_ways(monkeypatch, work)
 

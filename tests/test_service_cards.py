@@ -270,16 +270,23 @@ def test_rows_of_two_cards_are_the_same_after_the_model_was_in_memory(
     hooked, one = hooks(model), ablated(host, TINY)
     assert rows(host, "question", work) == expected
 
-    other = prepare(host, "other", work_of(tmp_path, OTHER))
-    assert {row["fingerprint"]: row["level"] for row in other.held}[work.model.fingerprint] == MEMORY
-    assert places(model) == [CPU] * 5
-    assert all(before == 0 for before, *_ in hooks(model))
+    for again in (False, True):
+        held = host._shelf._held[work.model.fingerprint, "float32"]
+        copy = held.copy
+        assert (copy is not None) == again
+        other = prepare(host, "other", work_of(tmp_path, OTHER))
+        assert {row["fingerprint"]: row["level"] for row in other.held}[work.model.fingerprint] == MEMORY
+        assert places(model) == [CPU] * 5
+        assert all(before == 0 for before, *_ in hooks(model))
+        if copy is not None:
+            mine = {name: each.data_ptr() for name, each in model.named_parameters()}
+            assert mine == {name: each.data_ptr() for name, each in copy.items()}, "it was copied once more"
 
-    assert rows(host, "question", work) == expected
-    assert ablated(host, TINY) == one
-    assert host._shelf._held[work.model.fingerprint, "float32"].loaded.model is model  # type: ignore[union-attr]
-    assert places(model) == there
-    assert hooks(model) == hooked
+        assert rows(host, "question", work) == expected
+        assert ablated(host, TINY) == one
+        assert held.loaded.model is model  # type: ignore[union-attr]
+        assert places(model) == there
+        assert hooks(model) == hooked
     assert [row["level"] for row in host._shelf.report()] == [CARD, MEMORY]
 
 

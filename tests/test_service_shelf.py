@@ -46,13 +46,23 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def loads(resolved: Fake, device: str) -> Any:
         done.append(f"load {resolved.label}")
-        weights = SimpleNamespace(numel=lambda: 4, element_size=lambda: 1)
-        return SimpleNamespace(
-            name=resolved.label, model=SimpleNamespace(parameters=lambda: [weights], buffers=lambda: [])
+        weights = SimpleNamespace(numel=lambda: 4, element_size=lambda: 1, data=f"read {resolved.label}")
+        model = SimpleNamespace(
+            parameters=lambda: [weights], named_parameters=lambda: [("weights", weights)], buffers=lambda: []
         )
+        return SimpleNamespace(name=resolved.label, model=model)
+
+    def put_back(loaded: Any, kept: dict[str, str]) -> None:
+        loaded.model.parameters()[0].data = kept["weights"]
+
+    monkeypatch.setattr(shelves, "put_back", put_back)
 
     def moves(loaded: Any, device: str) -> Any:
-        done.append(f"{loaded.name} to {device}")
+        (weights,) = loaded.model.parameters()
+        copied = device != "cpu" or not weights.data.startswith("in memory")
+        done.append(f"{loaded.name} to {device}" if copied else f"{loaded.name} is in memory")
+        if copied:
+            weights.data = f"in memory {len(done)}" if device == "cpu" else f"on the card {len(done)}"
         return loaded
 
     def shelf(card: int, memory: int, device: str = "cuda") -> Shelf:
@@ -86,6 +96,42 @@ def test_a_model_comes_back_from_memory_without_being_read_again(made):
     assert made.done.count("load a") == 1
 
 
+def test_a_model_that_came_from_memory_goes_back_without_being_copied(made):
+    shelf = made.shelf(card=4, memory=8)
+    for name in "ababa":
+        shelf.take(Fake(name))
+    assert levels(shelf) == {"a": CARD, "b": MEMORY}
+    assert [line for line in made.done if "leaves" not in line] == [
+        "load a", "a to cpu", "load b", "b to cpu", "a to cuda", "a is in memory", "b to cuda", "b is in memory",
+        "a to cuda",
+    ]  # fmt: skip
+
+
+def test_copies_in_memory_go_before_models_do(made):
+    shelf = made.shelf(card=4, memory=8)
+    for name in "abac":  # a came from memory and left its copy there; c is read, and a goes down
+        shelf.take(Fake(name))
+    assert levels(shelf) == {"c": CARD, "a": MEMORY, "b": MEMORY}
+    shelf.take(Fake("a"))  # c goes down; a's copy would be a third one
+    assert levels(shelf) == {"a": CARD, "c": MEMORY, "b": MEMORY}
+    assert not any(held.copy for held in shelf._held.values())
+
+
+@pytest.mark.parametrize(("further", "last"), [("d", ["a leaves", "a is in memory"]), ("ad", ["b leaves", "b to cpu"])])
+def test_what_goes_down_takes_the_room_of_copies(made, further, last):
+    shelf = made.shelf(card=8, memory=8)
+    for name in "abcab":
+        shelf.take(Fake(name))
+    assert levels(shelf) == {"b": CARD, "a": CARD, "c": MEMORY}
+    assert [held.label for held in shelf._held.values() if held.copy] == ["a"], "b's would be a third one in memory"
+    for name in further:
+        shelf.take(Fake(name))
+    assert made.done[-3:] == [*last, "load d"]
+    assert sorted(levels(shelf).values()) == [CARD, CARD, MEMORY, MEMORY]
+    assert levels(shelf)["c"] == MEMORY
+    assert not any(held.copy for held in shelf._held.values())
+
+
 def test_a_model_larger_than_the_memory_limit_goes_back_to_its_files(made):
     shelf = made.shelf(card=4, memory=3)
     for name in "aba":
@@ -104,7 +150,7 @@ def test_a_quantised_model_goes_from_the_card_to_its_files(made, monkeypatch):
         shelf.take(model)
     assert levels(shelf) == {"b": CARD, "a": MEMORY}
     assert made.done == [
-        "load a", "a leaves", "a to cpu", "load b", "b leaves", "a to cuda", "a leaves", "a to cpu", "load b",
+        "load a", "a leaves", "a to cpu", "load b", "b leaves", "a to cuda", "a leaves", "a is in memory", "load b",
     ]  # fmt: skip
 
 

@@ -1,7 +1,10 @@
-"""Batches of a model that lies on several cards, as many at once as there are cards, so that none waits for another.
+"""Batches of a model that lies on several cards, several at once, so that no card waits for another.
 
 While one batch is in a layer on one card, the next one is in a layer on another. Each has a CUDA stream of its own on
 every card, and the host only queues work. On one card, and on a CPU, batches run one after another.
+
+With as many batches as cards, a card is idle while its next batch is copied to it, and where layers take unequal times.
+With more it has another one to go on with; each keeps memory of its own.
 
 Where work needs no layer, only what can be copied to each card, each has a share of its own (``on_every``).
 """
@@ -20,22 +23,43 @@ Result = TypeVar("Result")
 
 
 @cache
-def _streams(cards: tuple[torch.device, ...]) -> list[list[torch.cuda.Stream]]:
-    """Always the same ones: each keeps memory of its own. A list for each turn, one stream a card."""
-    return [[torch.cuda.Stream(card) for card in cards] for _ in cards]
+def _streams(cards: tuple[torch.device, ...], turn: int) -> list[torch.cuda.Stream]:
+    """Always the same ones: each keeps memory of its own. One for each card."""
+    return [torch.cuda.Stream(card) for card in cards]
+
+
+def turns_for(batches: int, cards: int) -> int:
+    """How many batches to have in flight: more than cards, at most twice as many and one.
+
+    Those in flight end at about the same time. Of these numbers it is the one that leaves fewest cards idle when the
+    last batches are left: after 16 of 17 batches in four turns, one batch would be alone on two cards.
+    """
+
+    def time(turns: int) -> int:
+        full, left = divmod(batches, turns)
+        return full * turns + max(left, cards if left else 0)
+
+    return min(range(cards + 1, 2 * cards + 2), key=time)
 
 
 @contextmanager
-def in_flight(cards: Sequence[torch.device]) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def in_flight(
+    cards: Sequence[torch.device], batches: int | None = None
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Within the block each batch runs inside ``turn()``; afterwards whatever follows waits for all of them.
 
     What batches share must have been made before the block, or on every turn anew.
+
+    Args:
+        batches: how many there will be, for ``turns_for``; None: as many in flight as cards, where more memory for
+            each would not pay.
     """
     if len(cards) < 2 or any(card.type != "cuda" for card in cards):
         yield nullcontext
         return
     made = [torch.cuda.current_stream(card) for card in cards]
-    turns = _streams(tuple(cards))
+    count = len(cards) if batches is None else turns_for(batches, len(cards))
+    turns = [_streams(tuple(cards), turn) for turn in range(count)]
     for streams in turns:
         for stream in streams:
             for before in made:

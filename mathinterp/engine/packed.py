@@ -207,8 +207,9 @@ class PackedEngine:
         board = ScoreBoard(len(changes), len(self.answers), self.anatomy)
         placement = self.placement()
         placement.lay_out([tuple(changes)])
-        with in_flight(self.anatomy.cards) as turn:
-            for number in range(len(self.groups)) if groups is None else groups:
+        numbers = range(len(self.groups)) if groups is None else groups
+        with in_flight(self.anatomy.cards, len(numbers) * -(-len(changes) // self.edits_per_batch)) as turn:
+            for number in numbers:
                 self._run_group(board, changes, placement, self.groups[number], self.calls[number], turn)
         return board.scores(self.answers.gold_A)
 

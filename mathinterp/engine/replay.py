@@ -68,7 +68,8 @@ class Replay(ABC, Generic[Rows]):
         board = ScoreBoard(len(interventions), len(self.answers), self.anatomy)
         ordered = [interventions[row] for row in order]
         placement.lay_out(ordered)
-        with in_flight(self.anatomy.cards) as turn:
+        batches = sum(-(-len(ordered) // self._at_once(group)) for group in self.groups)
+        with in_flight(self.anatomy.cards, batches) as turn:
             for group in self.groups:
                 self._run_group(board, ordered, placement, group, turn)
         scores = board.scores(self.answers.gold_A).of(np.argsort(order))
@@ -115,10 +116,13 @@ class Replay(ABC, Generic[Rows]):
                 answers, gold, picked_EAD = self._picked(last, len(batch), group)
                 board.fill(start, answers, score(self.anatomy, picked_EAD, gold))
 
-        size = self._size(group)
-        at_once = max(1, self.most // size)
+        at_once = self._at_once(group)
         if (fitting := in_batches(len(interventions), at_once, run, self._prompts_in(group))) < at_once:
-            self.most = fitting * size
+            self.most = fitting * self._size(group)
+
+    def _at_once(self, group: Rows) -> int:
+        """How many interventions a batch of the group holds."""
+        return max(1, self.most // self._size(group))
 
     def _name_prompt(self, interventions: Sequence[Intervention]) -> None:
         """Raise FloatingPointError with the right prompt, where NaN spreads from one to another."""

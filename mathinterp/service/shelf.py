@@ -4,6 +4,9 @@ The one that was used longest ago goes down a level when another needs its room:
 there back to its files. A process without a card computes in host memory and has two levels. A quantised model goes
 from the card straight to its files: what bitsandbytes keeps beside the weights does not lie in modules, and does not
 move with them. Knows models and bytes; knows nothing about requests.
+
+A model that comes back from host memory leaves its weights there, too, while there is room: they do not change, and so
+nothing need be copied when it goes down again. Such copies are the first to go.
 """
 
 import logging
@@ -49,6 +52,7 @@ class Held:
     bytes: int
     quantised: bool
     loaded: LoadedModel | None = field(default=None, repr=False)
+    copy: dict[str, torch.Tensor] | None = field(default=None, repr=False)  # its weights in host memory, if on the card
 
 
 def key_of(resolved: ResolvedModel) -> Key:
@@ -100,7 +104,9 @@ class Shelf:
                 held.loaded = self._load(resolved, *self._places)
                 held.bytes = max(weight_bytes(held.loaded), expected if quantised else 0)  # scales are no parameters
             else:
+                copy = host_weights(held.loaded)
                 held.loaded = self._move(held.loaded, *self._places)
+                held.copy = copy if self._in_memory() + held.bytes <= self._limits.memory else None
             held.level = self.computing
             logger.info(f"{held.label} ({held.dtype}, {held.bytes:,} bytes) is ready on {self._device}")
         self._held[key] = held
@@ -140,14 +146,29 @@ class Shelf:
         if held.bytes > self._limits.memory:
             self._drop(key)
             return
-        for other in self._over(MEMORY, self._limits.memory - held.bytes):
-            self._drop(other)
         assert held.loaded is not None
-        held.loaded, held.level = self._move(held.loaded, "cpu"), MEMORY
+        if held.copy is None:
+            self._make_room_in_memory(held.bytes)
+        else:
+            put_back(held.loaded, held.copy)
+        held.loaded, held.level, held.copy = self._move(held.loaded, "cpu"), MEMORY, None
+
+    def _in_memory(self) -> int:
+        """Bytes in host memory of a process with a card, copies of what is on it included."""
+        return sum(held.bytes for held in self._held.values() if held.level == MEMORY or held.copy is not None)
+
+    def _make_room_in_memory(self, needed: int) -> None:
+        most = self._limits.memory - needed
+        for held in self._held.values():
+            if self._in_memory() > most:
+                held.copy = None
+        if self._in_memory() > most:
+            for key in self._over(MEMORY, most):
+                self._drop(key)
 
     def _drop(self, key: Key) -> None:
         held = self._held[key]
-        held.loaded, held.level = None, DISK
+        held.loaded, held.level, held.copy = None, DISK, None
         if self._device == "cuda":
             torch.cuda.empty_cache()
 
@@ -168,6 +189,17 @@ def moved(loaded: LoadedModel, device: str, further: Sequence[str] = ()) -> Load
     if device == "cpu":
         torch.cuda.empty_cache()
     return LoadedModel(model, loaded.tokenizer, Anatomy(model), loaded.fingerprint, loaded.dtype)
+
+
+def host_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+    """The parameters of a model in host memory, by name, as tensors that stay there when it is moved."""
+    return {name: parameter.data for name, parameter in loaded.model.named_parameters()}
+
+
+def put_back(loaded: LoadedModel, weights: dict[str, torch.Tensor]) -> None:
+    """Let a model's parameters be these again."""
+    own = {id(parameter): weights[name] for name, parameter in loaded.model.named_parameters()}
+    loaded.model._apply(lambda tensor: own.get(id(tensor), tensor))
 
 
 def weight_bytes(loaded: LoadedModel) -> int:
