@@ -154,6 +154,19 @@ def test_a_quantised_model_goes_from_the_card_to_its_files(made, monkeypatch):
     ]  # fmt: skip
 
 
+def test_models_are_moved_by_several_threads_and_computed_with_as_few_as_before(monkeypatch):
+    model, seen, before = tiny_model("llama"), [], torch.get_num_threads()
+    loaded = SimpleNamespace(model=model, tokenizer=None, fingerprint="", dtype="float64")
+    monkeypatch.setattr(shelves, "machine_cores", lambda: 3)
+    monkeypatch.setattr(shelves, "bring", lambda *_: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(1)
+    try:
+        shelves.moved(loaded, "cpu")
+        assert (seen, torch.get_num_threads()) == ([3], 1)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_sizes_of_quantised_models_are_known_before_they_are_loaded():
     def expected(load_in: str | None) -> int:
         return expected_bytes(resolve_again(ModelSpec("random:llama-2-7b", dtype="bfloat16"), load_in))

@@ -91,8 +91,8 @@ def bring(model: "PreTrainedModel", cards: Sequence[torch.device]) -> None:
 def _brought(tensor: torch.Tensor, card: torch.device) -> torch.Tensor:
     """The tensor there, or itself if it is.
 
-    From a GPU to the host the memory is written to first, by all threads: the copy would make the system find it page
-    by page, in one thread, which took four times as long (10 s instead of 2.6 for 13 GB, docs/log.md).
+    From a GPU to the host the memory is written to first, by all of torch's threads: the copy would make the system
+    find it page by page, in one thread, which took 10 s for 13 GB instead of 1.8 (docs/log.md).
     """
     if not (tensor.is_cuda and card.type == "cpu"):
         return tensor.to(card)

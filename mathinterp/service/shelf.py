@@ -10,12 +10,14 @@ nothing need be copied when it goes down again. Such copies are the first to go.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from mathinterp.cluster.ray_private import machine_cores
 from mathinterp.experiments.costs import layer_parameters, parameters
 from mathinterp.models.anatomy import Anatomy
 from mathinterp.models.card_memory import QUANTISED_BYTES
@@ -28,6 +30,7 @@ from mathinterp.models.split import bring, devices_of
 logger = logging.getLogger(__name__)
 
 CARD, MEMORY, DISK = "card", "memory", "disk"
+COPYING_THREADS = 8  # more would not make memory faster
 Key = tuple[str, str]  # a model's fingerprint, which counts how it is quantised, and its dtype
 
 
@@ -185,10 +188,22 @@ def expected_bytes(resolved: ResolvedModel) -> int:
 def moved(loaded: LoadedModel, device: str, further: Sequence[str] = ()) -> LoadedModel:
     """The same weights on another device, layers dealt out to ``further`` ones, too; from wherever they lie."""
     model = loaded.model
-    bring(model, [torch.device(each) for each in (device, *further)])
+    with _threads_to_copy():
+        bring(model, [torch.device(each) for each in (device, *further)])
     if device == "cpu":
         torch.cuda.empty_cache()
     return LoadedModel(model, loaded.tokenizer, Anatomy(model), loaded.fingerprint, loaded.dtype)
+
+
+@contextmanager
+def _threads_to_copy() -> Iterator[None]:
+    """Several, for memory that is written to; a process with a card computes with one (see ``bring``)."""
+    earlier = torch.get_num_threads()
+    torch.set_num_threads(max(earlier, min(COPYING_THREADS, machine_cores())))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(earlier)
 
 
 def host_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
