@@ -6,7 +6,6 @@ Without GPUs the cards are those of two_cards.py, where any operation that mixes
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,62 +14,27 @@ from click.testing import CliRunner
 
 import mathinterp as mi
 from mathinterp.cli.main import main
-from mathinterp.cluster import ray_cluster, replica
+from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.places import Placement
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.cluster.run import Work, bound_work, check_model
-from mathinterp.engine.intervention import zeroed
-from mathinterp.engine.packed import PackedEngine
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
-from mathinterp.models import catalog
-from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.card_memory import check_fits
-from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel, load, resolve
+from mathinterp.models.catalog import ModelSpec, ResolvedModel, resolve
 from mathinterp.models.handle import Model, NamedSource
 from mathinterp.models.recalled import look_up
-from mathinterp.models.split import bring, connect, dealt, devices_of, layers_of, split_note
-from mathinterp.models.units import Head, Mlp
-from mathinterp.service import serve, shelf
+from mathinterp.models.split import dealt, split_note
+from mathinterp.service import serve
 from mathinterp.service.codec import encode, encode_prompts
 from mathinterp.service.host import CARD_SHARE, Answer, Host, HostSettings
 from mathinterp.service.place import OnService, spec_for
 from mathinterp.service.settings import Settings
-from mathinterp.service.shelf import CARD, MEMORY, Limits, Shelf, moved
+from mathinterp.service.shelf import CARD, MEMORY, Limits
 from mathinterp.store import Store
-from tests.exact import PROMPTS as TOKENS
 from tests.service_case import served
-from tests.tiny import tiny_model
-from tests.two_cards import CARDS, InThisThread, as_ever, movable
-
-built = as_ever(load)
-PLACES = [str(card) for card in CARDS]
-CPU = torch.device("cpu")
-TINY, OTHER = (ModelSpec(f"random:llama-tiny{seed}", dtype="float32") for seed in ("", ":1"))
-PROMPTS = mi.prompts([(f"{a} plus 5 is", str(a + 5)) for a in (3, 14, 62)])
-CARD_BYTES = 2 * 10**9  # of a stand-in
-NO_ROOM = Limits(card=1, memory=10**9)  # for a second model: the first one goes to host memory
-
-
-def stand_in(patch: pytest.MonkeyPatch) -> None:
-    """Two GPUs, as torch tells of them; where tensors lie is up to two_cards.py."""
-
-    def placed(wanted: ResolvedModel, device: str, further: Any = ()) -> LoadedModel:
-        assert [device, *further] == PLACES
-        return moved(built(wanted, "cpu"), device, further)
-
-    patch.setattr(catalog, "load", placed)
-    for module in (shelf, replica):
-        patch.setattr(module, "devices_of", lambda device, cards: PLACES[:cards])
-    patch.setattr(replica, "ThreadPoolExecutor", InThisThread)
-    patch.setattr(replica, "check_fits", as_ever(check_fits))
-    for name, value in {
-        "is_available": True, "device_count": 2, "get_device_name": "a stand-in", "empty_cache": None,
-        "memory_allocated": 0, "max_memory_allocated": 0, "reset_peak_memory_stats": None,
-        "get_device_properties": SimpleNamespace(total_memory=CARD_BYTES),
-    }.items():  # fmt: skip
-        patch.setattr(torch.cuda, name, lambda *_, value=value: value)
+from tests.two_card_case import CARD_BYTES, CPU, NO_ROOM, OTHER, PROMPTS, TINY, hooks, places, stand_in
+from tests.two_cards import CARDS, movable
 
 
 @pytest.fixture(params=["stand-ins", pytest.param("GPUs", marks=pytest.mark.gpu)])
@@ -84,125 +48,6 @@ def cards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     stand_in(monkeypatch)
     with movable():
         yield list(CARDS)
-
-
-def places(model: Any) -> list[torch.device]:
-    """Where each layer lies, whole; embeddings, norm and unembedding come last."""
-    layers = layers_of(model)
-    inside = {each for layer in layers for each in layer.parameters()}
-    rest = {each.device for each in model.parameters() if each not in inside}
-    found = [{each.device for each in layer.parameters()} for layer in layers]
-    assert all(len(each) == 1 for each in (*found, rest))
-    return [each.pop() for each in (*found, rest)]
-
-
-def hooks(model: Any) -> list[tuple[int, ...]]:
-    return [
-        (len(each._forward_pre_hooks), len(each._forward_pre_hooks_with_kwargs), len(each._forward_hooks))
-        for each in model.modules()
-    ]
-
-
-def changed(anatomy: Anatomy) -> list[torch.Tensor]:
-    units = [*(Head(layer, 1) for layer in range(3)), Mlp(1)]
-    scores = PackedEngine(anatomy, TOKENS, max_tokens=300).run([zeroed(anatomy, [unit]) for unit in units])
-    return [torch.as_tensor(each) for each in (scores.logprob_EA, scores.predicted_EA)]
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-# ---- moving ----
-
-
-@pytest.mark.slow
-def test_a_split_model_goes_to_memory_and_comes_back_as_it_was() -> None:
-    loaded = load(TINY, "cpu")
-    with movable():
-        model: Any = loaded.model
-        bare, whole = hooks(model), changed(loaded.anatomy)
-        there = [CARDS[card] for card in dealt(4, 2)] + [CARDS[0]]
-        split = moved(loaded, PLACES[0], PLACES[1:])
-        assert (places(model), split.anatomy.cards) == (there, CARDS)
-        hooked, first = hooks(model), changed(split.anatomy)
-        assert hooked != bare
-        for _ in range(2):
-            away = moved(split, "cpu")
-            assert (places(model), away.anatomy.cards) == ([CPU] * 5, (CPU,))
-            assert hooks(model) == bare, "couriers of a card stay where no card is"
-            assert same(changed(away.anatomy), whole)
-            split = moved(away, PLACES[0], PLACES[1:])
-            assert (places(model), split.anatomy.cards) == (there, CARDS)
-            assert hooks(model) == hooked
-            assert same(changed(split.anatomy), first)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_layers_that_change_cards_are_served_from_where_they_lie(family: str) -> None:
-    model: Any = tiny_model(family)
-    with movable():
-        bare, whole = hooks(model), changed(Anatomy(model))
-        bring(model, CARDS)
-        hooked = hooks(Anatomy(model).model)
-        bring(model, CARDS[::-1])  # another home
-        anatomy = Anatomy(model)
-        assert anatomy.cards == CARDS[::-1]
-        assert places(model) == [CARDS[::-1][card] for card in dealt(3, 2)] + [CARDS[1]]
-        assert hooks(model) == hooked
-        assert torch.allclose(changed(anatomy)[0], whole[0], atol=1e-9)
-        bring(model, CARDS[:1])
-        assert connect(model) == CARDS[:1]
-        assert hooks(model) == bare
-        assert torch.allclose(changed(Anatomy(model))[0], whole[0], atol=1e-9)
-
-
-def test_no_card_is_given_more_than_its_own_part() -> None:
-    """A model of two cards' size would not go through one of them."""
-    seen: dict[str, set[str]] = {}
-    model = tiny_model("llama")
-    with movable():
-
-        class Watched(torch.overrides.TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if func is torch.Tensor.to and isinstance(args[0], torch.nn.Parameter):
-                    told = next(each for each in args[1:] if isinstance(each, torch.device))
-                    seen.setdefault(names[id(args[0])], set()).add(str(told))
-                return func(*args, **(kwargs or {}))
-
-        names = {id(each): name for name, each in model.named_parameters()}
-        with Watched():
-            bring(model, CARDS)
-    assert len(seen) == len(names)
-    assert {name: told for name, told in seen.items() if len(told) > 1} == {}
-
-
-def test_one_card_is_the_process_s_current_one_and_several_are_numbered() -> None:
-    assert devices_of("cuda", 1) == ["cuda"]
-    assert devices_of("cpu", 1) == ["cpu"]
-    assert devices_of("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
-
-
-def test_a_shelf_of_two_cards_loads_and_moves_onto_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[Any] = []
-    loaded = load(TINY, "cpu")
-
-    def loads(resolved: ResolvedModel, *where: Any) -> LoadedModel:
-        done.append(("load", resolved.spec.name, *where))
-        return loaded
-
-    def moves(given: LoadedModel, *where: Any) -> LoadedModel:
-        done.append(("move", *where))
-        return given
-
-    both = ("cuda:0", ["cuda:1"])
-    kept = Shelf("cuda", NO_ROOM, lambda key: None, loads, moves, cards=2)
-    for spec in (TINY, OTHER, TINY):
-        kept.take(resolve(spec))
-    assert done == [
-        ("load", TINY.name, *both), ("move", "cpu"), ("load", OTHER.name, *both), ("move", "cpu"), ("move", *both),
-    ]  # fmt: skip
 
 
 # ---- one process ----
