@@ -120,7 +120,7 @@ def test_rows_of_two_cards_are_the_same_after_the_model_was_in_memory(
         copy = held.copy
         assert (copy is not None) == again
         other = prepare(host, "other", work_of(tmp_path, OTHER))
-        assert {row["fingerprint"]: row["level"] for row in other.held}[work.model.fingerprint] == MEMORY
+        assert {row["fingerprint"]: row["level"] for row in other.there.held}[work.model.fingerprint] == MEMORY
         assert places(model) == [CPU] * 5
         assert all(before == 0 for before, *_ in hooks(model))
         if copy is not None:
@@ -144,11 +144,18 @@ def test_limits_and_shares_are_of_all_cards_together(monkeypatch: pytest.MonkeyP
         }  # fmt: skip
         assert host._shelf._limits.card == (limit or int(CARD_SHARE * cards * CARD_BYTES))
         assert host._shelf.cards == cards
+    half = Host(HostSettings("cuda", Limits(0, 1), cores=1, share=0.5))
+    half.load()
+    assert half._shelf._limits.card == int(CARD_SHARE * CARD_BYTES / 2), "another process has the other half"
     used = [0, 0]
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda card: used[card])
     assert not host._card_is_full()
     used[1] = int(0.7 * CARD_BYTES)
     assert host._card_is_full(), "the second card has no room left"
+    monkeypatch.setattr(host._shelf, "ready_bytes", lambda: int(2 * 0.65 * CARD_BYTES))
+    assert not host._card_is_full(), "the weights alone take so much, and nothing that is prepared"
+    used[1] = int(0.9 * CARD_BYTES)
+    assert host._card_is_full()
 
 
 def test_a_process_with_fewer_gpus_than_it_was_given_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +309,7 @@ def test_processes_get_as_many_gpus_as_are_said(monkeypatch: pytest.MonkeyPatch)
         _, placed = serve._processes(Settings(gpus_per_replica=asked, card_gb=3), _Stack())
         kind, host, reserved = made.pop()
         assert (kind, host.cards, host.device, host.limits.card) == (Host, cards, "cuda", 3 * 10**9)
+        assert host.share == (0.5 if asked == 0.5 else 1)
         assert (placed.replicas, placed.gpus) == (replicas, reserved["num_gpus"]) == (replicas, asked or 1)
 
 

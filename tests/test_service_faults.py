@@ -1,8 +1,10 @@
 """What must not happen to a service and those who ask it: questions forgotten under way, leaks, mixed versions."""
 
+import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ import torch
 import urllib3
 
 import mathinterp as mi
+from mathinterp.cluster import vital
 from mathinterp.cluster.events import Finished, Lost, Ready
+from mathinterp.cluster.replica import loading_turn
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.experiments.heads import Heads
@@ -69,6 +73,72 @@ def test_a_question_that_cannot_be_prepared_leaves_nothing_behind(hosted, tmp_pa
     with pytest.raises(UserError, match="is not the driver's"):
         mi.connect(url).run(Heads(), TINY, PROMPTS, store=str(tmp_path), progress=False)
     until(lambda: not host._sessions)
+
+
+def test_a_process_says_that_nothing_moves_also_while_it_prepares_a_question(hosted, tmp_path, monkeypatch):
+    monkeypatch.setattr(vital, "LOOK_SECONDS", 0.2)
+    url, host = hosted
+    ended = threading.Event()
+    prepare = Heads.prepare
+
+    def hang(*given: Any) -> Any:
+        assert ended.wait(20)
+        return prepare(*given)
+
+    monkeypatch.setattr(Heads, "prepare", hang)
+    ask = threading.Thread(
+        target=mi.connect(url).run, args=(Heads(), TINY, PROMPTS), kwargs={"store": str(tmp_path), "progress": False}
+    )
+    ask.start()
+    try:
+        until(lambda: host.pulse()[1] > 1)
+    finally:
+        ended.set()
+        ask.join()
+    assert host.pulse() == (0.0, 0.0)
+
+
+def test_who_waits_for_his_turn_to_load_does_not_stand_still(tmp_path, monkeypatch):
+    monkeypatch.setattr(vital, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = vital.Vital()
+
+    def wait() -> None:
+        seen.begin()
+        with loading_turn(1):
+            seen.end()
+
+    waiting = threading.Thread(target=wait)
+    with loading_turn(1):
+        waiting.start()
+        found = []
+        for _ in range(6):
+            time.sleep(0.35)
+            found.append(seen.still())
+    waiting.join()
+    assert found == [0.0] * 6
+
+
+def test_what_a_process_has_is_known_after_a_question_that_failed(hosted, tmp_path, monkeypatch):
+    def fail(*_: Any) -> Any:
+        raise UserError("a fault")
+
+    monkeypatch.setattr(Heads, "prepare", fail)
+    url, host = hosted
+    with pytest.raises(UserError, match="a fault"):
+        mi.connect(url).run(Heads(), TINY, PROMPTS, store=str(tmp_path), progress=False)
+    assert [row["model"] for row in mi.connect(url).status()["models"]] == [TINY]
+    again = pickle.loads(pickle.dumps(failed(host)))
+    assert [row["label"] for row in again.there.held] == [TINY]
+
+
+def failed(host: Any) -> BaseException:
+    """What a call raises that knows nobody's question."""
+    try:
+        host.run(Shard("call", 0, {"kind": "rows", "session": "nobody's", "shard": {}}))
+    except RuntimeError as error:
+        return error
+    raise AssertionError("it did not fail")
 
 
 def test_a_question_whose_client_is_gone_while_it_is_prepared_leaves_nothing_behind(tmp_path):

@@ -11,11 +11,11 @@ import mathinterp as mi
 from mathinterp.cluster import metrics
 from mathinterp.cluster.metrics import PREFIX
 from mathinterp.service import metrics as service_metrics
-from mathinterp.service.host import Answer
+from mathinterp.service.host import Answer, There
 from mathinterp.service.metrics import ServiceMetrics
-from mathinterp.service.router import Call
 from mathinterp.service.serve import serving
 from mathinterp.service.settings import Settings
+from mathinterp.service.turns import Call
 from tests.service_case import routed, served
 from tests.test_dashboard import of_a_service
 from tests.test_metrics import Recorded, endpoint, series
@@ -45,12 +45,19 @@ class Gated:
 
     def run(self, call: Any) -> Answer:
         assert self.gate.wait(20)
-        levels = (("card", 8), ("memory", 70), ("memory", 700), ("disk", 6000))
+        levels = (("card", 8, 8), ("memory", 70, 70), ("memory", 700, 700), ("disk", 6000, 0))  # and bytes in memory
         held = [
-            {"fingerprint": f"m{size}", "label": "m", "dtype": "float32", "level": level, "bytes": size}
-            for level, size in levels
+            {
+                "fingerprint": f"m{size}",
+                "label": "m",
+                "dtype": "float32",
+                "level": level,
+                "bytes": size,
+                "in_memory": there,
+            }
+            for level, size, there in levels
         ]
-        return Answer({"seconds": 0.5}, (), held, rows=12)
+        return Answer({"seconds": 0.5}, (), There(held), rows=12)
 
 
 def until_last(recorded: dict[str, Any], name: str, value: float, **tags: str) -> None:
@@ -76,7 +83,7 @@ def test_what_a_service_tells(recorded):
             told.computed("toy", call.future.result(20))
         told.computed("ablate", Answer({"seconds": 0.25}))
         until_last(recorded, "service_requests_waiting", 0)
-        for level, models, size in (("card", 1, 8), ("memory", 2, 770), ("disk", 1, 6000)):
+        for level, models, size in (("card", 1, 8), ("memory", 2, 778), ("disk", 1, 6000)):
             until_last(recorded, "service_models", models, level=level)
             until_last(recorded, "service_model_bytes", size, level=level)
         workers.die(0)

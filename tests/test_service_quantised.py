@@ -92,7 +92,7 @@ def test_rows_of_a_quantised_model_are_the_same_after_another_one_took_its_room(
     assert rows(host, "question", work) == expected
 
     other = prepare(host, "other", work_of(tmp_path, OTHER))
-    assert [row["level"] for row in other.held] == [CARD, DISK]
+    assert [row["level"] for row in other.there.held] == [CARD, DISK]
     assert held.loaded is None
     assert host._sessions["question"].replica is None
 

@@ -8,8 +8,9 @@ import pytest
 
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
-from mathinterp.service.host import Answer, UnknownSession
-from mathinterp.service.router import Call, ReplicaLost, Router
+from mathinterp.service.host import Answer, There, UnknownSession
+from mathinterp.service.router import ReplicaLost, Router
+from mathinterp.service.turns import Call
 from tests.service_case import ThreadWorkers, routed
 
 
@@ -26,8 +27,8 @@ class Scripted:
         assert self.gate.wait(20)
         if error := call.work.get("error"):
             raise error
-        held = [{"fingerprint": "m", "label": "m", "dtype": "float32", "level": "card", "bytes": 8}]
-        return Answer({"name": call.work["name"]}, (), held)
+        held = [{"fingerprint": "m", "label": "m", "dtype": "float32", "level": "card", "bytes": 8, "in_memory": 0}]
+        return Answer({"name": call.work["name"]}, (), There(held))
 
 
 def call(user: str, name: str, kind: str = "rows", **more: Any) -> Call:
@@ -176,7 +177,7 @@ def test_what_is_asked_of_a_process_given_up_is_refused_and_leaves_nothing_behin
         status = router.status()
         assert (status["queue"], status["users"]) == (0, [])
         assert not router.ended.is_set()
-        assert sum(slot.depth for slot in router._slots) == 0  # else its thread never rests
+        assert sum(len(slot.turns) for slot in router._slots) == 0  # else its thread never rests
 
 
 def test_a_service_ends_when_its_last_process_is_given_up(gate, monkeypatch):

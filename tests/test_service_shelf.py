@@ -132,6 +132,57 @@ def test_what_goes_down_takes_the_room_of_copies(made, further, last):
     assert not any(held.copy for held in shelf._held.values())
 
 
+def test_where_a_card_is_full_all_other_models_leave_it_and_the_one_asked_for_is_brought_again(made, caplog):
+    """Others may use the card, too, and what is prepared takes room."""
+    shelf = made.shelf(card=100, memory=100)
+    room, moves, loads = 8, shelf._move, shelf._load
+
+    def full(work: Any) -> Any:
+        def done(given: Any, *where: str) -> Any:
+            if where != ("cpu",) and shelf.ready_bytes() + 4 > room:
+                given.model and setattr(given.model.parameters()[0], "data", "a part of it was moved")
+                raise torch.cuda.OutOfMemoryError
+            return work(given, *where)
+
+        return done
+
+    shelf._load, shelf._move = full(loads), full(moves)
+    for model in (Fake("a"), Fake("b"), Fake("c")):
+        model.model = None  # type: ignore[attr-defined]
+        shelf.take(model)
+    assert levels(shelf) == {"c": CARD, "b": MEMORY, "a": MEMORY}
+    assert "c finds no room on cuda: all other models leave it" in caplog.text
+    weights = shelf._held["b", "float32"].loaded.model.parameters()[0]
+    before, room = weights.data, 4
+    shelf.take(Fake("b"))
+    assert levels(shelf) == {"b": CARD, "c": MEMORY, "a": MEMORY}
+    assert shelf._held["b", "float32"].copy == {"weights": before}
+    room = 3
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        shelf.take(Fake("a"))
+    assert levels(shelf) == {"b": MEMORY, "c": MEMORY}
+
+
+def test_a_model_that_was_left_with_more_weights_is_copied(made):
+    shelf = made.shelf(card=4, memory=8)
+    for name in "aba":
+        shelf.take(Fake(name))
+    model = shelf._held["a", "float32"].loaded.model
+    named = model.named_parameters()
+    model.named_parameters = lambda: [*named, ("extra", named[0][1])]
+    shelf.take(Fake("b"))
+    assert made.done[-3:] == ["a leaves", "a to cpu", "b to cuda"]
+
+
+def test_copies_in_memory_are_told_of(made):
+    shelf = made.shelf(card=4, memory=8)
+    for name in "aba":
+        shelf.take(Fake(name))
+    assert [(row["label"], row["level"], row["in_memory"]) for row in shelf.report()] == [
+        ("a", CARD, 4), ("b", MEMORY, 4),
+    ]  # fmt: skip
+
+
 def test_a_model_larger_than_the_memory_limit_goes_back_to_its_files(made):
     shelf = made.shelf(card=4, memory=3)
     for name in "aba":

@@ -203,6 +203,7 @@ def loading_turn(limit: int) -> Iterator[None]:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
+                    lock.write(" ")  # who waits for others moves (vital.py): a holder that hangs is replaced itself
                     continue
                 yield
                 return

@@ -29,8 +29,9 @@ from mathinterp.errors import Unfinished, UserError
 from mathinterp.service.codec import decode_experiment
 from mathinterp.service.host import Answer, spec_of
 from mathinterp.service.listening import is_ours, same_token
-from mathinterp.service.router import Call, ReplicaLost, Router
+from mathinterp.service.router import ReplicaLost, Router
 from mathinterp.service.settings import LOOPBACK
+from mathinterp.service.turns import Call
 from mathinterp.service.wire import ABOUT, SIZES, USER
 from mathinterp.text import one_line, printable
 

@@ -35,7 +35,7 @@ from mathinterp.text import counted
 
 PREPARED = 8  # questions whose replica stays prepared; others are prepared again when they go on
 KINDS = ("load", "prepare", "rows", "end", "ablate")
-CARD_SHARE = 0.6  # of the cards' memory, for weights; where a card has more in use, prepared replicas are let go first
+CARD_SHARE = 0.6  # of a process's part of the cards' memory, for weights; and of what these leave, for what is prepared
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class HostSettings:
     cores: of the largest machine, which decide the threads of a replica.
     experiments: ``module:Class`` of those from outside the package.
     cards: GPUs that the layers of each model are dealt out to; 1 on a CPU and on a part of a GPU.
+    share: of each of them that is this process's own.
     """
 
     device: str
@@ -52,15 +53,24 @@ class HostSettings:
     cores: int
     experiments: tuple[str, ...] = ()
     cards: int = 1
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class There:
+    """What a process has after a call: the models on its shelf (``Shelf.report``) and the questions it is ready for."""
+
+    held: list[dict[str, Any]] = field(default_factory=list)
+    prepared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call gives: tables as Arrow IPC, facts as plain JSON, what is on the shelf now, and a shard's rows."""
+    """What a call gives: tables as Arrow IPC, facts as plain JSON, what there is now, and a shard's rows."""
 
     facts: dict[str, Any]
     tables: tuple[bytes, ...] = field(default=(), repr=False)
-    held: list[dict[str, Any]] = field(default_factory=list)
+    there: There = field(default_factory=There)
     rows: int = 0
 
 
@@ -136,7 +146,7 @@ class Host:
             )
         self._card_bytes = smallest_card(cards)
         if not self._settings.limits.card:
-            card = int(CARD_SHARE * sum(_memory(card) for card in range(cards)))
+            card = int(CARD_SHARE * self._settings.share * sum(_memory(card) for card in range(cards)))
             self._shelf = self._shelf_of(replace(self._settings.limits, card=card))
 
     def _shelf_of(self, limits: Limits) -> Shelf:
@@ -151,12 +161,23 @@ class Host:
         return self._card_bytes
 
     def run(self, call: Shard) -> Answer:
-        """Answer one call; raises what it raises."""
+        """Answer one call; raises what it raises, with what there is now as its ``there``."""
         work = dict(call.work)
         kind = work.pop("kind")
         assert kind in KINDS
-        answer: Answer = getattr(self, f"_{kind}")(**work)
-        return replace(answer, held=self._shelf.report())
+        self._vital.begin()  # loading and preparing may hang, too
+        try:
+            answer: Answer = getattr(self, f"_{kind}")(**work)
+        except Exception as error:
+            error.__dict__["there"] = self._there()
+            raise
+        finally:
+            self._vital.end()
+        return replace(answer, there=self._there())
+
+    def _there(self) -> There:
+        prepared = (name for name, session in self._sessions.items() if session.replica is not None)
+        return There(self._shelf.report(), tuple(prepared))
 
     def pulse(self) -> tuple[float, float]:
         """See Replica.pulse; of the question that is being answered."""
@@ -205,12 +226,8 @@ class Host:
         check_model(None, model.described, self)
         started = time.perf_counter()
         torch.set_num_threads(self._threads(model.described))
-        self._vital.begin()
-        try:
-            with self._room():
-                answered = ablate(model, decode(prompts), **decode(arguments))
-        finally:
-            self._vital.end()
+        with self._room():
+            answered = ablate(model, decode(prompts), **decode(arguments))
         frames = (pa.Table.from_pandas(frame, preserve_index=False) for frame in (answered.rows, answered.effects))
         return Answer(
             {"what": answered.what, "seconds": time.perf_counter() - started}, tuple(map(table_bytes, frames))
@@ -264,8 +281,12 @@ class Host:
     def _card_is_full(self) -> bool:
         if self._settings.device != "cuda":
             return False
-        cards = range(self._settings.cards)
-        return any(torch.cuda.memory_allocated(card) > CARD_SHARE * _memory(card) for card in cards)
+        cards, share = range(self._settings.cards), self._settings.share
+        weights = self._shelf.ready_bytes() / len(cards)  # on each; layers are dealt out
+        return any(
+            torch.cuda.memory_allocated(card) - weights > CARD_SHARE * (share * _memory(card) - weights)
+            for card in cards
+        )  # fmt: skip
 
     def _model_leaves(self, key: Key) -> None:
         for name, session in self._sessions.items():

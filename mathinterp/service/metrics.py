@@ -5,7 +5,7 @@ computed for clients, whose own processes may know no Ray. Nothing of it decides
 """
 
 import threading
-from typing import Self
+from typing import Any, Self
 
 from mathinterp.cluster.metrics import Series
 from mathinterp.service.host import Answer
@@ -57,7 +57,7 @@ class ServiceMetrics:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
-        self._tell(waiting=0, states=[], held=[])
+        self._tell(waiting=0, states=[], models=[])
 
     def computed(self, experiment: str, answer: Answer) -> None:
         """A client is told this answer; ``experiment``: its name, or ABLATE."""
@@ -78,14 +78,15 @@ class ServiceMetrics:
         found = self._router.status()
         self._series.count("service_replicas_replaced", found["replaced"] - self._replaced)
         self._replaced = found["replaced"]
-        held = [(row["level"], row["bytes"]) for row in found["models"]]
-        self._tell(found["queue"], [row["state"] for row in found["replicas"]], held)
+        self._tell(found["queue"], [row["state"] for row in found["replicas"]], found["models"])
 
-    def _tell(self, waiting: int, states: list[str], held: list[tuple[str, int]]) -> None:
+    def _tell(self, waiting: int, states: list[str], models: list[dict[str, Any]]) -> None:
         self._series.tell("service_requests_waiting", waiting)
         self._series.tell("service_replicas_ready", sum(state in ("ready", "busy") for state in states))
         self._series.tell("service_replicas_busy", states.count("busy"))
         for level in (CARD, MEMORY, DISK):
-            there = [size for where, size in held if where == level]
+            there = [row["bytes"] for row in models if row["level"] == level]
             self._series.tell("service_models", len(there), level=level)
-            self._series.tell("service_model_bytes", sum(there), level=level)
+            # copies in memory of what is on a card take memory, too
+            taken = sum(row["in_memory"] for row in models) if level == MEMORY else sum(there)
+            self._series.tell("service_model_bytes", taken, level=level)

@@ -8,9 +8,8 @@ that is the dispatcher of the client's run). Calls without a state there, LASTIN
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,8 @@ from mathinterp.cluster.dispatch import COUNTED
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers, first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
-from mathinterp.service.host import Answer, UnknownSession
+from mathinterp.service.host import There, UnknownSession
+from mathinterp.service.turns import Call, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ IDLE = 1.0  # seconds between looks at processes, while nothing is computed
 MOST_STARTS = 3  # failed starts in a row after which a process is given up
 MOST_LOSSES = 3  # deaths under a lasting call after which it is given up: it may be the killer
 LASTING = ("load", "prepare", "ablate")
+SHOWN = ("fingerprint", "dtype", "level", "bytes", "in_memory")  # of a model
 DISTANCE = {"card": 0.0, "memory": 0.5, "disk": 2.0}  # of a model, in calls that it is worth waiting for
 
 
@@ -36,39 +37,31 @@ class ReplicaLost(Unfinished):
     """The process that was to answer died, or hung and was ended."""
 
 
-@dataclass(eq=False)
-class Call:
-    """Something to compute, for ``user``."""
-
-    user: str
-    kind: str
-    model: str  # fingerprint or name, for status
-    work: dict[str, Any] = field(repr=False)
-    session: str | None = None
-    future: "Future[Answer]" = field(default_factory=Future, repr=False)
-    losses: int = 0
-
-
 @dataclass
 class _Slot:
-    queues: "OrderedDict[str, deque[Call]]" = field(default_factory=OrderedDict)  # whose turn is next: first
+    turns: Turns = field(default_factory=Turns)  # what waits
     current: Call | None = None
+    began: float = 0.0  # when that was asked
+    brings: bool = False  # whether something had to be brought for it
     ready: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
-    held: list[dict[str, Any]] = field(default_factory=list)
+    there: There = field(default_factory=There)
     silent: float | None = None  # seconds since it was heard of; None: it has given no pulse
     failed_starts: int = 0
     broken: str = ""  # why it is given up
 
     @property
-    def depth(self) -> int:
-        """Calls that wait."""
-        return sum(map(len, self.queues.values()))
-
-    @property
     def load(self) -> int:
         """Calls that wait or are answered."""
-        return self.depth + (self.current is not None)
+        return len(self.turns) + (self.current is not None)
+
+    def at_hand(self, call: Call) -> bool:
+        """Whether the process need neither load nor prepare anything for the call."""
+        if call.kind == "rows":
+            return call.session in self.there.prepared
+        held = self.there.held  # the model used last, which is first, is where models compute
+        ready = {row["fingerprint"] for row in held if row["level"] == held[0]["level"]}
+        return call.kind == "end" or call.model in ready
 
 
 class Router:
@@ -136,7 +129,7 @@ class Router:
             if broken := self._slots[chosen].broken:
                 _refuse(call, ReplicaLost(broken))
                 return chosen
-            self._slots[chosen].queues.setdefault(call.user, deque()).append(call)
+            self._slots[chosen].turns.add(call)
             if call.kind in ("prepare", "ablate"):
                 self._requests[call.model] = self._requests.get(call.model, 0) + 1
             self._changed.notify_all()
@@ -151,7 +144,7 @@ class Router:
     def _best(self, model: str, among: Collection[int] | None = None) -> int:
         def price(number: int) -> tuple[bool, bool, float]:
             slot = self._slots[number]
-            level = next((row["level"] for row in slot.held if row["fingerprint"] == model), "disk")
+            level = next((row["level"] for row in slot.there.held if row["fingerprint"] == model), "disk")
             return bool(slot.broken), not slot.ready, slot.load + DISTANCE[level]
 
         return min(range(len(self._slots)) if among is None else among, key=price)
@@ -160,9 +153,7 @@ class Router:
         """Forget a call that waits; of one that is computed, forget the answer."""
         with self._changed:
             for slot in self._slots:
-                for queue in slot.queues.values():
-                    if call in queue:
-                        queue.remove(call)
+                slot.turns.remove(call)
             call.future.cancel()
 
     def cancel_session(self, session: str) -> None:
@@ -176,9 +167,9 @@ class Router:
         """Models with their levels and requests, processes, users; plain JSON."""
         with self._changed:
             models = [
-                {"model": row["label"], "fingerprint": row["fingerprint"], "dtype": row["dtype"], "level": row["level"],
-                 "bytes": row["bytes"], "requests": self._requests.get(row["fingerprint"], 0), "replica": number}
-                for number, slot in enumerate(self._slots) for row in slot.held
+                {"model": row["label"], **{name: row[name] for name in SHOWN},
+                 "requests": self._requests.get(row["fingerprint"], 0), "replica": number}
+                for number, slot in enumerate(self._slots) for row in slot.there.held
             ]  # fmt: skip
             replicas = [
                 {"replica": number, "state": _state(slot), "queue": _waiting(slot),
@@ -218,27 +209,17 @@ class Router:
             self._listen(min(turn - before, COUNTED))
             with self._changed:
                 self._fill()
-                if not any(slot.current or slot.depth for slot in self._slots) and not self._stopping:
+                if not any(map(_has_work, self._slots)) and not self._stopping:
                     self._changed.wait(IDLE if all(slot.ready or slot.broken for slot in self._slots) else POLL)
 
     def _fill(self) -> None:
+        now = time.monotonic()
         for number, slot in enumerate(self._slots):
-            call = self._next(slot) if slot.ready and slot.current is None else None
+            call = slot.turns.next(slot.at_hand, now) if slot.ready and slot.current is None else None
             if call is not None:
-                slot.current = call
+                slot.current, slot.began, slot.brings = call, now, not slot.at_hand(call)
                 self._number += 1
                 self._workers.submit(number, Shard("call", self._number, {"kind": call.kind, **call.work}))
-
-    def _next(self, slot: _Slot) -> Call | None:
-        """The first call of the user whose turn it is, who then is the last."""
-        while slot.queues:
-            user, queue = slot.queues.popitem(last=False)
-            call = queue.popleft() if queue else None
-            if queue:
-                slot.queues[user] = queue
-            if call is not None and not call.future.cancelled():
-                return call
-        return None
 
     def _handle(self, event: Event) -> None:
         slot = self._slots[event.slot]
@@ -252,22 +233,27 @@ class Router:
             self._lost(event.slot, event.reason)
         elif isinstance(event, Finished):
             answer: Any = event.receipt  # what ``Host.run`` returns, which is no receipt of a file
-            call = self._ended(slot)
-            slot.held = answer.held
+            call = self._ended(slot, answer.there)
             with suppress(InvalidStateError):  # cancelled
                 call.future.set_result(answer)
         elif event.shard is None:
             self._start_failed(event.slot, f"a replica could not start: {first_line(event.error)}")
         elif isinstance(event, Failed):
             error = event.error
+            call = self._ended(slot, error.__dict__.pop("there", None))
             if isinstance(error, UnknownSession):
                 error = ReplicaLost(str(error))
             error.__dict__.setdefault("told", event.traceback)
-            _refuse(self._ended(slot), error)
+            _refuse(call, error)
 
-    def _ended(self, slot: _Slot) -> Call:
+    def _ended(self, slot: _Slot, there: There | None) -> Call:
         with self._changed:
             call, slot.current = slot.current, None
+            if there is not None:
+                slot.there = there
+            if slot.brings:
+                now = time.monotonic()
+                slot.turns.brought(now - slot.began, now)
         assert call is not None
         if slot.silent is not None:
             slot.silent = 0.0
@@ -290,17 +276,17 @@ class Router:
         self.replaced += 1
         with self._changed:
             current, was_ready = slot.current, slot.ready
-            slot.current, slot.ready, slot.held, slot.silent = None, False, [], None
-            waiting = [call for call in self._calls(slot) if call.kind not in LASTING]
+            slot.current, slot.ready, slot.there, slot.silent = None, False, There(), None
+            waiting = [call for call in slot.turns.calls() if call.kind not in LASTING]
             for call in waiting:
-                slot.queues[call.user].remove(call)
+                slot.turns.remove(call)
         for call in waiting:
             _refuse(call, ReplicaLost(f"a replica died: {reason}"))
         if current is not None:
             current.losses += 1
             if current.kind in LASTING and current.losses < MOST_LOSSES:
                 with self._changed:
-                    slot.queues.setdefault(current.user, deque()).appendleft(current)
+                    slot.turns.add(current, first=True)
             else:
                 _refuse(current, ReplicaLost(f"a replica died: {reason}"))
         if was_ready:
@@ -318,7 +304,7 @@ class Router:
         with self._changed:
             slot.broken = message
             calls = self._calls(slot)
-            slot.queues.clear()
+            slot.turns.clear()
             if all(each.broken for each in self._slots):
                 self.ended.set()
         for call in calls:
@@ -326,7 +312,7 @@ class Router:
 
     def _calls(self, slot: _Slot) -> list[Call]:
         """The one that is answered, and those that wait."""
-        waiting = [call for queue in slot.queues.values() for call in queue]
+        waiting = slot.turns.calls()
         return waiting if slot.current is None else [slot.current, *waiting]
 
 
@@ -341,7 +327,11 @@ def _is_asked(call: Call) -> bool:
 
 
 def _waiting(slot: _Slot) -> int:
-    return sum(_is_asked(call) for queue in slot.queues.values() for call in queue)
+    return sum(map(_is_asked, slot.turns.calls()))
+
+
+def _has_work(slot: _Slot) -> bool:
+    return bool(slot.current or len(slot.turns))
 
 
 def _state(slot: _Slot) -> str:

@@ -85,7 +85,8 @@ def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placem
     _check_room(settings, gpus)
     placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
     cores = int(largest_node("CPU"))
-    host = HostSettings(placed.device, _limits(settings, placed), cores, settings.experiments, placed.cards)
+    share = min(placed.gpus, 1.0) or 1.0
+    host = HostSettings(placed.device, _limits(settings, placed), cores, settings.experiments, placed.cards, share)
     return HostWorkers(Host, host, num_cpus=placed.cpus, num_gpus=placed.gpus), placed
 
 

@@ -10,6 +10,7 @@ nothing need be copied when it goes down again. Such copies are the first to go.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,11 @@ class Held:
     loaded: LoadedModel | None = field(default=None, repr=False)
     copy: dict[str, torch.Tensor] | None = field(default=None, repr=False)  # its weights in host memory, if on the card
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether its weights take host memory."""
+        return self.level == MEMORY or self.copy is not None
+
 
 def key_of(resolved: ResolvedModel) -> Key:
     """What a model is on the shelf."""
@@ -103,25 +109,53 @@ class Shelf:
         held = self._held.pop(key, None) or Held(resolved.label, resolved.dtype, DISK, expected, quantised)
         if held.level != self.computing:
             self._make_room(held.bytes)
-            if held.loaded is None:
-                held.loaded = self._load(resolved, *self._places)
-                held.bytes = max(weight_bytes(held.loaded), expected if quantised else 0)  # scales are no parameters
-            else:
-                copy = host_weights(held.loaded)
-                held.loaded = self._move(held.loaded, *self._places)
-                held.copy = copy if self._in_memory() + held.bytes <= self._limits.memory else None
+            if not self._fits(held, resolved):
+                logger.warning(f"{held.label} finds no room on {self._device}: all other models leave it")
+                self._make_room(sys.maxsize)
+                torch.cuda.empty_cache()
+                self._bring(held, resolved)
+            if quantised:
+                held.bytes = max(held.bytes, expected)  # scales are no parameters
             held.level = self.computing
             logger.info(f"{held.label} ({held.dtype}, {held.bytes:,} bytes) is ready on {self._device}")
         self._held[key] = held
         assert held.loaded is not None
         return held.loaded
 
+    def _fits(self, held: Held, resolved: ResolvedModel) -> bool:
+        """Bring a model where it computes, if there is memory for it."""
+        try:
+            self._bring(held, resolved)
+        except torch.cuda.OutOfMemoryError:
+            if not self.ready_bytes():
+                raise
+            return False  # and not from here: the error holds on to what was brought
+        return True
+
+    def _bring(self, held: Held, resolved: ResolvedModel) -> None:
+        if held.loaded is None:
+            held.loaded = self._load(resolved, *self._places)
+            held.bytes = weight_bytes(held.loaded)
+        else:
+            copy = host_weights(held.loaded)
+            try:
+                held.loaded = self._move(held.loaded, *self._places)
+            except torch.cuda.OutOfMemoryError:
+                put_back(held.loaded, copy)  # a part was moved
+                raise
+            held.copy = copy if self._in_memory() + held.bytes <= self._limits.memory else None
+
     def report(self) -> list[dict[str, Any]]:
         """What there is, used last first; plain JSON."""
         return [
-            {"fingerprint": key[0], "label": held.label, "dtype": held.dtype, "level": held.level, "bytes": held.bytes}
+            {"fingerprint": key[0], "label": held.label, "dtype": held.dtype, "level": held.level, "bytes": held.bytes,
+             "in_memory": held.bytes if held.in_memory else 0}
             for key, held in reversed(self._held.items())
-        ]
+        ]  # fmt: skip
+
+    def ready_bytes(self) -> int:
+        """Of the models that are ready to compute."""
+        return sum(held.bytes for held in self._held.values() if held.level == self.computing)
 
     def _make_room(self, needed: int) -> None:
         """On the level where models compute, for ``needed`` bytes."""
@@ -150,15 +184,16 @@ class Shelf:
             self._drop(key)
             return
         assert held.loaded is not None
-        if held.copy is None:
-            self._make_room_in_memory(held.bytes)
-        else:
+        if held.copy is not None and held.copy.keys() == host_weights(held.loaded).keys():
             put_back(held.loaded, held.copy)
+        else:  # or an experiment from outside has left something in the model
+            held.copy = None
+            self._make_room_in_memory(held.bytes)
         held.loaded, held.level, held.copy = self._move(held.loaded, "cpu"), MEMORY, None
 
     def _in_memory(self) -> int:
         """Bytes in host memory of a process with a card, copies of what is on it included."""
-        return sum(held.bytes for held in self._held.values() if held.level == MEMORY or held.copy is not None)
+        return sum(held.bytes for held in self._held.values() if held.in_memory)
 
     def _make_room_in_memory(self, needed: int) -> None:
         most = self._limits.memory - needed
@@ -207,7 +242,7 @@ def _threads_to_copy() -> Iterator[None]:
 
 
 def host_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
-    """The parameters of a model in host memory, by name, as tensors that stay there when it is moved."""
+    """The parameters of a model by name, as tensors that stay where they are when it is moved."""
     return {name: parameter.data for name, parameter in loaded.model.named_parameters()}
 
 
