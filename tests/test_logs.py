@@ -112,7 +112,10 @@ def test_a_bad_option_is_told_in_json_wherever_the_form_is_asked_for(tmp_path):
     words = ["scan", "heads", "--store", str(tmp_path), "--limit", "0", "--log-format", "json"]
     done = CliRunner().invoke(main, words)
     assert (done.exit_code, len(lines(done.stderr))) == (2, 1)
-    assert CliRunner().invoke(main, ["sql", "SELECT 1", "--log-format", "yaml"]).exit_code == 2
+    for words in (["sql", "SELECT 1", "--log-format", "yaml"], ["--log-format", "yaml", "sql", "SELECT 1"]):
+        refused = CliRunner().invoke(main, words)
+        assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+        assert "'yaml' is not one of 'text', 'json'; see '" in refused.stderr
 
 
 @pytest.mark.slow

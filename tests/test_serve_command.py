@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 import mathinterp as mi
@@ -27,6 +28,7 @@ from mathinterp.cluster.run import run_scan
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.service import state
+from mathinterp.service.listening import bound_socket, listening
 from mathinterp.service.serve import _check_room, serving
 from mathinterp.service.settings import Settings
 from mathinterp.store import Store
@@ -76,6 +78,7 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
             (["start", "--token-file", str(private_pipe(tmp_path))], "a device or a pipe; give a file"),
             (["start", "--experiment", "nosuch:X"], "there is no experiment 'nosuch:X'"),
             (["start", "--port", port, "--foreground"], f"cannot listen on 127.0.0.1:{port} (Address already in use)"),
+            (["start", "--hangs-after", "3"], "'--hangs-after': 3.0 is not in the range x>=10"),  # busy is not hung
             (["status"], "no service of yours runs on this machine; 'mathinterp serve start' starts one"),
             (["stop"], "no service of yours runs on this machine"),
             (["status", "--port", "9"], "no service of yours runs on this machine at --port 9"),
@@ -88,6 +91,32 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
             assert said in done.stderr
     monkeypatch.setenv(state.TOKEN_VARIABLE, "short")
     assert "a token has 16 or more plain characters" in serve("start").stderr
+
+
+def test_of_two_services_that_start_at_once_on_a_port_one_says_that_it_is_taken():
+    first = bound_socket("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    second = bound_socket("127.0.0.1", port)  # neither listens yet
+    with closing(first), closing(second), listening(web.Application(), first):
+        said = rf"cannot listen on 127.0.0.1:{port} \(Address already in use\); choose"
+        with pytest.raises(UserError, match=said), listening(web.Application(), second):
+            pytest.fail("two listen")
+        assert not [each for each in threading.enumerate() if each.name == "front"][1:]
+
+
+def test_https_where_none_is_spoken_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        port = plain.getsockname()[1]
+
+        def answer() -> None:
+            with plain.accept()[0] as client:
+                client.recv(1000)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer).start()
+        done = serve("status", "--service", f"https://127.0.0.1:{port}")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "(it speaks plain HTTP, not TLS: http://)" in done.stderr
 
 
 def test_tokens_are_read_from_a_private_file_or_the_environment(tmp_path, monkeypatch):

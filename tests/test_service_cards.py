@@ -313,6 +313,16 @@ def test_processes_get_as_many_gpus_as_are_said(monkeypatch: pytest.MonkeyPatch)
         assert (placed.replicas, placed.gpus) == (replicas, reserved["num_gpus"]) == (replicas, asked or 1)
 
 
+def test_a_limit_for_cards_where_there_are_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "connection", lambda address: nullcontext())
+    monkeypatch.setattr(ray_cluster, "local_gpus", lambda: 0)
+    there = {"CPU": 8, "GPU": 0, "memory": 2**36}
+    monkeypatch.setattr(ray_cluster, "cluster_total", there.__getitem__)
+    monkeypatch.setattr(ray_cluster, "largest_node", there.__getitem__)
+    with pytest.raises(UserError, match="`card_gb` limits what lies on GPUs, and none is used here"):
+        serve._processes(Settings(card_gb=3), _Stack())  # type: ignore[arg-type]
+
+
 class _Stack:
     def enter_context(self, context: Any) -> Any:
         return context.__enter__()

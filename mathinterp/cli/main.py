@@ -75,7 +75,12 @@ class Commands(Group):
         """Options say how much is told; where they do not, warnings are."""
         set_level(logging.WARNING)
         logs.AS_JSON = False
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise _mistake(error, ctx) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands, and of the experiments that have one of their own."""
@@ -100,12 +105,13 @@ class Commands(Group):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            command = error.ctx.command_path if error.ctx else ctx.command_path
-            raise UserMistake(f"{error.format_message().rstrip('.')}{_see(error, command)}") from error
+            raise _mistake(error, ctx) from error
 
 
-def _see(error: click.UsageError, command: str) -> str:
-    return f"{' See' if error.format_message().endswith('?') else '; see'} '{command} --help'"
+def _mistake(error: click.UsageError, ctx: click.Context) -> UserMistake:
+    """Click's words in one line."""
+    said, command = error.format_message().rstrip("."), error.ctx.command_path if error.ctx else ctx.command_path
+    return UserMistake(f"{said}{' See' if said.endswith('?') else '; see'} '{command} --help'")
 
 
 def _own_commands() -> list[str]:

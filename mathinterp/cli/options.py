@@ -287,7 +287,7 @@ def cluster_options() -> Callable[[Command], Command]:
                 help="0 for CPU, a fraction, 1, or more: the model's layers lie on so many GPUs of one node.",
             ),
             click.option(
-                "--hangs-after", type=Real(1), default=None, expose_value=False, callback=set_silence,
+                "--hangs-after", type=Real(SHORTEST_SILENCE), default=None, expose_value=False, callback=set_silence,
                 metavar="SECONDS",
                 help="A replica in which nothing moves for so long (no computing, reading or writing) is replaced."
                 " Default: 300.",
@@ -307,6 +307,9 @@ def service_option(stays: str = "") -> Callable[[Command], Command]:
         help="Compute at a running service ('mathinterp serve'), not --address. Default: MATHINTERP_SERVICE, if set."
         + stays,
     )  # fmt: skip
+
+
+SHORTEST_SILENCE = 10.0  # what does not answer for less may be busy
 
 
 def set_silence(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from mathinterp.cluster import dispatch
 from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
 
-PULSE_SECONDS = 5.0  # between a replica's answer and the next question whether it is there
+PULSE_SECONDS = 5.0  # at most, between a replica's answer and the next question whether it is there
+PULSES = 4  # so many are to come before silence is taken for a hang
 
 _DEATHS = ("The actor is dead because", "The actor died because")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -95,7 +97,7 @@ class RayWorkers:
             done, still = ray.get(reference)
         except RayError:
             return []
-        self._due[slot] = time.monotonic() + PULSE_SECONDS
+        self._due[slot] = time.monotonic() + min(PULSE_SECONDS, dispatch.SILENCE / PULSES)
         return [Pulse(slot, done, still)]
 
     def _event(self, reference: Any) -> Event:

@@ -30,9 +30,13 @@ def bound_socket(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
         bound.close()
-        why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot listen on {host}:{port} ({why}); choose another `port` or `host`") from error
+        raise _cannot_listen(host, port, error) from error
     return bound
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> UserError:
+    why = getattr(error, "strerror", None) or str(error)
+    return UserError(f"cannot listen on {host}:{port} ({why}); choose another `port` or `host`")
 
 
 def is_ours(asked: str | None, host: str) -> bool:
@@ -76,8 +80,12 @@ def listening(app: web.Application, bound: socket.socket) -> Iterator[None]:
         await runner.setup()
         await web.SockSite(runner, bound).start()
 
-    asyncio.run_coroutine_threadsafe(start(), loop).result()
     try:
+        try:
+            asyncio.run_coroutine_threadsafe(start(), loop).result()
+        except OSError as error:  # another one was bound to the same port, and listened first
+            host, port = bound.getsockname()[:2]
+            raise _cannot_listen(host, port, error) from error
         yield
     finally:
         asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()

@@ -162,6 +162,8 @@ def _service_parts(url: object) -> SplitResult | None:
 
 def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None) or error
+    if "WRONG_VERSION_NUMBER" in str(inner):
+        return "it speaks plain HTTP, not TLS: http://"
     said = one_line(str(inner)).rpartition(": ")[2] or first_line(error)
     return said
 
