@@ -84,6 +84,8 @@ def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placem
     gpus = gpus_each(settings.gpus_per_replica)
     _check_room(settings, gpus)
     placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
+    if settings.card_gb is not None and placed.device != "cuda":
+        raise UserError("`card_gb` limits what lies on GPUs, and none is used here; limit host memory by `memory_gb`")
     cores = int(largest_node("CPU"))
     share = min(placed.gpus, 1.0) or 1.0
     host = HostSettings(placed.device, _limits(settings, placed), cores, settings.experiments, placed.cards, share)
