@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +27,10 @@ from mathinterp.cluster import ray_cluster
 from mathinterp.cluster.run import run_scan
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec
+from mathinterp.service import serve as serve_module
 from mathinterp.service import state
 from mathinterp.service.listening import bound_socket, listening
-from mathinterp.service.serve import _check_room, serving
+from mathinterp.service.serve import _check_room, _processes, serving
 from mathinterp.service.settings import Settings
 from mathinterp.store import Store
 from tests.toy_scan import ToyScan
@@ -253,18 +254,36 @@ def test_a_start_in_json_says_everything_in_json(fake):
 
 
 def test_more_replicas_than_a_local_ray_has_room_for_are_refused(monkeypatch):
-    monkeypatch.setattr(ray_cluster, "cluster_total", lambda name: {"CPU": 4, "GPU": 2}[name])
-    monkeypatch.setattr(ray_cluster, "replicas_of_several", lambda gpus: 2 // gpus)
+    monkeypatch.setattr("mathinterp.service.serve.local_gpus", lambda: 2)
+    monkeypatch.setattr("mathinterp.service.serve.machine_cores", lambda: 4)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7_900_000_000))
     for gpus, most, each in ((0, 7, "1 GB of free memory"), (1, 2, "1 GPU"), (0.5, 4, "0.5 GPUs"), (2, 1, "2 GPUs")):
-        for address in (None, "local", "auto"):
-            _check_room(Settings(replicas=most, address=address), gpus)
+        _check_room(Settings(replicas=most), gpus)
         _check_room(Settings(), gpus)
-        _check_room(Settings(replicas=99, address="auto"), gpus)  # nodes may join
         with pytest.raises(UserError, match=f"`replicas` {most + 1}: with {each} for each .* has room for {most}$"):
             _check_room(Settings(replicas=most + 1), gpus)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
     _check_room(Settings(replicas=4), 0)  # one for each core has room wherever mathinterp has
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [(Settings(replicas=5), "room for 4"), (Settings(gpus_per_replica=3.0), "the most is 2")]
+)
+def test_what_this_machine_cannot_do_is_said_before_ray_starts_and_of_a_cluster_when_it_is_known(
+    monkeypatch, settings, said
+):
+    for module in (ray_cluster, serve_module):
+        monkeypatch.setattr(module, "local_gpus", lambda: 4 if settings.replicas else 2)
+
+    def connect(address):
+        raise UserError(f"connected to {address}")
+
+    monkeypatch.setattr(ray_cluster, "connection", connect)
+    for address in (None, "local"):
+        with pytest.raises(UserError, match=said), ExitStack() as stack:
+            _processes(replace(settings, address=address), stack)
+    with pytest.raises(UserError, match="connected to auto"), ExitStack() as stack:
+        _processes(replace(settings, address="auto"), stack)  # nodes may join
 
 
 def test_a_service_says_where_it_is_as_the_log_is_said(monkeypatch):

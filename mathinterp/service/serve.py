@@ -15,6 +15,7 @@ import psutil
 
 from mathinterp.cluster.events import Event, Lost
 from mathinterp.cluster.places import Placement, RaysWords
+from mathinterp.cluster.ray_private import local_gpus, machine_cores
 from mathinterp.cluster.ray_workers import RayWorkers
 from mathinterp.errors import UserError
 from mathinterp.service.front import Front
@@ -78,11 +79,12 @@ def serving(settings: Settings) -> Iterator[Serving]:
 
 def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placement]:
     """The processes, how many, and what each has to compute on."""
-    from mathinterp.cluster.ray_cluster import connection, gpus_each, largest_node, place
+    from mathinterp.cluster.ray_cluster import connection, existing_cluster, gpus_each, largest_node, place
 
+    if existing_cluster(settings.address) is None:  # a Ray of this machine: what it cannot do is known before it starts
+        _check_room(settings, gpus_each(settings.gpus_per_replica))
     stack.enter_context(connection(settings.address))
     gpus = gpus_each(settings.gpus_per_replica)
-    _check_room(settings, gpus)
     placed = place(settings.replicas, gpus, shards=10**6, model_bytes=0)
     if settings.card_gb is not None and placed.device != "cuda":
         raise UserError("`card_gb` limits what lies on GPUs, and none is used here; limit host memory by `memory_gb`")
@@ -93,17 +95,17 @@ def _processes(settings: Settings, stack: ExitStack) -> tuple[RayWorkers, Placem
 
 
 def _check_room(settings: Settings, gpus: float) -> None:
-    """Raise UserError for more processes than a local Ray ever has room for; a cluster may grow.
+    """Raise UserError for more processes, of so many GPUs each, than this machine ever has room for.
 
     Processes may share CPU cores, as replicas of runs do, while memory lasts.
     """
-    from mathinterp.cluster.ray_cluster import existing_cluster, room_for
-
-    if settings.replicas is None or existing_cluster(settings.address):
+    if settings.replicas is None:
         return
-    room, each = room_for(gpus), f"{gpus:g} GPU{'' if gpus == 1 else 's'}"
-    if not gpus:
-        room, each = max(room, psutil.virtual_memory().available // PROCESS_BYTES), "1 GB of free memory"
+    if gpus:
+        room = int(local_gpus() / gpus) if gpus <= 1 else local_gpus() // int(gpus)
+        each = f"{gpus:g} GPU{'' if gpus == 1 else 's'}"
+    else:
+        room, each = max(machine_cores(), psutil.virtual_memory().available // PROCESS_BYTES), "1 GB of free memory"
     if settings.replicas > room:
         raise UserError(f"`replicas` {settings.replicas}: with {each} for each this machine has room for {room}")
 
