@@ -109,7 +109,8 @@ def compare(run: str, other: str, store: str, as_json: bool) -> None:
     \b
     Rows of a table are joined by its key columns. Cells are compared exactly, NaN equals NaN; largest_difference is of
     pairs of finite numbers, flips of true and false. Beside them, each run's noise floor: how far a change of nothing
-    moves its rows. Exit code 0 whether or not they differ; --json has "same_rows".
+    moves its rows. Exit code 0 whether or not they differ; --json has "same_rows": null where a run lacks shards, or is
+    not finished, and no difference was found in what is there.
 
     \b
     Example:

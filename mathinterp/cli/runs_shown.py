@@ -85,8 +85,16 @@ def verdict(found: "Comparison") -> str:
     skipped = (
         f" Not compared: {', '.join(found.skipped)} (of experiments that are not installed)." if found.skipped else ""
     )
-    differing = [table.table for table in found.tables if not table.same]
-    return (f"Rows differ in {', '.join(differing)}." if differing else "All rows are the same.") + skipped
+    lacking = [f"{run} {lack}" for run, lack in zip(found.runs, found.incomplete, strict=True) if lack]
+    if found.differing:
+        told = f"Rows differ in {', '.join(found.differing)}"
+    elif not lacking:
+        told = "All rows are the same"
+    elif any(table.in_both for table in found.tables):
+        told = "No difference in the rows that are there in both"
+    else:
+        told = "No rows are there in both"
+    return "; ".join([told, *lacking]) + "." + skipped
 
 
 def print_planned(planned: Sequence["Deletion"]) -> None:

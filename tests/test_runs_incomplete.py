@@ -1,0 +1,115 @@
+"""``runs compare`` and ``runs export`` of runs that lack rows, or have damaged ones, say so or refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mathinterp.cli.main import main
+from mathinterp.store import Store
+from mathinterp.store.manifest import file_of
+from tests.runs_case import FEW, many_files, places
+from tests.small_store import FINGERPRINT, open_run, prompt, scores
+
+TWO = ["baseline/00000", "head_scan/00000"]
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return places(tmp_path)[request.param]
+
+
+def command(*words: str | Path):
+    return CliRunner().invoke(main, ["runs", *map(str, words)])
+
+
+def two_runs(place: str, shards: list[str] = FEW) -> tuple[str, str]:
+    """Runs of the same rows."""
+    return many_files(place, shards)[1], many_files(place, shards, model_fingerprint="other")[1]
+
+
+def compared(place: str, run: str, other: str) -> tuple[dict[str, Any], str, str]:
+    """What JSON has, the last printed line, and the warnings beside it."""
+    shown, done = (
+        command("compare", run, other, "--store", place),
+        command("compare", run, other, "--store", place, "--json"),
+    )
+    assert (shown.exit_code, done.exit_code) == (0, 0), (shown.output, done.output)
+    assert shown.stderr == done.stderr
+    return json.loads(done.stdout), shown.stdout.splitlines()[-1], done.stderr
+
+
+def test_rows_that_are_gone_from_both_runs_are_not_the_same(place: str) -> None:
+    run, other = two_runs(place)
+    for each in (run, other):
+        Store(place).files.remove(file_of(each, "head_scan/00001"))
+    found, verdict, warned = compared(place, run, other)
+    assert found["same_rows"] is None
+    lacks = f"{run} lacks 1 of 5 shards; {other} lacks 1 of 5 shards."
+    assert verdict == f"No difference in the rows that are there in both; {lacks}"
+    assert len(warned.splitlines()) == 1
+    assert f"unfinished: {run} (heads: 4 of 5 shards), {other} (heads: 4 of 5 shards); only the rows" in warned
+
+
+def test_swapped_files_are_missing_ones(place: str) -> None:
+    run, other = two_runs(place)
+    files, names = Store(place).files, [file_of(each, "head_scan/00001") for each in two_runs(place)]
+    contents = [files.read(name) for name in names]
+    for name, content in zip(names, reversed(contents), strict=True):
+        files.write(name, content)
+    found, verdict, warned = compared(place, run, other)
+    assert (found["same_rows"], found["shards"]) == (None, ["4 of 5", "4 of 5"])
+    assert "lacks 1 of 5 shards" in verdict
+    assert "unfinished: " in warned
+
+
+def test_runs_that_are_only_begun_have_no_rows_to_compare(place: str) -> None:
+    run, other = (open_run(Store(place), FEW, dtype=dtype).run_id for dtype in ("float32", "float64"))
+    found, verdict, warned = compared(place, run, other)
+    assert found["same_rows"] is None
+    assert verdict == f"No rows are there in both; {run} lacks 5 of 5 shards; {other} lacks 5 of 5 shards."
+    assert "(heads: 0 of 5 shards)" in warned
+
+
+def test_a_run_that_was_not_closed_is_not_finished(place: str) -> None:
+    other = many_files(place, FEW)[1]
+    store = Store(place)
+    run = open_run(store, FEW[:1], dtype="float64")
+    store.write_shard(run.run_id, "baseline", 0, store.read_shard(other, FEW[0]), {})
+    found, verdict, _ = compared(place, run.run_id, run.run_id)
+    assert found["same_rows"] is None
+    assert f"{run.run_id} is not finished" in verdict
+
+
+def test_a_row_that_the_other_run_may_have_in_a_missing_shard_is_no_difference(place: str) -> None:
+    run, other = two_runs(place)
+    Store(place).files.remove(file_of(run, "head_scan/00001"))
+    assert Store(place).runs.compare(run, other).same_rows is None
+    assert Store(place).runs.compare(other, run).same_rows is None
+    longer = many_files(place, [*FEW, "head_scan/00007"], dtype="float64")[1]  # which is whole, and has more
+    Store(place).files.remove(file_of(longer, "head_scan/00001"))
+    found, verdict, _ = compared(place, longer, other)
+    assert found["same_rows"] is False
+    assert verdict == f"Rows differ in head_scan; {longer} lacks 1 of 6 shards."
+
+
+def test_rows_that_are_there_and_differ_do_so_whatever_is_missing(place: str) -> None:
+    store, ids = Store(place), []
+    for dtype, logprob in (("float32", -0.5), ("float64", -0.25)):
+        run = open_run(store, ["head_scan/00000", "head_scan/00001"], dtype=dtype)
+        store.write_prompts(FINGERPRINT, [prompt("a")])
+        rows = scores("head_scan", [{"layer": 0, "head": 0, "prompt_id": "a", "logprob": logprob}])
+        store.write_shard(run.run_id, "head_scan", 0, rows, {})
+        run.finish()
+        ids.append(run.run_id)
+    found, verdict, _ = compared(place, *ids)
+    assert found["same_rows"] is False
+    assert verdict == f"Rows differ in head_scan; {ids[0]} lacks 1 of 2 shards; {ids[1]} lacks 1 of 2 shards."
+
+
+def test_whole_runs_are_compared_without_a_warning(place: str) -> None:
+    run, other = two_runs(place)
+    found, verdict, warned = compared(place, run, other)
+    assert (found["same_rows"], verdict, warned) == (True, "All rows are the same.", "")
