@@ -1,6 +1,7 @@
 """``runs compare`` and ``runs export`` of runs that lack rows, or have damaged ones, say so or refuse."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,33 @@ def test_whole_runs_are_compared_without_a_warning(place: str) -> None:
     run, other = two_runs(place)
     found, verdict, warned = compared(place, run, other)
     assert (found["same_rows"], verdict, warned) == (True, "All rows are the same.", "")
+
+
+@pytest.mark.parametrize("view", [[], ["--view", "head_effects"]])
+def test_an_export_of_a_run_that_lacks_rows_is_warned_of_once(place: str, tmp_path: Path, view: list[str]) -> None:
+    run, other = two_runs(place, TWO)
+    for each in (run, other):
+        Store(place).files.remove(file_of(each, "head_scan/00000"))
+    done = command("export", run, "--out", tmp_path / "x.csv", "--store", place, *view)
+    assert done.exit_code == 0
+    [line] = done.stderr.splitlines()
+    assert f"unfinished: {run} (heads: 1 of 2 shards); " in line
+    assert other not in line
+
+
+def test_an_export_warns_of_what_it_reads_alone(place: str, tmp_path: Path) -> None:
+    run, other = two_runs(place)
+    Store(place).files.remove(file_of(run, "head_scan/00001"))
+    for chosen, view in ((run, "baseline"), (run, "prompts"), (run, "runs"), (other, "head_effects"), (other, None)):
+        more = ["--view", view] if view else []
+        done = command("export", chosen, "--out", tmp_path / f"{chosen}-{view}.csv", "--store", place, *more)
+        assert (done.exit_code, done.stderr) == (0, ""), view
+
+
+def test_an_export_is_warned_of_whatever_was_asked_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, run = many_files(tmp_path / "store", FEW)
+    store.files.remove(file_of(run, "head_scan/00001"))
+    store.rows(f"SELECT * FROM baseline WHERE run_id = '{run}'")  # whole, as far as this reads it
+    with caplog.at_level(logging.WARNING, logger="mathinterp"):
+        store.runs.export(run, tmp_path / "x.csv")
+    assert [f"{run} (heads: 4 of 5 shards)" in each.getMessage() for each in caplog.records] == [True]

@@ -14,6 +14,7 @@ from mathinterp.local_files import whole_file
 from mathinterp.store.catalog import catalog
 from mathinterp.store.export import check_export, export, writing
 from mathinterp.store.manifest import timestamp
+from mathinterp.store.partial import warn
 from mathinterp.store.recut import original_shards, table_of
 from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.text import quoted
@@ -44,14 +45,26 @@ def export_run(store: "Store", run: str, path: Path, view: str | None, force: bo
     tables = list(dict.fromkeys(table_of(shard) for shard in original_shards(record)))
     views = [view] if view is not None else tables
     named = {each: path if len(views) == 1 else path.with_name(f"{path.stem}.{each}{path.suffix}") for each in views}
-    queries = {each: _query(store, run, each) for each in views}
     for place in [each for file in named.values() for each in (file, _beside(file)) if each is not None]:
         check_place(place, "`output`")
         if place.is_dir() and not place.is_symlink():
             raise UserError(f"`output` '{place}' is a folder; name another file")
         if not force and (place.exists() or place.is_symlink()):
             raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
+    _warn_if_partial(store, record, views)
+    queries = {each: _query(store, run, each) for each in views}
     return [_export(store, record, each, queries[each], file) for each, file in named.items()]
+
+
+def _warn_if_partial(store: "Store", record: dict[str, Any], views: list[str]) -> None:
+    """One line for all views, where shards are missing that they read; their queries tell nothing more."""
+    read = {source for view in catalog().needed(set(views)) for source in catalog().sources[view]}
+    shards = {shard for shard in record["shards"] if table_of(shard) in read}
+    there = shards & store.finished_shards(record["run_id"], record)
+    if there < shards:
+        by_chance = "its effects, ranks and q-values are of what is there by chance. The same command finishes a run"
+        warn([(record, len(there), len(shards))], by_chance)
+    store.runs_looked_at |= {record["run_id"]} if shards else set()
 
 
 def _beside(path: Path) -> Path | None:
@@ -63,7 +76,8 @@ def _query(store: "Store", run: str, view: str) -> str:
     """All rows of a view that are of the run, or of its prompts; raises UserError for a view that has none such."""
     if view not in catalog().views:
         raise UserError(f"`view`: there is none named '{view}'.{did_you_mean(view, catalog().views)}")
-    columns = store.arrow(f"SELECT * FROM {view} LIMIT 0").column_names
+    # Naming the run, so that of no other it is told that it is unfinished.
+    columns = store.arrow(f"SELECT * FROM {view} WHERE {quoted(run)} IS NULL").column_names
     if "run_id" in columns:
         return f"SELECT * FROM {view} WHERE run_id = {quoted(run)}"
     if "prompts_fingerprint" in columns:
