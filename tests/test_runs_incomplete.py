@@ -2,14 +2,20 @@
 
 import json
 import logging
+import shlex
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from mathinterp.cli.main import main
+from mathinterp.errors import UserError
 from mathinterp.store import Store
+from mathinterp.store.catalog import catalog
 from mathinterp.store.manifest import file_of
 from tests.runs_case import FEW, many_files, places
 from tests.small_store import FINGERPRINT, open_run, prompt, scores
@@ -144,3 +150,74 @@ def test_an_export_is_warned_of_whatever_was_asked_before(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING, logger="mathinterp"):
         store.runs.export(run, tmp_path / "x.csv")
     assert [f"{run} (heads: 4 of 5 shards)" in each.getMessage() for each in caplog.records] == [True]
+
+
+def flip(store: Store, name: str) -> None:
+    """One bit of a float in the first data page: footer and size stay, and readers of Parquet see another value."""
+    content = bytearray(store.files.read(name))
+    group = pq.read_metadata(BytesIO(content)).row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    [column] = [each for each in columns if each.path_in_schema in ("logit", "text")]
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    store.files.write(name, bytes(content))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_flipped_bit_ends_comparison_and_export_with_what_mends_it(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mathinterp", "scan", "heads", "--limit", "5"])
+    other, store = many_files(place, FEW)[1], Store(place)
+    run = open_run(store, FEW, dtype="float64").run_id if not finished else many_files(place, FEW, dtype="float64")[1]
+    for shard in FEW[:3] if not finished else []:
+        table, index = shard.split("/")
+        store.write_shard(run, table, int(index), store.read_shard(other, shard), {})
+    name = file_of(run, "head_scan/00001")
+    flip(store, name)
+    words = ["--store", place]
+    exports = [["export", run, "--out", tmp_path / "x.csv", *view] for view in ([], ["--view", "head_effects"])]
+    for asked in (["compare", run, other], ["compare", other, run], *exports):
+        done = command(*asked, *words)
+        assert done.exit_code == 2, done.output
+        [line] = done.stderr.splitlines()
+        assert f"damaged: {name} (" in line
+        assert f"Mend: mathinterp scan heads --limit 5 --store {shlex.quote(place)}" in line
+    assert done.stdout == ""
+    assert list(tmp_path.glob("x*")) == []
+    with pytest.raises(UserError, match=f"{name} .*the command that made run {run}, again"):
+        Store(place).runs.compare(run, other)
+    for view in ("baseline", "prompts"):  # whose files are good
+        done = command("export", run, "--out", tmp_path / f"{view}.csv", "--view", view, *words)
+        assert (done.exit_code, done.stderr) == (0, "")
+    assert line.partition(": ")[2] in command("check", *words).stdout
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_an_export_reads_prompts_against_their_checksum(place: str, tmp_path: Path, sealed: bool) -> None:
+    store, run = many_files(place, FEW)
+    name = f"prompts/prompts_fingerprint={FINGERPRINT}/prompts.parquet"
+    if not sealed:
+        store.files.remove(f"{name}.sha256")
+    flip(store, name)
+    done = command("export", run, "--out", tmp_path / "x.csv", "--view", "prompts", "--store", place)
+    assert done.exit_code == 2
+    assert f"damaged: {name} (" in done.stderr
+    assert "Mend: " in done.stderr
+    done = command("export", run, "--out", tmp_path / "x.csv", "--view", "head_scan", "--store", place)
+    assert (done.exit_code, done.stderr) == (0, "")  # which has no prompts
+
+
+def test_an_export_of_rows_of_another_run_reads_its_files_against_their_checksums(tmp_path: Path) -> None:
+    store, run = many_files(tmp_path / "store", FEW)
+    of = open_run(store, ["stability_nodes/00000"], scan="stability", parameters={"of": run, "draws": 1, "seed": 0})
+    schema = catalog().tables["stability_nodes"].schema
+    rows = pa.Table.from_pylist([{field.name: None for field in schema}], schema)
+    receipt = store.write_shard(of.run_id, "stability_nodes", 0, rows, {})
+    of.finish()
+    name = file_of(of.run_id, "stability_nodes/00000")
+    content = store.files.read(name)
+    assert Store(store.url).runs.export(run, tmp_path / "x.csv", view="stability")
+    store.files.write(name, content[:4] + bytes([content[4] ^ 1]) + content[5:])
+    assert receipt["bytes"] == len(content)
+    with pytest.raises(UserError, match=f"damaged: {name}"):
+        Store(store.url).runs.export(run, tmp_path / "y.csv", view="stability")

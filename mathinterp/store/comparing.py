@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mathinterp.experiments.columns import TOKEN_SCORE
 from mathinterp.store.catalog import catalog
+from mathinterp.store.faults import require_undamaged
 from mathinterp.store.manifest import file_of
 from mathinterp.store.partial import warn
 from mathinterp.store.reading import closed_connection
@@ -95,10 +96,11 @@ def compare(store: "Store", run: str, other: str) -> Comparison:
     counts = [_count(record, shards) for record, shards in zip((a, b), there, strict=True)]
     lacks = [_lacks(record, *count) for record, count in zip((a, b), counts, strict=True)]
     partial = [(record, *count) for record, count, lack in zip((a, b), counts, lacks, strict=True) if lack]
-    if partial:
-        warn(partial, "only the rows that are there are compared. The same command finishes a run")
     tables = list(dict.fromkeys(table_of(shard) for record in (a, b) for shard in record["shards"]))
     known = [table for table in tables if table in catalog().tables]
+    require_undamaged(store, {a["run_id"]: a, b["run_id"]: b}, known)
+    if partial:
+        warn(partial, "only the rows that are there are compared. The same command finishes a run")
     connection = closed_connection(store.files)
     names = sorted({*a["parameters"], *b["parameters"]})
     return Comparison(

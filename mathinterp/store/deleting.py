@@ -78,7 +78,7 @@ def deletion(store: "Store", run: str) -> Deletion:
         kept_prompts=kept,
         left=[name for name, version in listed.items() if version.odd],
         foreign=foreign,
-        needed_by=sorted(other for other, text in others.items() if text is not None and _names(text, run)),
+        needed_by=sorted(other for other, text in others.items() if text is not None and names_run(text, run)),
         written=last_write(store, run, regular) if status == "unfinished" else None,
         writing=bool(temporary - set(store.files.leftovers(*{name.rpartition("/")[0] for name in temporary}))),
     )
@@ -196,5 +196,6 @@ def _status(store: "Store", run: str, raw: dict[str, Any] | None, names: Iterabl
     return "finished" if finished else "unfinished"
 
 
-def _names(record: Record, run: str) -> bool:
+def names_run(record: Record, run: str) -> bool:
+    """Whether the parameters of a run name another."""
     return run in json.dumps(record.get("parameters"))

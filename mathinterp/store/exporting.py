@@ -12,7 +12,9 @@ from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import check_place
 from mathinterp.local_files import whole_file
 from mathinterp.store.catalog import catalog
+from mathinterp.store.deleting import names_run
 from mathinterp.store.export import check_export, export, writing
+from mathinterp.store.faults import require_undamaged
 from mathinterp.store.manifest import timestamp
 from mathinterp.store.partial import warn
 from mathinterp.store.recut import original_shards, table_of
@@ -51,15 +53,25 @@ def export_run(store: "Store", run: str, path: Path, view: str | None, force: bo
             raise UserError(f"`output` '{place}' is a folder; name another file")
         if not force and (place.exists() or place.is_symlink()):
             raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
-    _warn_if_partial(store, record, views)
+    read = catalog().needed(set(views))
+    tables = {source for view in read for source in catalog().sources[view]}
+    _require_undamaged(store, record, tables, of_others=bool(catalog().of_other_runs & set(read)))
+    _warn_if_partial(store, record, tables)
     queries = {each: _query(store, run, each) for each in views}
     return [_export(store, record, each, queries[each], file) for each, file in named.items()]
 
 
-def _warn_if_partial(store: "Store", record: dict[str, Any], views: list[str]) -> None:
+def _require_undamaged(store: "Store", record: dict[str, Any], tables: set[str], *, of_others: bool) -> None:
+    """Of the run and, where a view shows their rows as its own, of runs that were made from it."""
+    run = record["run_id"]
+    others = store.look([]).records if of_others else {}
+    made_from_it = {name: other for name, other in others.items() if name != run and names_run(other, run)}
+    require_undamaged(store, {run: record, **made_from_it}, tables)
+
+
+def _warn_if_partial(store: "Store", record: dict[str, Any], tables: set[str]) -> None:
     """One line for all views, where shards are missing that they read; their queries tell nothing more."""
-    read = {source for view in catalog().needed(set(views)) for source in catalog().sources[view]}
-    shards = {shard for shard in record["shards"] if table_of(shard) in read}
+    shards = {shard for shard in record["shards"] if table_of(shard) in tables}
     there = shards & store.finished_shards(record["run_id"], record)
     if there < shards:
         by_chance = "its effects, ranks and q-values are of what is there by chance. The same command finishes a run"
