@@ -143,7 +143,8 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
     """Free runs: their records, rows and temporary files, and the prompts that no other run has.
 
     \b
-    Shows what would go, and asks. Links are neither followed nor removed, and files that mathinterp did not write stay.
+    Shows what would go, and asks. Links are neither followed nor removed (but for one in the place of the record), and
+    files that mathinterp did not write stay.
     A run that is not finished and was written to in the last 15 minutes is refused, as a driver may be at work on it:
     nothing in a store tells. Interrupted, the same command ends what was begun.
 
