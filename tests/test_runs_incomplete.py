@@ -221,3 +221,11 @@ def test_an_export_of_rows_of_another_run_reads_its_files_against_their_checksum
     assert receipt["bytes"] == len(content)
     with pytest.raises(UserError, match=f"damaged: {name}"):
         Store(store.url).runs.export(run, tmp_path / "y.csv", view="stability")
+
+
+def test_the_endings_that_are_named_are_those_that_an_export_takes(tmp_path: Path) -> None:
+    store, run = many_files(tmp_path / "store", FEW)
+    for name in ("x.txt", "x.json", "x"):
+        done = command("export", run, "--out", tmp_path / name, "--store", store.url)
+        assert done.exit_code == 2
+        assert done.stderr.rstrip().endswith("must end in .parquet, .csv")

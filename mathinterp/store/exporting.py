@@ -40,9 +40,7 @@ class Exported:
 
 def export_run(store: "Store", run: str, path: Path, view: str | None, force: bool) -> list[Exported]:
     """See ``Runs.export``."""
-    check_export(path)
-    if path.suffix not in ENDINGS:
-        raise UserError(f"`output` '{path}' must end in {' or '.join(ENDINGS)}")
+    check_export(path, ENDINGS)
     record = store.runs.record(run)
     tables = list(dict.fromkeys(table_of(shard) for shard in original_shards(record)))
     views = [view] if view is not None else tables
