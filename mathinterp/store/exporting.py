@@ -52,9 +52,9 @@ def export_run(store: "Store", run: str, path: Path, view: str | None, force: bo
         if not force and (place.exists() or place.is_symlink()):
             raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
     read = catalog().needed(set(views))
-    tables = {source for view in read for source in catalog().sources[view]}
-    _require_undamaged(store, record, tables, of_others=bool(catalog().of_other_runs & set(read)))
-    _warn_if_partial(store, record, tables)
+    sources = {source for view in read for source in catalog().sources[view]}
+    _require_undamaged(store, record, sources, of_others=bool(catalog().of_other_runs & set(read)))
+    _warn_if_partial(store, record, sources)
     queries = {each: _query(store, run, each) for each in views}
     return [_export(store, record, each, queries[each], file) for each, file in named.items()]
 
