@@ -154,6 +154,35 @@ def test_a_store_with_files_but_no_run_is_a_store(tmp_path: Path) -> None:
     assert "there is no store" in command("sql", "SELECT 1").stderr
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "folder with a file", "folder with a folder"])
+def test_what_is_in_the_place_of_the_record_is_no_end(tmp_path: Path, kind: str) -> None:
+    """A folder there ended every call with "Is a directory"; a pipe or link was removed, and said to be left alone."""
+    store, run = many_files(tmp_path / "store", FEW)
+    record, mine = Path(store.url, "runs", f"{run}.json"), tmp_path / "mine"
+    record.unlink()
+    mine.write_text("mine")
+    if kind == "pipe":
+        os.mkfifo(record)
+    elif kind == "link":
+        record.symlink_to(mine)
+    else:
+        record.mkdir()
+    if kind == "folder with a file":
+        (record / "mine.txt").write_text("mine")
+    elif kind == "folder with a folder":
+        (record / "mine").mkdir()
+    stays = kind.startswith("folder with")
+    done = CliRunner().invoke(main, ["runs", "delete", run, "--yes", "--store", store.url])
+    assert done.exit_code == 0, done.output
+    assert (f"runs/{run}.json is a link or no regular file; it is left alone." in done.stdout) == stays
+    assert os.path.lexists(record) == stays
+    assert mine.read_text() == "mine"
+    assert {name.split("/")[0] for name in everything(store.url)} - {"runs"} == {"prompts", "answer_tokens"}
+    assert [fault.file for fault in Store(store.url).runs.check().faults] == (
+        [f"runs/{run}.json/mine.txt"] if kind == "folder with a file" else []
+    )
+
+
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'{"run_id": 7}'])
 def test_a_run_whose_record_is_damaged_goes_and_its_prompts_stay(place: str, content: bytes) -> None:
     store, run = many_files(place, FEW)

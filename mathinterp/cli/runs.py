@@ -16,10 +16,12 @@ from mathinterp.cli.runs_shown import (
     first_line,
     in_store,
     mend,
+    mends_told,
     print_difference,
     print_planned,
     shown_row,
     to_go,
+    told,
     verdict,
     written_bytes,
 )  # fmt: skip
@@ -109,13 +111,17 @@ def compare(run: str, other: str, store: str, as_json: bool) -> None:
     \b
     Rows of a table are joined by its key columns. Cells are compared exactly, NaN equals NaN; largest_difference is of
     pairs of finite numbers, flips of true and false. Beside them, each run's noise floor: how far a change of nothing
-    moves its rows. Exit code 0 whether or not they differ; --json has "same_rows".
+    moves its rows. Exit code 0 whether or not they differ; --json has "same_rows": null where a run lacks shards, or is
+    not finished, and no difference was found in what is there. Files are first read against their checksums; a damaged
+    one is named with what mends it.
 
     \b
     Example:
       mathinterp runs compare RUN OTHER
     """
-    found = _opened(store).runs.compare(run, other)
+    opened = _opened(store)
+    with mends_told(store, opened.files.address):
+        found = opened.runs.compare(run, other)
     if as_json:
         print_json({**asdict(found), "same_rows": found.same_rows})
         return
@@ -137,7 +143,8 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
     """Free runs: their records, rows and temporary files, and the prompts that no other run has.
 
     \b
-    Shows what would go, and asks. Links are neither followed nor removed, and files that mathinterp did not write stay.
+    Shows what would go, and asks. Links are neither followed nor removed (but for one in the place of the record), and
+    files that mathinterp did not write stay.
     A run that is not finished and was written to in the last 15 minutes is refused, as a driver may be at work on it:
     nothing in a store tells. Interrupted, the same command ends what was begun.
 
@@ -178,14 +185,17 @@ def export(run: str, output: str, view: str | None, force: bool, store: str, as_
     \b
     Without --view each table of the run goes to a file: where there are several, FILE gets the table's name
     (rows.head_scan.parquet). A file is there whole or not at all. It has the rows that SQL shows: of distractors, the
-    view NAME_logit_differences has them.
+    view NAME_logit_differences has them. Files are first read against their checksums; a damaged one is named with what
+    mends it.
 
     \b
     Examples:
       mathinterp runs export RUN --out rows.parquet
       mathinterp runs export RUN --view head_effects --out effects.csv
     """
-    done = _opened(store).runs.export(run, Path(output), view=view, force=force)
+    opened = _opened(store)
+    with mends_told(store, opened.files.address):
+        done = opened.runs.export(run, Path(output), view=view, force=force)
     if as_json:
         print_json([asdict(each) for each in done])
         return
@@ -225,7 +235,7 @@ def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
         rows = [{**asdict(each), "missing": len(each.missing)} for each in found.runs]
         print_table([{"without checksum" if k == "unproved" else k: v for k, v in row.items()} for row in rows])
         for each in found.faults:
-            print_line(f"{each.kind}: {each.file} ({each.why}). {mend(each, store, opened.files.address)}")
+            print_line(told(each, store, opened.files.address))
         for run in found.runs:
             if run.missing and not any(fault.run == run.run_id for fault in found.faults):
                 print_line(to_go(run, store))

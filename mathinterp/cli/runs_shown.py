@@ -2,10 +2,12 @@
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.cli.output import print_line, print_table, store_option
+from mathinterp.errors import UserError
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -85,8 +87,16 @@ def verdict(found: "Comparison") -> str:
     skipped = (
         f" Not compared: {', '.join(found.skipped)} (of experiments that are not installed)." if found.skipped else ""
     )
-    differing = [table.table for table in found.tables if not table.same]
-    return (f"Rows differ in {', '.join(differing)}." if differing else "All rows are the same.") + skipped
+    lacking = [f"{run} {lack}" for run, lack in zip(found.runs, found.incomplete, strict=True) if lack]
+    if found.differing:
+        said = f"Rows differ in {', '.join(found.differing)}"
+    elif not lacking:
+        said = "All rows are the same"
+    elif any(table.in_both for table in found.tables):
+        said = "No difference in the rows that are there in both"
+    else:
+        said = "No rows are there in both"
+    return "; ".join([said, *lacking]) + "." + skipped
 
 
 def print_planned(planned: Sequence["Deletion"]) -> None:
@@ -105,6 +115,22 @@ def print_planned(planned: Sequence["Deletion"]) -> None:
             print_line(f"{name} is a link or no regular file; it is left alone.")
         for name in each.foreign:
             print_line(f"{name} is nothing that mathinterp wrote; it is left alone.")
+
+
+def told(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
+    """A file that is not as it should be, and what to type."""
+    return f"{fault.kind}: {fault.file} ({fault.why}). {mend(fault, store, address)}"
+
+
+@contextmanager
+def mends_told(store: str, address: Callable[[str], str]) -> Iterator[None]:
+    """Within the block a damaged file ends the command with what to type."""
+    from mathinterp.store.faults import Damaged
+
+    try:
+        yield
+    except Damaged as error:
+        raise UserError(told(error.fault, store, address)) from error
 
 
 def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:

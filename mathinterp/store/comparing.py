@@ -9,11 +9,14 @@ import pyarrow as pa
 
 from mathinterp.experiments.columns import TOKEN_SCORE
 from mathinterp.store.catalog import catalog
+from mathinterp.store.faults import require_undamaged
 from mathinterp.store.manifest import file_of
+from mathinterp.store.partial import warn
 from mathinterp.store.reading import closed_connection
-from mathinterp.store.recut import Record, originals_in, table_of
+from mathinterp.store.recut import Record, original_shards, originals_in, table_of
 from mathinterp.store.schema import SQL_TYPES
 from mathinterp.store.sql_errors import told
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.store.store import Store
@@ -48,10 +51,15 @@ class TableDifference:
     columns: Sequence[ColumnDifference]
     repeated: bool = False  # keys are not unique: rows of one key are paired in the order of all their columns
 
-    @property
-    def same(self) -> bool:
-        """Whether every row is in both, equal in every cell."""
-        return self.only_in == (0, 0) and all(column.equal == column.cells for column in self.columns)
+    def differs(self, whole: tuple[bool, bool]) -> bool:
+        """Whether rows differ for sure: one that a run has alone may be of a shard that the other lacks.
+
+        Args:
+            whole: whether every shard of the first run is there, and of the second.
+        """
+        alone = (self.only_in[0] > 0 and whole[1]) or (self.only_in[1] > 0 and whole[0])
+        paired_by_chance = self.repeated and not all(whole)
+        return alone or (not paired_by_chance and any(column.equal < column.cells for column in self.columns))
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class Comparison:
 
     runs: tuple[str, str]
     shards: tuple[str, str]  # "64 of 64": rows of an unfinished run are those that are there
+    incomplete: tuple[str | None, str | None]  # "lacks 1 of 2 shards", "is not finished"; None: nothing is missing
     facts: Mapping[str, tuple[Any, Any]]  # what of FACTS differs
     parameters: Mapping[str, tuple[Any, Any]]  # that differ; None: it has none of that name
     noise_floors: tuple[Any, Any]  # how far a change of nothing moves rows; None: not measured
@@ -67,22 +76,37 @@ class Comparison:
     skipped: Sequence[str]  # tables of experiments that are not installed
 
     @property
-    def same_rows(self) -> bool:
-        """Whether all rows are in both, equal in every cell."""
-        return not self.skipped and all(table.same for table in self.tables)
+    def differing(self) -> list[str]:
+        """Tables whose rows differ, whatever the rows are that are missing."""
+        whole = self.incomplete[0] is None, self.incomplete[1] is None
+        return [table.table for table in self.tables if table.differs(whole)]
+
+    @property
+    def same_rows(self) -> bool | None:
+        """Whether all rows are in both, equal in every cell; None: as far as can be told, some were not compared."""
+        if self.differing:
+            return False
+        return None if self.skipped or any(self.incomplete) else True
 
 
 def compare(store: "Store", run: str, other: str) -> Comparison:
     """See ``Runs.compare``."""
     a, b = store.runs.record(run), store.runs.record(other)
     there = [store.finished_shards(each["run_id"], each) for each in (a, b)]
+    counts = [_count(record, shards) for record, shards in zip((a, b), there, strict=True)]
+    lacks = [_lacks(record, *count) for record, count in zip((a, b), counts, strict=True)]
+    partial = [(record, *count) for record, count, lack in zip((a, b), counts, lacks, strict=True) if lack]
     tables = list(dict.fromkeys(table_of(shard) for record in (a, b) for shard in record["shards"]))
     known = [table for table in tables if table in catalog().tables]
+    require_undamaged(store, {a["run_id"]: a, b["run_id"]: b}, known)
+    if partial:
+        warn(partial, "only the rows that are there are compared. The same command finishes a run")
     connection = closed_connection(store.files)
     names = sorted({*a["parameters"], *b["parameters"]})
     return Comparison(
         runs=(run, other),
-        shards=(_done(a, there[0]), _done(b, there[1])),
+        shards=("{} of {}".format(*counts[0]), "{} of {}".format(*counts[1])),
+        incomplete=(lacks[0], lacks[1]),
         facts={name: (a.get(name), b.get(name)) for name in FACTS if a.get(name) != b.get(name)},
         parameters={
             name: (a["parameters"].get(name), b["parameters"].get(name))
@@ -98,9 +122,15 @@ def compare(store: "Store", run: str, other: str) -> Comparison:
     )
 
 
-def _done(record: Record, there: set[str]) -> str:
-    shards = record.get("cut", record["shards"])
-    return f"{len(originals_in(record, there))} of {len(shards)}"
+def _count(record: Record, there: set[str]) -> tuple[int, int]:
+    """Shards that are there, and all."""
+    return len(originals_in(record, there)), len(original_shards(record))
+
+
+def _lacks(record: Record, done: int, shards: int) -> str | None:
+    if done < shards:
+        return f"lacks {shards - done} of {counted(shards, 'shard')}"
+    return None if record["finished_at"] is not None else "is not finished"
 
 
 def _source(store: "Store", table: str, record: Record, there: set[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """Free one run: its record, rows and temporary files, and the prompts that no other run has.
 
 The record first says that the run is being deleted, from when on nobody reads its rows, and goes last: killed at any
-step, the same call ends what was begun. Links are neither followed nor removed, and files of others stay. Knows files
-and records.
+step, the same call ends what was begun. Links are neither followed nor removed, and files of others stay; but what
+stands in the place of the record goes, whatever it is, unless it is a folder with something in it. Knows files and
+records.
 """
 
 import json
@@ -65,7 +66,7 @@ def deletion(store: "Store", run: str) -> Deletion:
         raise UserError(f"there is no run '{run}' in {store.url}.{alike(store.files, run)}")
     regular = [name for name, version in listed.items() if not version.odd]
     record = record_name(run)
-    files = [*(name for name in regular if name != record), *prompts, *([record] if record in regular else [])]
+    files = [*(name for name in regular if name != record), *prompts, *([record] if record in listed else [])]
     status = _status(store, run, raw, regular)
     temporary = {name for name in regular if name.endswith(".tmp")}
     return Deletion(
@@ -76,9 +77,12 @@ def deletion(store: "Store", run: str) -> Deletion:
         bytes=sum(version.size for name, version in {**listed, **prompts}.items() if name in set(files)),
         prompts=list(prompts),
         kept_prompts=kept,
-        left=[name for name, version in listed.items() if version.odd],
+        left=[
+            *(name for name, version in listed.items() if version.odd and name != record),
+            *([record] if store.files.has_in_it(record) else []),
+        ],
         foreign=foreign,
-        needed_by=sorted(other for other, text in others.items() if text is not None and _names(text, run)),
+        needed_by=sorted(other for other, text in others.items() if text is not None and names_run(text, run)),
         written=last_write(store, run, regular) if status == "unfinished" else None,
         writing=bool(temporary - set(store.files.leftovers(*{name.rpartition("/")[0] for name in temporary}))),
     )
@@ -99,7 +103,9 @@ def delete(store: "Store", run: str, *, force: bool = False) -> Deletion:
     prompts, _ = _own_prompts(store, record, _other_records(store, run, others))  # a run may have begun meanwhile
     for name in filter(is_ours, prompts):
         _remove(store, name)
-    _remove(store, record_name(run))
+    store.files.remove_folder(record_name(run))  # if one without anything in it is in the record's place
+    if not store.files.has_in_it(record_name(run)):
+        _remove(store, record_name(run))
     for folder in _folders((*found.files, *prompts)):
         store.files.remove_folder(folder)
     store.write_views()
@@ -196,5 +202,6 @@ def _status(store: "Store", run: str, raw: dict[str, Any] | None, names: Iterabl
     return "finished" if finished else "unfinished"
 
 
-def _names(record: Record, run: str) -> bool:
+def names_run(record: Record, run: str) -> bool:
+    """Whether the parameters of a run name another."""
     return run in json.dumps(record.get("parameters"))

@@ -1,7 +1,7 @@
 """The rows of a query as CSV, Parquet or JSON, batch by batch."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -55,11 +55,11 @@ WRITERS: Mapping[str, Callable[[pa.RecordBatchReader, BinaryIO], int]] = {
 }
 
 
-def check_export(path: Path) -> None:
-    """Raise UserError for a file whose ending is not known or that cannot be written."""
+def check_export(path: Path, endings: Sequence[str] = tuple(WRITERS)) -> None:
+    """Raise UserError for a file whose ending is none of these or that cannot be written."""
     check_place(path, "`output`")
-    if path.suffix not in WRITERS:
-        raise UserError(f"`output` '{path}' must end in {', '.join(WRITERS)}")
+    if path.suffix not in endings:
+        raise UserError(f"`output` '{path}' must end in {', '.join(endings)}")
     if not path.parent.is_dir() or path.is_dir():
         what = "is a folder" if path.is_dir() else f"cannot be written: '{path.parent}' is no folder"
         raise UserError(f"`output` '{path}' {what}; name another file")

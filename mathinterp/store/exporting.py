@@ -12,8 +12,11 @@ from mathinterp.errors import UserError, did_you_mean
 from mathinterp.gates import check_place
 from mathinterp.local_files import whole_file
 from mathinterp.store.catalog import catalog
+from mathinterp.store.deleting import names_run
 from mathinterp.store.export import check_export, export, writing
+from mathinterp.store.faults import require_undamaged
 from mathinterp.store.manifest import timestamp
+from mathinterp.store.partial import warn
 from mathinterp.store.recut import original_shards, table_of
 from mathinterp.store.writer import FOOTER_KEY
 from mathinterp.text import quoted
@@ -37,21 +40,41 @@ class Exported:
 
 def export_run(store: "Store", run: str, path: Path, view: str | None, force: bool) -> list[Exported]:
     """See ``Runs.export``."""
-    check_export(path)
-    if path.suffix not in ENDINGS:
-        raise UserError(f"`output` '{path}' must end in {' or '.join(ENDINGS)}")
+    check_export(path, ENDINGS)
     record = store.runs.record(run)
     tables = list(dict.fromkeys(table_of(shard) for shard in original_shards(record)))
     views = [view] if view is not None else tables
     named = {each: path if len(views) == 1 else path.with_name(f"{path.stem}.{each}{path.suffix}") for each in views}
-    queries = {each: _query(store, run, each) for each in views}
     for place in [each for file in named.values() for each in (file, _beside(file)) if each is not None]:
         check_place(place, "`output`")
         if place.is_dir() and not place.is_symlink():
             raise UserError(f"`output` '{place}' is a folder; name another file")
         if not force and (place.exists() or place.is_symlink()):
             raise UserError(f"`output` '{place}' is there already; name another file, or give `force`")
+    read = catalog().needed(set(views))
+    sources = {source for view in read for source in catalog().sources[view]}
+    _require_undamaged(store, record, sources, of_others=bool(catalog().of_other_runs & set(read)))
+    _warn_if_partial(store, record, sources)
+    queries = {each: _query(store, run, each) for each in views}
     return [_export(store, record, each, queries[each], file) for each, file in named.items()]
+
+
+def _require_undamaged(store: "Store", record: dict[str, Any], tables: set[str], *, of_others: bool) -> None:
+    """Of the run and, where a view shows their rows as its own, of runs that were made from it."""
+    run = record["run_id"]
+    others = store.look([]).records if of_others else {}
+    made_from_it = {name: other for name, other in others.items() if name != run and names_run(other, run)}
+    require_undamaged(store, {run: record, **made_from_it}, tables)
+
+
+def _warn_if_partial(store: "Store", record: dict[str, Any], tables: set[str]) -> None:
+    """One line for all views, where shards are missing that they read; their queries tell nothing more."""
+    shards = {shard for shard in record["shards"] if table_of(shard) in tables}
+    there = shards & store.finished_shards(record["run_id"], record)
+    if there < shards:
+        by_chance = "its effects, ranks and q-values are of what is there by chance. The same command finishes a run"
+        warn([(record, len(there), len(shards))], by_chance)
+    store.runs_looked_at |= {record["run_id"]} if shards else set()
 
 
 def _beside(path: Path) -> Path | None:
@@ -63,7 +86,8 @@ def _query(store: "Store", run: str, view: str) -> str:
     """All rows of a view that are of the run, or of its prompts; raises UserError for a view that has none such."""
     if view not in catalog().views:
         raise UserError(f"`view`: there is none named '{view}'.{did_you_mean(view, catalog().views)}")
-    columns = store.arrow(f"SELECT * FROM {view} LIMIT 0").column_names
+    # Naming the run, so that of no other it is told that it is unfinished.
+    columns = store.arrow(f"SELECT * FROM {view} WHERE {quoted(run)} IS NULL").column_names
     if "run_id" in columns:
         return f"SELECT * FROM {view} WHERE run_id = {quoted(run)}"
     if "prompts_fingerprint" in columns:

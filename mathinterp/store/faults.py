@@ -1,11 +1,12 @@
 """What is wrong with the files of a store, each with what mends it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mathinterp.errors import UserError
 from mathinterp.store.catalog import catalog
 from mathinterp.store.deleting import PROMPT_FOLDERS
 from mathinterp.store.foreign import WHY as FOREIGN
@@ -49,6 +50,23 @@ class Faults:
     def harmless(self) -> bool:
         """Whether nothing but temporary files of dead processes was found."""
         return all(fault.kind == "stale" for fault in self.faults)
+
+
+class Damaged(UserError):
+    """A file that a call reads is not as it was written."""
+
+    def __init__(self, fault: Fault):
+        again = f"the command that made run {fault.run}, again, mends it"
+        super().__init__(f"{fault.kind}: {fault.file} ({fault.why}); {again}")
+        self.fault = fault
+
+
+def require_undamaged(store: "Store", records: Mapping[str, Record], tables: Collection[str]) -> None:
+    """Read the files of some runs in some tables, and of their prompts, to their end; raises Damaged for the first."""
+    for record in records.values():
+        found = store.first_damaged(record, tables)
+        if found is not None:
+            raise Damaged(_fault(store, records, *found))
 
 
 def find_faults(store: "Store", runs: Sequence[str] | None) -> Faults:

@@ -167,6 +167,11 @@ class StoreFiles:
             with suppress(OSError):  # not empty, or a link, or gone
                 os.rmdir(os.path.join(self.root, name))
 
+    def has_in_it(self, name: str) -> bool:
+        """Whether a folder of that name, which is no link, has something in it; object stores have none."""
+        path = os.path.join(self.root, name)
+        return self._remote is None and os.path.isdir(path) and not os.path.islink(path) and bool(os.listdir(path))
+
     def find(self, folder: str, suffix: str) -> dict[str, FileVersion]:
         """All files below ``folder`` whose names end in ``suffix``, and all that is odd; {} if it is absent.
 

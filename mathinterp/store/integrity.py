@@ -6,7 +6,7 @@ Knows files, records and what a survey found; knows nothing about how rows are c
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,23 +114,51 @@ def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprin
     """
     proved = False
     for name in surveyor.of_prompts(table, fingerprint):
-        try:
-            known, digest = _kept_checksum(files, name), checksum_of(files, name)
-            if known is not None and known != digest:  # or ``seal`` is between its two writes
-                time.sleep(BETWEEN_WRITES)
-                known, digest = _kept_checksum(files, name), checksum_of(files, name)
-        except StoreFailed:
-            raise
-        except OSError as error:
-            surveyor.distrust(name, f"cannot be read ({error.strerror or error})")
-            continue
-        if known is None:
-            _distrust_damaged(files, surveyor, [name])
-        elif known != digest:
-            surveyor.distrust(name, "damaged: its checksum is not the one that was written beside it")
-        else:
+        sealed, why = _against_seal(files, name)
+        if why is not None:
+            surveyor.distrust(name, why)
+        elif sealed:
             proved = True
+        else:
+            _distrust_damaged(files, surveyor, [name])
     return proved
+
+
+def _against_seal(files: StoreFiles, name: str) -> tuple[bool, str | None]:
+    """Whether a prompts file has a checksum beside it, and why the file is not the one that it is of."""
+    try:
+        known, digest = _kept_checksum(files, name), checksum_of(files, name)
+        if known is not None and known != digest:  # or ``seal`` is between its two writes
+            time.sleep(BETWEEN_WRITES)
+            known, digest = _kept_checksum(files, name), checksum_of(files, name)
+    except StoreFailed:
+        raise
+    except OSError as error:
+        return False, f"cannot be read ({error.strerror or error})"
+    same = known is None or known == digest
+    return known is not None, None if same else "damaged: its checksum is not the one that was written beside it"
+
+
+def first_damaged(
+    files: StoreFiles, surveyor: Surveyor, record: Record, tables: Collection[str]
+) -> tuple[str, str] | None:
+    """Of a run's files in some tables, and of its prompts: the first that is not as it was written, and why.
+
+    Reads them to their end, and distrusts none. One without a checksum is only looked through.
+    """
+    known, of_runs = record.get("files", {}), catalog().of_runs
+    for shard, (name, _) in surveyor.of_run(record["run_id"], record).items():
+        if table_of(shard) in tables:
+            _, why = _read(files, name, known.get(shard))
+            if why is not None:
+                return name, why
+    for table in sorted({*tables} & (catalog().tables.keys() - of_runs)):
+        for name in surveyor.of_prompts(table, record["prompts_fingerprint"]):
+            sealed, why = _against_seal(files, name)
+            why = why if sealed or why is not None else _read(files, name, None)[1]
+            if why is not None:
+                return name, why
+    return None
 
 
 def checksum_of(files: StoreFiles, name: str) -> str:

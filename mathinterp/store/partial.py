@@ -6,13 +6,13 @@ Knows the files that were found and the text of a query; the query itself is run
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.recut import table_of
-from mathinterp.store.survey import Survey
+from mathinterp.store.survey import Record, Survey
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -48,15 +48,26 @@ def warn_of_partial_runs(reader: "StoreReader", found: Survey, sql: str, values:
     if not partial:
         return
     partial.sort(reverse=True)  # the newest first
+    warn(
+        [(found.records[run], done, shards) for _, run, done, shards in partial],
+        "their effects, ranks and q-values are of what is there by chance. The same command finishes a run;"
+        " WHERE status = 'finished' leaves such runs out",
+    )
+
+
+def warn(partial: Sequence[tuple[Record, int, int]], consequence: str) -> None:
+    """Log the line.
+
+    Args:
+        partial: records, how many of their shards are there, and how many there should be.
+        consequence: what that means for what is read, and what to do.
+    """
     named = ", ".join(
-        f"{run} ({found.records[run]['scan']}: {done} of {counted(shards, 'shard')})"
-        for _, run, done, shards in partial[:NAMED]
+        f"{record['run_id']} ({record['scan']}: {done} of {counted(shards, 'shard')})"
+        for record, done, shards in partial[:NAMED]
     )
     more = f" and {len(partial) - NAMED} more" if partial[NAMED:] else ""
-    logger.warning(
-        f"unfinished: {named}{more}; their effects, ranks and q-values are of what is there by chance. The same command"
-        " finishes a run; WHERE status = 'finished' leaves such runs out"
-    )
+    logger.warning(f"unfinished: {named}{more}; {consequence}")
 
 
 def _runs_named(sql: str, values: Mapping[str, Any] | None) -> set[str]:

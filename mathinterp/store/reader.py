@@ -5,7 +5,7 @@ Knows SQL and files; knows nothing about how runs are made.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,10 +17,10 @@ from mathinterp.errors import UserError
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFiles
-from mathinterp.store.integrity import deeper_faults
+from mathinterp.store.integrity import deeper_faults, first_damaged
 from mathinterp.store.partial import warn_of_partial_runs
 from mathinterp.store.sql_errors import ends_database, is_of_a_file, is_of_a_gone_file
-from mathinterp.store.survey import ELSEWHERE, Survey, Surveyor
+from mathinterp.store.survey import ELSEWHERE, Record, Survey, Surveyor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,6 +93,10 @@ class StoreReader:
     def size_of(self, name: str) -> tuple[int, int]:
         """Bytes and rows of a file that a look found good."""
         return self._surveyor.seen(name)
+
+    def first_damaged(self, record: Record, tables: Collection[str]) -> tuple[str, str] | None:
+        """Of a run's files in some tables, and of its prompts: the first that is not as it was written, and why."""
+        return first_damaged(self.files, self._surveyor, record, tables)
 
     def require_runs(self) -> None:
         """Raise UserError unless a run was recorded here."""
