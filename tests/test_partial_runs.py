@@ -97,6 +97,22 @@ def test_python_readers_are_warned_once(mixed: tuple[Path, str, str], caplog: py
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("view", ["head_scan", "head_scan_logit_differences", "logit_difference_effects"])
+def test_a_look_at_a_whole_table_of_an_unfinished_run_hides_no_warning_of_another(
+    mixed: tuple[Path, str, str], caplog: pytest.LogCaptureFixture, view: str
+) -> None:
+    """Also of views that read the rows themselves, not through the view of their table."""
+    folder, _, partial = mixed
+    store, query = Store(folder), f"SELECT * FROM {view} WHERE run_id = '{partial}'"
+    with caplog.at_level(logging.WARNING, "mathinterp"):
+        store.rows(f"SELECT * FROM baseline WHERE run_id = '{partial}'")
+        assert caplog.messages == [], "its table is whole"
+        store.rows(query)
+        store.rows(query)
+    (line,) = caplog.messages
+    assert line.startswith(f"unfinished: {partial} (heads: ")
+
+
 def test_the_report_of_an_unfinished_run_is_warned_of(mixed: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, _, partial = mixed
     words = ["report", "--store", str(folder), "--out", str(tmp_path / "page"), "--run", partial]

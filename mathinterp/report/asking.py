@@ -141,7 +141,7 @@ class Asker:
     @contextmanager
     def _limited(self, seconds: float) -> Iterator[_Clock]:
         self._store.require_runs()  # a store that is away has no rows, and must not look as if it had none
-        self._store.runs_looked_at.clear()  # each answer says which runs are not finished
+        self._store.looked_at.clear()  # each answer says which runs are not finished
         clock = self._clock = _Clock(self._store, seconds)
         watch = threading.Thread(target=clock.run, name="clock", daemon=True)
         watch.start()

@@ -74,7 +74,7 @@ def _warn_if_partial(store: "Store", record: dict[str, Any], tables: set[str]) -
     if there < shards:
         by_chance = "its effects, ranks and q-values are of what is there by chance. The same command finishes a run"
         warn([(record, len(there), len(shards))], by_chance)
-    store.runs_looked_at |= {record["run_id"]} if shards else set()
+    store.looked_at |= {(record["run_id"], table) for table in catalog().of_runs}
 
 
 def _beside(path: Path) -> Path | None:

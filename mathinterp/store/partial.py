@@ -35,16 +35,18 @@ def warn_of_partial_runs(reader: "StoreReader", found: Survey, sql: str, values:
         found: a look at the tables that the query reads.
     """
     tables, asked = _tables(sql), _runs_named(sql, values)
-    if not tables or OWN_STATUS.search(sql) or (asked and asked <= reader.runs_looked_at):
+    looked_at = {run for run in asked if all((run, table) in reader.looked_at for table in tables)}
+    if not tables or OWN_STATUS.search(sql) or (asked and asked <= looked_at):
         return
     there = Counter(name.split("/")[1].removeprefix("run_id=") for table in tables for name in found.good[table])
     partial = []
     for run in [run for run in asked if run in found.records] or list(found.records):
         shards = [shard for shard in found.records[run]["shards"] if table_of(shard) in tables]
-        if run not in reader.runs_looked_at and 0 < there[run] < len(shards):
+        told = all((run, table) in reader.looked_at for table in tables)
+        if not told and 0 < there[run] < len(shards):
             partial.append((found.records[run]["started_at"], run, there[run], len(shards)))
         if there[run]:
-            reader.runs_looked_at.add(run)
+            reader.looked_at |= {(run, table) for table in tables}
     if not partial:
         return
     partial.sort(reverse=True)  # the newest first
@@ -80,4 +82,5 @@ def _tables(sql: str) -> set[str]:
     """Tables of runs' rows that a query reads, through whichever views."""
     if query.CATALOG_WORDS.search(sql):
         return set()
-    return catalog().of_runs.intersection(query.views_of(sql))
+    known = catalog()
+    return known.of_runs & {source for view in query.views_of(sql) for source in known.sources[view]}

@@ -64,7 +64,7 @@ class StoreReader:
         self._shared: tuple[Mapping[str, str], duckdb.DuckDBPyConnection, int] | None = None
         self._failures = 0  # of databases, for good
         self._asked: duckdb.DuckDBPyConnection | None = None  # of the last query
-        self.runs_looked_at: set[str] = set()  # finished, or unfinished and told: see partial.py
+        self.looked_at: set[tuple[str, str]] = set()  # runs and tables, whole or told of: see partial.py
 
     @property
     def url(self) -> str:
@@ -189,11 +189,11 @@ class StoreReader:
 
     def _trusting(self, sql: str, ask: Callable[[], Answer]) -> Answer:
         """The answer of a query; once more if it failed by the fault of a file, which is then left out."""
-        told = set(self.runs_looked_at)
+        told = set(self.looked_at)
         try:
             return ask()
         except UserError as error:
-            self.runs_looked_at = told
+            self.looked_at = told
             if ends_database(error.__cause__):
                 self._failed()
             if not is_of_a_file(error.__cause__):
