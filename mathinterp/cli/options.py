@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 Place = TypeVar("Place", str, os.PathLike[str], None)
+SHORTEST_SILENCE = 10.0  # seconds; what does not answer for less may be busy
 DEFAULT_STORE = "results"
 UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
 
@@ -307,9 +308,6 @@ def service_option(stays: str = "") -> Callable[[Command], Command]:
         help="Compute at a running service ('mathinterp serve'), not --address. Default: MATHINTERP_SERVICE, if set."
         + stays,
     )  # fmt: skip
-
-
-SHORTEST_SILENCE = 10.0  # what does not answer for less may be busy
 
 
 def set_silence(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
