@@ -13,7 +13,6 @@ Needs two GPUs and says so where there are fewer. Prints a JSON line per scan.
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from benchmarks.split_model import two_replicas
+from benchmarks.split_model import best_of, two_replicas
 from mathinterp.experiments.attribution import Attribution
 from mathinterp.experiments.base import Experiment, Subject
 from mathinterp.experiments.circuit import Circuit
@@ -62,15 +61,6 @@ class Work:
     def scores(self) -> list[pa.Table]:
         """The rows of each shard."""
         return [self.scan.run(self.state, shard) for shard in self.shards]
-
-    def timed(self, rounds: int) -> tuple[float, list[pa.Table]]:
-        """Seconds of the best round, and the rows."""
-        best = float("inf")
-        for _ in range(rounds):
-            started = time.perf_counter()
-            rows = self.scores()
-            best = min(best, time.perf_counter() - started)
-        return best, rows
 
 
 def experiment(name: str, layers: Sequence[int], shape: Any) -> Experiment:
@@ -115,11 +105,11 @@ def compare(name: str, shape: str, limit: int, layers: Sequence[int], rounds: in
     """One card, two cards, two replicas."""
     one = Work(name, shape, limit, layers, None, cards=1)
     found: dict[str, Any] = {"scan": name, "shards": len(one.shards)}
-    found["one_card_seconds"], expected = one.timed(rounds)
+    found["one_card_seconds"], expected = best_of(rounds, one.scores)
     del one
     torch.cuda.empty_cache()
     split = Work(name, shape, limit, layers, None, cards=2)
-    found["split_seconds"], rows = split.timed(rounds)
+    found["split_seconds"], rows = best_of(rounds, split.scores)
     found["apart_of_spread"] = apart(rows, expected)
     del split
     torch.cuda.empty_cache()
