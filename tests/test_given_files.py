@@ -58,7 +58,7 @@ def sent(here: Path, *args: str, job: str = "scan heads") -> tuple[list[str], di
         (["--adapter", "./tuned"], ["tuned/adapter_model.safetensors"]),
         (["--prompts", "two_digit", "--model", "bundled"], []),
         (["--prompts", "nowhere.jsonl"], []),
-        (["--store", "data", "--out", "tuned", "--output", "words.jsonl"], []),
+        (["--store", "/nowhere/data", "--out", "/nowhere/tuned", "--output", "words.jsonl"], []),
     ],
 )
 def test_a_path_in_the_current_folder_keeps_its_name(here, words, files):
@@ -118,7 +118,7 @@ def test_of_a_named_folder_travels_too_what_ignore_files_leave_out_of_the_upload
         (["--against", "adapter:gone/x"], "adapter:gone/x"),
         (["--against", "model:org/name"], ""),
         (["--against", "head:17.22,14.19", "--prompts", "two_digit", "--model", "random:llama-7b"], ""),
-        (["--prompts", "s3://bucket/words.jsonl", "--store", "nofile.jsonl"], ""),
+        (["--prompts", "s3://bucket/words.jsonl", "--store", "/nowhere/nofile.jsonl"], ""),
     ],
 )
 def test_a_file_that_is_not_here_is_told_before_the_job_is_submitted(here, monkeypatch, words, absent):

@@ -22,7 +22,7 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 
 from mathinterp.cli.main import main
 from mathinterp.cluster import submit as submitting
-from mathinterp.cluster.submit import checkout, measure_upload, submit
+from mathinterp.cluster.submit import _entrypoint, checkout, measure_upload, submit
 from mathinterp.cluster.uploads import SECRETS
 from mathinterp.errors import UserError
 
@@ -298,6 +298,38 @@ def test_why_nothing_answers_is_told(project):
             with pytest.raises(UserError, match=rf"^{said}.*({why}).*\)$"):
                 submit("jobs/job.py", [], address, working_dir=project, **SILENT)
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--store", "rel"], "`store` rel: would be in the job's own folder.*give a full path or a URL"),
+        (["--limit", "3", "--store=./a/b"], "`store` ./a/b: .*give a full path or a URL"),
+        (["--out", "r.html"], "`out` r.html: .*give a full path"),
+    ],
+)
+def test_results_that_would_go_with_the_job_are_refused_before_anything_is_packed(project, monkeypatch, words, said):
+    monkeypatch.setattr("mathinterp.cluster.submit.measure_upload", lambda *_, **__: pytest.fail("it was packed"))
+    with pytest.raises(UserError, match=said):
+        submit("scan heads", words, "http://127.0.0.1:1", working_dir=project, **SILENT)
+
+
+@pytest.mark.parametrize("store", ["/a/b", "~/b", "s3://b/c"])
+def test_results_that_stay_are_no_reason_to_refuse_a_job(project, store):
+    with pytest.raises(UserError, match="no Ray job service answers"):
+        submit("scan heads", ["--store", store], "http://127.0.0.1:1", working_dir=project, **SILENT)
+
+
+def test_a_job_says_as_much_as_its_command_does(monkeypatch):
+    given = []
+    monkeypatch.setattr("mathinterp.cluster.submit.submit", lambda *_, **more: given.append(more["options"]) or 0)
+    words = ["submit", "head_scan", "--address", "http://c:1"]
+    json_lines = ["--log-format", "json"]
+    for more, told in (([], []), (["-q"], ["--quiet"]), (["-v", *json_lines], ["--verbose", *json_lines])):
+        assert CliRunner().invoke(main, [*more, *words]).exit_code == 0
+        assert given.pop() == told
+    entry = ["python", "-m", "mathinterp.cli.main", "--quiet", "scan", "heads", "--address", "auto"]
+    assert ["python", *_entrypoint(Path(), "head_scan", ["--quiet"])] == entry
 
 
 def test_a_name_that_could_be_no_id_is_refused(project):

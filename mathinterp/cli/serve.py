@@ -1,6 +1,5 @@
 """``mathinterp serve``: start, look at and stop a service that keeps models loaded (see docs/service.md)."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -10,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mathinterp import logs
 from mathinterp.cli import interrupt
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import Real, Whole, cluster_options, json_option
 from mathinterp.cli.output import console, print_json, print_table
-from mathinterp.cli.verbosity import say_on_stderr
+from mathinterp.cli.verbosity import say_on_stderr, verbosity
 from mathinterp.cli.waiting import Waiting, found_in, last_word
 from mathinterp.errors import UserError
 from mathinterp.text import counted
@@ -157,10 +155,7 @@ def _words(token_file: str | None, options: dict[str, Any]) -> list[str]:
     """The options again, as words; what is said, and how, too."""
     from mathinterp.cluster import dispatch
 
-    level = logging.getLogger("mathinterp").level
-    words = ["--quiet"] if level >= logging.ERROR else ["--verbose"] if level <= logging.INFO else []
-    words += ["--log-format", "json"] if logs.AS_JSON else []
-    words += ["--hangs-after", str(dispatch.SILENCE)]
+    words = [*verbosity(), "--hangs-after", str(dispatch.SILENCE)]
     words += [] if token_file is None else ["--token-file", token_file]
     for name in options["experiments"]:
         words += ["--experiment", name]

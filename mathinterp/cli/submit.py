@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from mathinterp.cli.verbosity import say_on_stderr
+from mathinterp.cli.verbosity import say_on_stderr, verbosity
 from mathinterp.errors import UserError, did_you_mean
 
 
@@ -31,12 +31,13 @@ def submit(
 ) -> None:
     """Run JOB with ARGUMENTS on a cluster; exits as the job does.
 
-    JOB is a short name (head_scan, path_scan, neuron_scan, concept_scan, pipeline, precise_sft, lora_sweep, evaluate),
-    a command in quotes, or a script (.py) in the uploaded folder. Files that the job's options name (--prompts, --data,
-    --circuit, --adapter and the like) travel with it, and so does the module of a module:Class in the current folder;
-    not so folders and models by their full path, which are the nodes' own, and never what is hidden or named like a
-    secret. Measures the upload first and names the largest files if it is over Ray's limit. Options before -- are this
-    command's, those after it the job's. Ctrl-C ends this command, not the job, and tells how to stop that.
+    JOB is a short name (head_scan, path_scan, neuron_scan, concept_scan, pipeline, precise_sft, lora_sweep,
+    evaluate), a command in quotes, or a script (.py) in the uploaded folder. Files that the job's options name
+    (--prompts, --data, --circuit, --adapter and the like) travel with it, and so does the module of a module:Class
+    in the current folder; not so folders and models by their full path, which are the nodes' own, and never what is
+    hidden or named like a secret. Measures the upload first and names the largest files if it is over Ray's limit.
+    Options before -- are this command's, those after it the job's; -q, -v and --log-format go on to a job that is a
+    command. Ctrl-C ends this command, not the job, and tells how to stop that.
 
     \b
     Examples:
@@ -50,7 +51,7 @@ def submit(
     interrupt.say("interrupted; what was submitted goes on on the cluster")
     code = submit_job(
         job, arguments, address, output=sys.stdout, announce=say_on_stderr, working_dir=working_dir, name=name,
-        no_send=no_send,
+        no_send=no_send, options=verbosity(),
     )  # fmt: skip
     sys.exit(code)
 

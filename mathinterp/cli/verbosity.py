@@ -41,6 +41,13 @@ def verbosity_options() -> Callable[[Command], Command]:
     )  # fmt: skip
 
 
+def verbosity() -> list[str]:
+    """What this command was told, as the words of another one."""
+    level = logging.getLogger("mathinterp").level
+    words = ["--quiet"] if level >= logging.ERROR else ["--verbose"] if level <= logging.INFO else []
+    return words + (["--log-format", "json"] if logs.AS_JSON else [])
+
+
 def say_on_stderr(line: str, level: int = logging.INFO, **facts: Any) -> None:
     """One line beside the results; JSON where the log is. Of ``facts``, such as the run's id, text says nothing."""
     click.echo(logs.line_of(line, level, **facts) if logs.AS_JSON else line, err=True)

@@ -7,7 +7,7 @@ the upload, any other gets one there and is replaced on the command line.
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,28 @@ READS = {  # options whose values may be files
     "prompts", "data", "held-out", "circuit", "tasks", "text", "concepts", "against", "data-dir", "adapter", "model",
     "beside", "cases", "test", "transfer",
 }  # fmt: skip
+LASTS = {"store": "a full path or a URL", "out": "a full path"}  # options of what must outlive the job
 FOLDER = "sent-files"  # in the upload, for paths that lead out of the current folder
+
+
+def require_lasting(args: Sequence[str]) -> None:
+    """Raise UserError for results that would lie in the job's own folder, which Ray deletes after it."""
+    for option, value in _values(args):
+        if option in LASTS and "://" not in value and not value.startswith(("/", "~")):
+            where = "would be in the job's own folder, which Ray deletes after it"
+            raise UserError(f"`{option}` {value}: {where}; give {LASTS[option]}")
+
+
+def _values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options without their dashes, and the words that follow them, or their =."""
+    option = ""
+    for word in args:
+        given, equals, value = word.partition("=")
+        if equals and _option(given):
+            yield _option(given), value
+        elif option:
+            yield option, word
+        option = _option(word)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 import mathinterp
-from mathinterp.cluster.given_files import GivenFiles
+from mathinterp.cluster.given_files import GivenFiles, require_lasting
 from mathinterp.cluster.temporary import require_scratch
 from mathinterp.cluster.uploads import LeftOut, listed, uploaded
 from mathinterp.errors import UserError, first_line_of
@@ -103,9 +103,13 @@ class Job:
     absent: str = ""  # which files of its command line are not here
 
 
-def pack(job: str, args: Sequence[str], folder: Path, scratch: Path, no_send: bool = False) -> Job:
+def pack(
+    job: str, args: Sequence[str], folder: Path, scratch: Path, no_send: bool = False, options: Sequence[str] = ()
+) -> Job:
     """Pack the folder, the package, and the files that the command line names; raises UserError as ``submit`` does."""
-    entrypoint, archive = _entrypoint(folder, job), scratch / "working_dir.zip"
+    if not is_script(job):
+        require_lasting(args)
+    entrypoint, archive = _entrypoint(folder, job, options), scratch / "working_dir.zip"
     upload = measure_upload(folder, archive=archive)
     given = GivenFiles(folder, [name for name, _ in upload.files], _files_of)
     if not no_send:
@@ -142,6 +146,7 @@ def submit(
     working_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
     no_send: bool = False,
+    options: Sequence[str] = (),
 ) -> int:
     """Run ``job args...`` on the head node of a cluster and follow its log to the end.
 
@@ -158,6 +163,7 @@ def submit(
             an empty folder where there is none.
         name: the job's id in the cluster; None: made of the job's words.
         no_send: files that ``args`` name are not sent: they are paths of the cluster's nodes.
+        options: of mathinterp itself, before a command: how much it says, and how.
     Returns:
         the job's exit code; 1 if it was stopped or the cluster no longer answers.
     Raises:
@@ -171,7 +177,7 @@ def submit(
     number, address = _job_id(os.fspath(job), name), _checked(address)
     with tempfile.TemporaryDirectory() as empty, tempfile.TemporaryDirectory() as scratch:
         folder = Path(working_dir or checkout() or empty).resolve()
-        packed = pack(os.fspath(job), args, folder, Path(scratch), no_send)
+        packed = pack(os.fspath(job), args, folder, Path(scratch), no_send, options)
         if packed.absent:
             announce(packed.absent)
         with _refusals(address):
@@ -221,10 +227,10 @@ def is_script(job: str) -> bool:
     return job.endswith(".py") or os.sep in job
 
 
-def _entrypoint(folder: Path, job: str) -> list[str]:
+def _entrypoint(folder: Path, job: str, options: Sequence[str]) -> list[str]:
     """Arguments of Python: the script's path relative to the uploaded folder, or the command."""
     if not is_script(job):
-        return ["-m", "mathinterp.cli.main", *JOBS.get(job, job).split(), "--address", "auto"]
+        return ["-m", "mathinterp.cli.main", *options, *JOBS.get(job, job).split(), "--address", "auto"]
     absolute = folder / job
     if not absolute.is_file():
         raise UserError(f"job script '{job}' does not exist in {folder}; `working_dir` names the folder to upload")
