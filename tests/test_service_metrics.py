@@ -134,10 +134,11 @@ def test_prometheus_sees_what_a_service_tells(tmp_path):
         }
         values: dict[str, float] = {}
         deadline = time.monotonic() + 60
-        while not wanted.items() <= values.items():  # they come a part at a time
+        seen: dict[str, tuple[dict[str, str], float]] = {}
+        while not (wanted.items() <= values.items() and expected <= seen.keys()):  # they come a part at a time
             assert time.monotonic() < deadline, values
             time.sleep(1)
-            seen: dict[str, tuple[dict[str, str], float]] = {}
+            seen = {}
             for further in ({}, {"experiment": "toy"}, {"level": "memory"}):  # the last of several lines of a name
                 seen |= series(endpoint(), service=f"{socket.gethostname()}:{service.port}", **further)
             values = {name.removeprefix("ray_mathinterp_service_"): value for name, (_, value) in seen.items()}

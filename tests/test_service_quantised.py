@@ -27,8 +27,9 @@ from mathinterp.service.host import Host, HostSettings, spec_of
 from mathinterp.service.place import OnService, spec_for
 from mathinterp.service.shelf import CARD, DISK, MEMORY
 from tests.test_quantised import Eighths
-from tests.test_service_cards import NO_ROOM, OTHER, Told, built, prepare, rows, stand_in, without_service, work_of
+from tests.test_service_cards import Told, prepare, rows, without_service, work_of
 from tests.tiny import save_tiny
+from tests.two_card_case import NO_ROOM, OTHER, built, stand_in
 
 
 @pytest.fixture
