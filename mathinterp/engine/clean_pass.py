@@ -68,8 +68,6 @@ def _cache_device(anatomy: Anatomy, elements: int) -> torch.device:
     if anatomy.device.type != "cuda":
         return anatomy.device
     free, _ = torch.cuda.mem_get_info(anatomy.device)
-    free += torch.cuda.memory_reserved(anatomy.device) - torch.cuda.memory_allocated(
-        anatomy.device
-    )  # torch's own spare
+    kept = torch.cuda.memory_reserved(anatomy.device) - torch.cuda.memory_allocated(anatomy.device)  # spare, by torch
     wanted = elements * torch.empty(0, dtype=anatomy.dtype).element_size()
-    return anatomy.device if wanted < CACHE_SHARE * free else torch.device("cpu")
+    return anatomy.device if wanted < CACHE_SHARE * (free + kept) else torch.device("cpu")
