@@ -10,7 +10,7 @@ import pytest
 
 from mathinterp.cluster import metrics
 from mathinterp.cluster.dispatch import Dispatcher
-from mathinterp.cluster.events import Observer, Observers
+from mathinterp.cluster.events import Finished, Observer, Observers, Receipt
 from mathinterp.cluster.metrics import COUNTERS, GAUGES, PREFIX, RUN, SHARD_SECONDS, TAGS, Metrics
 from mathinterp.cluster.places import Here
 from mathinterp.cluster.run import run_scan
@@ -87,15 +87,38 @@ def test_several_observers_are_told_alike_and_all_end():
     heard: list[str] = []
 
     class Hears(Observer):
-        def lost(self) -> None:
-            heard.append("lost")
+        def lost(self, slot: int) -> None:
+            heard.append(f"lost {slot}")
 
         def __exit__(self, *error: object) -> None:
             heard.append("end")
 
     with Observers(Hears(), Hears()) as several:
-        several.lost()
-    assert heard == ["lost", "lost", "end", "end"]
+        several.lost(3)
+    assert heard == ["lost 3", "lost 3", "end", "end"]
+
+
+def test_gauges_are_told_again_while_they_do_not_change(recorded, monkeypatch):
+    """Ray exports a gauge once for each time that it is set, so that one set once is gone soon after."""
+    clock = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    pieces = shards(2)
+    observer = Metrics({shard.key: 1 for shard in pieces}, MINE, tokens=2.5)
+    for slot, shard in enumerate(pieces):
+        receipt = Receipt(shard.key, rows=2, seconds=1.0, node="here", pid=70 + slot, bytes=5, peak_memory=900 + slot)
+        observer.finished(Finished(slot, shard, receipt))
+    told: list[dict[str, list[float]]] = []
+    for moment in (0.0, 1.0, 5.0, 6.0, 10.0):
+        clock[0] = moment
+        if moment == 10.0:
+            observer.lost(0)
+        recorded.clear()
+        observer.queue(7, 2)
+        observer.tick(2, 0)
+        told.append({name.removeprefix(PREFIX): [value for value, _ in all_of] for name, all_of in recorded.items()})
+    numbers = {"shards_waiting": [7], "shards_running": [2], "replicas_ready": [2], "replicas_starting": [0]}
+    both = {**numbers, "replica_memory_bytes": [900, 901]}
+    assert told == [numbers, {}, both, {}, {**numbers, "replica_memory_bytes": [901]}]
 
 
 def test_a_run_in_this_process_has_none():
@@ -125,10 +148,10 @@ def test_prometheus_sees_every_metric(tmp_path):
         if name.startswith(("ray_mathinterp_shards_given_up", "ray_mathinterp_replicas_lost"))
     }
     deadline, seen = time.monotonic() + 60, {}
-    finished = "ray_mathinterp_shards_finished_total"  # counts come a part at a time
+    finished = "ray_mathinterp_shards_finished_total"  # counts come a part at a time, and gauges go when a run is over
     while not (exported().keys() - never <= seen.keys() and seen[finished][1] == 5) and time.monotonic() < deadline:
         time.sleep(1)
-        seen = series(place, run_id=summary.run_id)
+        seen |= series(scraped(place), run_id=summary.run_id)
     for name in exported().keys() - never:
         assert set(exported()[name]) <= seen[name][0].keys(), name
     assert seen[finished][1] == 5
@@ -148,9 +171,14 @@ def endpoint() -> str:
     return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
 
 
-def series(place: str, **wanted: str) -> dict[str, tuple[dict[str, str], float]]:
+def scraped(place: str) -> str:
+    """What Prometheus reads there now."""
+    return urlopen(place, timeout=10).read().decode()
+
+
+def series(text: str, **wanted: str) -> dict[str, tuple[dict[str, str], float]]:
     """Name -> labels and value, of the last line of each series that has these labels."""
-    found, text = {}, urlopen(place, timeout=10).read().decode()
+    found = {}
     for name, labels, value in re.findall(r"^(ray_mathinterp_\w+)\{(.*)\} (\S+)", text, re.MULTILINE):
         named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         if wanted.items() <= named.items():

@@ -18,7 +18,7 @@ from mathinterp.service.settings import Settings
 from mathinterp.service.turns import Call
 from tests.service_case import routed, served
 from tests.test_dashboard import of_a_service
-from tests.test_metrics import Recorded, endpoint, series
+from tests.test_metrics import Recorded, endpoint, scraped, series
 from tests.toy_scan import ToyScan
 
 TINY = "random:llama-tiny"
@@ -138,9 +138,9 @@ def test_prometheus_sees_what_a_service_tells(tmp_path):
         while not (wanted.items() <= values.items() and expected <= seen.keys()):  # they come a part at a time
             assert time.monotonic() < deadline, values
             time.sleep(1)
-            seen = {}
+            seen, text = {}, scraped(endpoint())
             for further in ({}, {"experiment": "toy"}, {"level": "memory"}):  # the last of several lines of a name
-                seen |= series(endpoint(), service=f"{socket.gethostname()}:{service.port}", **further)
+                seen |= series(text, service=f"{socket.gethostname()}:{service.port}", **further)
             values = {name.removeprefix("ray_mathinterp_service_"): value for name, (_, value) in seen.items()}
     assert seen.keys() == expected
     assert values["seconds_total"] > 0

@@ -275,7 +275,7 @@ class Dispatcher:
 
     def _replica_lost(self, event: Lost) -> None:
         self.outcome.replicas_lost += 1
-        self._observer.lost()
+        self._observer.lost(event.slot)
         self._silent.pop(event.slot, None)
         if event.slot in self._starting:
             self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}")

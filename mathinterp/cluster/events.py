@@ -127,8 +127,8 @@ class Observer(AbstractContextManager["Observer", None]):
     def given_up(self, shard: Shard) -> None:
         """A shard is poison."""
 
-    def lost(self) -> None:
-        """A replica died or was ended."""
+    def lost(self, slot: int) -> None:
+        """The replica of a slot died or was ended."""
 
     def queue(self, waiting: int, running: int) -> None:
         """Before each ``tick``: how many shards no replica has, and how many are with one."""

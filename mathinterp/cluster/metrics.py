@@ -5,6 +5,7 @@ anything. A warm service tells its own (service/metrics.py). docs/operations.md 
 deploy/grafana/mathinterp.json is a dashboard.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ GAUGES = {
 }
 SHARD_SECONDS = "shard_seconds"
 TAGS: Mapping[str, tuple[str, ...]] = {"retries": ("why",), "replica_memory_bytes": ("node", "pid")}  # further ones
+REPEAT_SECONDS = 5.0  # Ray exports a gauge once for each time that it is set, and forgets it 20 s later
 BOUNDARIES = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0]
 
 
@@ -54,7 +56,8 @@ class Series:
             for kind, metrics in ((Counter, counters), (Gauge, gauges))
             for name, help in metrics.items()
         }
-        self._told: dict[tuple[str, ...], float] = {}  # gauges, which are set only when they change
+        self._told: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}  # gauges: name and tags -> last value
+        self._repeated = time.monotonic()
 
     def count(self, name: str, by: float = 1, **tags: str) -> None:
         """Add to a counter."""
@@ -62,11 +65,22 @@ class Series:
             self._metrics[name].inc(by, tags=tags)
 
     def tell(self, name: str, value: float, **tags: str) -> None:
-        """Set a gauge."""
-        which = (name, *tags.values())
+        """Set a gauge; nothing is done where it has this value."""
+        which = (name, frozenset(tags.items()))
         if self._told.get(which) != value:
             self._told[which] = value
             self._metrics[name].set(value, tags=tags)
+
+    def forget(self, name: str, **tags: str) -> None:
+        """Let a gauge go: what it told of is no longer there."""
+        self._told.pop((name, frozenset(tags.items())), None)
+
+    def repeat(self) -> None:
+        """Set every gauge again that was set, so that it stays visible; at most every REPEAT_SECONDS."""
+        if time.monotonic() - self._repeated >= REPEAT_SECONDS:
+            for (name, tags), value in self._told.items():
+                self._metrics[name].set(value, tags=dict(tags))
+            self._repeated = time.monotonic()
 
 
 class Metrics(Observer):
@@ -80,6 +94,7 @@ class Metrics(Observer):
 
     def __init__(self, evaluations: Mapping[str, int], run: Mapping[str, str], tokens: float):
         self._evaluations, self._tokens = evaluations, tokens
+        self._processes: dict[int, dict[str, str]] = {}  # slot -> tags of the replica that last finished a shard there
         self._series = Series(COUNTERS, GAUGES, run, TAGS)
         seconds = Histogram(PREFIX + SHARD_SECONDS, "Seconds that shards took.", BOUNDARIES, RUN)
         self._seconds = seconds.set_default_tags(dict(run))
@@ -98,7 +113,8 @@ class Metrics(Observer):
         self._series.count("rows", receipt.rows)
         if receipt.pid:  # else its file was found, and nobody knows what it took
             self._seconds.observe(receipt.seconds)
-            self._series.tell("replica_memory_bytes", receipt.peak_memory, node=receipt.node, pid=str(receipt.pid))
+            self._processes[event.slot] = {"node": receipt.node, "pid": str(receipt.pid)}
+            self._series.tell("replica_memory_bytes", receipt.peak_memory, **self._processes[event.slot])
 
     def retried(self, shard: Shard, why: str) -> None:
         """Count it."""
@@ -108,9 +124,10 @@ class Metrics(Observer):
         """Count it."""
         self._series.count("shards_given_up")
 
-    def lost(self) -> None:
-        """Count it."""
+    def lost(self, slot: int) -> None:
+        """Count it, and let its memory go."""
         self._series.count("replicas_lost")
+        self._series.forget("replica_memory_bytes", **self._processes.pop(slot, {}))
 
     def queue(self, waiting: int, running: int) -> None:
         """Tell the depth of the queue."""
@@ -118,6 +135,7 @@ class Metrics(Observer):
         self._series.tell("shards_running", running)
 
     def tick(self, ready: int, waiting: int) -> None:
-        """Tell the numbers of replicas."""
+        """Tell the numbers of replicas, and repeat what has not changed."""
         self._series.tell("replicas_ready", ready)
         self._series.tell("replicas_starting", waiting)
+        self._series.repeat()

@@ -90,3 +90,4 @@ class ServiceMetrics:
             # copies in memory of what is on a card take memory, too
             taken = sum(row["in_memory"] for row in models) if level == MEMORY else sum(there)
             self._series.tell("service_model_bytes", taken, level=level)
+        self._series.repeat()
