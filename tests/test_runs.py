@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -325,6 +326,7 @@ def test_check_names_each_fault_with_what_mends_it(tmp_path: Path) -> None:
         f".shard-00001.parquet.{os.uname().nodename}.{'0' * 32}.tmp": ("stale", "remove"),
         "shard-00000.parquet": ("foreign", "delete"),
         "abcdefabcdef.json": ("damaged", "rerun"),
+        "views.sql": ("stale", "views"),
     }
     for name in ("check", "runs check"):
         done = CliRunner().invoke(main, [*name.split(), "--store", store.url])
@@ -350,3 +352,20 @@ def test_a_stale_file_alone_is_no_damage(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["check", "--store", store.url])
     assert done.exit_code == 0
     assert "stale: runs/.x.json" in done.stdout
+
+
+def test_views_for_other_clients_that_are_not_of_now_are_named(tmp_path: Path) -> None:
+    """A DuckDB client that reads them sees other files than this package does: of the store that was copied, here."""
+    store, run = many_files(tmp_path / "first", FEW)
+    assert store.runs.check().faults == []
+    copy = shutil.copytree(store.url, tmp_path / "a copy")
+    done = CliRunner().invoke(main, ["check", "--store", str(copy)])
+    assert done.exit_code == 0
+    assert "stale: views.sql (absent, or not of the files" in done.stdout
+    mending = f"mathinterp sql --store '{copy}'"
+    assert f"Mend: {mending}\n" in done.stdout
+    assert Store(copy).runs.check([run]).faults == []  # they are no run's
+    assert CliRunner().invoke(main, shlex.split(mending)[1:]).exit_code == 0
+    assert Store(copy).runs.check().faults == []
+    Path(copy, "views.sql").unlink()
+    assert [fault.file for fault in Store(copy).runs.check().faults] == ["views.sql"]

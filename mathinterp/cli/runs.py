@@ -213,10 +213,10 @@ def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
 
     \b
     Each file that is missing, truncated, damaged, a duplicate, foreign (also what others put into the folders of runs
-    and tables), stale (temporary, of a dead process) or left by an interrupted command is named with what mends it.
-    What is damaged is left out from then on, and the run's own command computes it anew. Shards and prompts that an
-    early version wrote without checksums are counted as such; they are only read. A shard not computed yet is no
-    damage, nor is a stale file.
+    and tables), stale (temporary, of a dead process; a views.sql of before) or left by an interrupted command is named
+    with what mends it. What is damaged is left out from then on, and the run's own command computes it anew. Shards and
+    prompts that an early version wrote without checksums are counted as such; they are only read. A shard not computed
+    yet is no damage, nor is a stale file.
 
     \b
     Examples:

@@ -141,6 +141,8 @@ def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
         return f"Mend: {again or 'the command that made run ' + str(fault.run) + ', again'}"
     if fault.mend in ("delete", "compact"):
         return f"Mend: mathinterp runs {fault.mend} {fault.run}{option}"
+    if fault.mend == "views":
+        return f"Mend: mathinterp sql{option}"
     where = address(fault.file)
     return f"Mend: rm -- {shlex.quote(where)}" if "://" not in where else f"Mend: delete {where}"
 

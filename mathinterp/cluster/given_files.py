@@ -24,21 +24,24 @@ FOLDER = "sent-files"  # in the upload, for paths that lead out of the current f
 
 def require_lasting(args: Sequence[str]) -> None:
     """Raise UserError for results that would lie in the job's own folder, which Ray deletes after it."""
-    for option, value in _values(args):
+    for option, _, value in _words(args):
         if option in LASTS and "://" not in value and not value.startswith(("/", "~")):
             where = "would be in the job's own folder, which Ray deletes after it"
             raise UserError(f"`{option}` {value}: {where}; give {LASTS[option]}")
 
 
-def _values(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options without their dashes, and the words that follow them, or their =."""
+def _words(args: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Of each word the option that it, or what follows its =, is the value of, what precedes the value, and the value.
+
+    Words that are no option's value have the option "".
+    """
     option = ""
     for word in args:
         given, equals, value = word.partition("=")
         if equals and _option(given):
-            yield _option(given), value
-        elif option:
-            yield option, word
+            yield _option(given), given + equals, value
+        else:
+            yield option, "", word
         option = _option(word)
 
 
@@ -62,15 +65,10 @@ class GivenFiles:
 
     def arguments(self, args: Sequence[str]) -> list[str]:
         """The command line as the job needs it; raises UserError for a file that cannot be sent."""
-        told, option = [], ""
-        for word in args:
-            given, equals, value = word.partition("=")
-            if equals and _option(given) in READS:
-                told.append(f"{given}={self._value(_option(given), value)}")
-            else:
-                told.append(self._value(option, word) if option in READS else word)
-            option = _option(word)
-        return told
+        return [
+            before + (self._value(option, value) if option in READS else value)
+            for option, before, value in _words(args)
+        ]
 
     def module(self, job: str) -> None:
         """Take along the module or package of ``module:Class`` if it is in the current folder."""

@@ -13,6 +13,7 @@ from mathinterp.store.foreign import WHY as FOREIGN
 from mathinterp.store.foreign import foreign_in
 from mathinterp.store.integrity import Checked
 from mathinterp.store.manifest import file_of, record_name
+from mathinterp.store.query import VIEWS_FILE
 from mathinterp.store.recut import original_shards, table_of
 from mathinterp.store.runs import run_of
 from mathinterp.store.survey import Record
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from mathinterp.store.store import Store
 
 Kind = Literal["missing", "truncated", "damaged", "duplicate", "foreign", "stale", "interrupted"]
-Mend = Literal["rerun", "delete", "compact", "remove"]
+Mend = Literal["rerun", "delete", "compact", "remove", "views"]
+OLD_VIEWS = "absent, or not of the files that can be trusted now, where they are now; other DuckDB clients read it"
 _OF_RUN = re.compile(r"[^/]+/run_id=([0-9a-f]{12})/")
 
 
@@ -33,7 +35,7 @@ class Fault:
     file: str  # its name in the store
     kind: Kind
     why: str
-    mend: Mend  # the run's own command again; `runs delete` or `runs compact` of the run; or remove the file
+    mend: Mend  # the run's own command again; `runs delete` or `runs compact` of the run; remove the file; `sql`
     run: str | None  # which the file is of, where it is of one
     command: str | None = None  # that runs it again, where the record has it
 
@@ -48,7 +50,7 @@ class Faults:
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing but temporary files of dead processes was found."""
+        """Whether nothing was found but temporary files of dead processes, or views for other clients of before."""
         return all(fault.kind == "stale" for fault in self.faults)
 
 
@@ -79,6 +81,8 @@ def find_faults(store: "Store", runs: Sequence[str] | None) -> Faults:
         faults += _missing(records[each.run_id], each, {fault.file for fault in faults})
     faults += _unfinished_steps(store, checked, records)
     faults += _foreign_files(store, records, runs, {fault.file for fault in faults})
+    if runs is None and records and not store.views_are_current():
+        faults.append(Fault(VIEWS_FILE, "stale", OLD_VIEWS, "views", None))
     chosen = [fault for fault in faults if asked is None or fault.run is None or fault.run in asked]
     return Faults(checked, sorted(chosen, key=lambda fault: fault.file), store.problems)
 

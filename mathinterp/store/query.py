@@ -27,6 +27,7 @@ from mathinterp.store.sql_errors import ends_database, told
 from mathinterp.store.survey import ELSEWHERE, SHARD_FILE
 from mathinterp.text import one_line, quoted
 
+VIEWS_FILE = "views.sql"  # in a store
 _HEADER = """\
 -- Views over the results in $root
 -- For any DuckDB client:  .read views.sql  (or paste it); object stores need  INSTALL httpfs; LOAD httpfs;  first.

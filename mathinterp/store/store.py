@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VIEWS_FILE = "views.sql"
 PROMPTS_AT_ONCE = 10_000
 
 
@@ -326,11 +325,15 @@ class Store(StoreReader):
         """Bring views.sql up to date, also after the store was moved; raises OSError if a write is needed and fails."""
         content = self.views_sql()
         if content != self._current_views():
-            self.files.write(VIEWS_FILE, content.encode())
+            self.files.write(query.VIEWS_FILE, content.encode())
+
+    def views_are_current(self) -> bool:
+        """Whether views.sql is what ``write_views`` would write."""
+        return self.views_sql() == self._current_views()
 
     def _current_views(self) -> str:
         try:
-            return self.files.read(VIEWS_FILE).decode(errors="replace")
+            return self.files.read(query.VIEWS_FILE).decode(errors="replace")
         except StoreFailed:
             raise
         except OSError:  # absent, or no file: replaced if that can be
