@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -20,9 +21,9 @@ from mathinterp.cli.sql import SHOWN
 from mathinterp.errors import UserError
 from mathinterp.frame import Frame
 from mathinterp.store import Store, query
-from mathinterp.store.export import export
+from mathinterp.store.export import export, write_csv
 from mathinterp.store.listing import _counted, list_views
-from mathinterp.store.query import views_of
+from mathinterp.store.query import unique_names, views_of
 from tests.small_store import fill, prompt
 
 MANY = "SELECT i, i / 7 AS share, 'prompt ' || i AS text, i % 3 = 0 AS correct FROM range({}) t(i)"
@@ -107,6 +108,26 @@ def test_values_that_a_form_has_no_word_for(store, tmp_path):
     assert sql(store, twice, "--output", tmp_path / "twice.parquet").exit_code == 0
     assert pq.read_table(tmp_path / "twice.parquet").to_pylist() == [{"a": 1, "a_1": 2}]
     assert json.loads(sql(store, "--json", twice).stdout) == [{"a": 1, "a_1": 2}]
+
+
+def test_no_column_is_lost_to_another_of_the_same_number(store, tmp_path):
+    asked, kept = "SELECT 1 AS a, 2 AS a_1, 3 AS a", {"a": 1, "a_1": 2, "a_2": 3}
+    assert json.loads(sql(store, "--json", asked).stdout) == [kept]
+    assert sql(store, asked).stdout.split() == ["a", "a_1", "a_2", "1", "2", "3"]
+    assert sql(store, asked, "--output", tmp_path / "rows.parquet").exit_code == 0
+    assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == [kept]
+    assert unique_names(["a", "a", "a", "b", "a_1", "b"]) == ["a", "a_2", "a_3", "b", "a_1", "b_1"]
+
+
+def test_types_that_only_duckdb_knows_are_text_in_csv():
+    """As BIGNUM is, which not every version of DuckDB has."""
+    values = pa.ExtensionArray.from_storage(pa.opaque(pa.binary(), "bignum", "DuckDB"), pa.array([b"\x01", None]))
+    file = io.BytesIO()
+    assert (
+        write_csv(pa.RecordBatchReader.from_batches((made := pa.table({"x": values})).schema, made.to_batches()), file)
+        == 2
+    )
+    assert file.getvalue().decode().splitlines() == ['"x"', "\"b'\\x01'\"", ""]
 
 
 LATE = "SELECT CASE WHEN i < 90000 THEN i ELSE error('too late') END AS i FROM range(100000) t(i)"

@@ -98,7 +98,7 @@ def _each(rows: pa.RecordBatchReader, write: Callable[[pa.RecordBatch], object])
 def _plain(kind: pa.DataType) -> bool:
     """Whether CSV has a form of its own for values of this type."""
     others = (pa.types.is_nested, pa.types.is_interval, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_null)
-    return not any(is_other(kind) for is_other in others)
+    return not isinstance(kind, pa.BaseExtensionType) and not any(is_other(kind) for is_other in others)
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:

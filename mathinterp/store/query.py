@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from string import Template
 from typing import Any
 
@@ -249,8 +250,13 @@ def json_rows(table: pa.Table, *, finite: bool = True) -> list[dict[str, Any]]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Names of columns, a repeated one with its number: a, a_1, a_2."""
-    return [name if name not in names[:i] else f"{name}_{names[:i].count(name)}" for i, name in enumerate(names)]
+    """Names of columns, a repeated one with its number, which no other column has: a, a_1, a_2."""
+    found: list[str] = []
+    for i, name in enumerate(names):
+        numbered = (f"{name}_{number}" for number in count(names[:i].count(name)))
+        taken = {*found, *names}
+        found.append(name if name not in names[:i] else next(each for each in numbered if each not in taken))
+    return found
 
 
 def _json_value(value: Any, finite: bool) -> Any:
