@@ -144,6 +144,8 @@ def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
     if fault.mend == "views":
         return f"Mend: mathinterp sql{option}"
     where = address(fault.file)
+    if fault.mend == "allow":
+        return f"Mend: give this user the right to read {where}"
     return f"Mend: rm -- {shlex.quote(where)}" if "://" not in where else f"Mend: delete {where}"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
+from mathinterp.errors import UserError
 from mathinterp.experiments.columns import TOKEN_SCORE
 from mathinterp.store.catalog import catalog
 from mathinterp.store.faults import require_undamaged
@@ -15,7 +16,7 @@ from mathinterp.store.partial import warn
 from mathinterp.store.reading import closed_connection
 from mathinterp.store.recut import Record, original_shards, originals_in, table_of
 from mathinterp.store.schema import SQL_TYPES
-from mathinterp.store.sql_errors import told
+from mathinterp.store.sql_errors import is_of_a_gone_file, told
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -91,8 +92,17 @@ class Comparison:
 
 def compare(store: "Store", run: str, other: str) -> Comparison:
     """See ``Runs.compare``."""
-    a, b = store.runs.record(run), store.runs.record(other)
-    there = [store.finished_shards(each["run_id"], each) for each in (a, b)]
+    while True:
+        try:
+            return _compared(store, run, other)
+        except UserError as error:  # again, where files were merged while they were read
+            if not is_of_a_gone_file(error.__cause__):
+                raise
+
+
+def _compared(store: "Store", run: str, other: str) -> Comparison:
+    (a, there_a), (b, there_b) = store.runs.present(run), store.runs.present(other)
+    there = there_a, there_b
     counts = [_count(record, shards) for record, shards in zip((a, b), there, strict=True)]
     lacks = [_lacks(record, *count) for record, count in zip((a, b), counts, strict=True)]
     partial = [(record, *count) for record, count, lack in zip((a, b), counts, lacks, strict=True) if lack]
@@ -123,8 +133,9 @@ def compare(store: "Store", run: str, other: str) -> Comparison:
 
 
 def _count(record: Record, there: set[str]) -> tuple[int, int]:
-    """Shards that are there, and all."""
-    return len(originals_in(record, there)), len(original_shards(record))
+    """Shards that are there, and all, of tables that can be compared."""
+    shards = {shard for shard in original_shards(record) if table_of(shard) in catalog().tables}
+    return len(originals_in(record, there) & shards), len(shards)
 
 
 def _lacks(record: Record, done: int, shards: int) -> str | None:

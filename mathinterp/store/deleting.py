@@ -7,7 +7,7 @@ records.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,12 @@ class Deletion:
         return self.writing or (self.status == "unfinished" and recent)
 
 
-def deletion(store: "Store", run: str) -> Deletion:
+def deletion(store: "Store", run: str, after: Collection[str] = ()) -> Deletion:
     """See ``Runs.deletion``."""
     if not RUN_ID.fullmatch(run):
         raise UserError(f"'{run}' is no run id (12 hex digits).{alike(store.files, run)}")
     raw, others = _raw_record(store, run), _other_records(store, run)
+    others = {other: record for other, record in others.items() if other not in after}
     listed = _files_of(store, run)
     prompts, kept = _own_prompts(store, raw, others)
     foreign = [name for name, version in {**listed, **prompts}.items() if not version.odd and not is_ours(name)]

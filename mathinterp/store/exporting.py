@@ -1,6 +1,7 @@
 """Rows of one run as files that explain themselves: what they are is in a Parquet footer, or beside a CSV file."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ class Exported:
 def export_run(store: "Store", run: str, path: Path, view: str | None, force: bool) -> list[Exported]:
     """See ``Runs.export``."""
     check_export(path, ENDINGS)
-    record = store.runs.record(run)
+    record, there = store.runs.present(run)
     tables = list(dict.fromkeys(table_of(shard) for shard in original_shards(record)))
     views = [view] if view is not None else tables
     named = {each: path if len(views) == 1 else path.with_name(f"{path.stem}.{each}{path.suffix}") for each in views}
@@ -54,9 +55,10 @@ def export_run(store: "Store", run: str, path: Path, view: str | None, force: bo
     read = catalog().needed(set(views))
     sources = {source for view in read for source in catalog().sources[view]}
     _require_undamaged(store, record, sources, of_others=bool(catalog().of_other_runs & set(read)))
-    _warn_if_partial(store, record, sources)
-    queries = {each: _query(store, run, each) for each in views}
-    return [_export(store, record, each, queries[each], file) for each, file in named.items()]
+    _warn_if_partial(store, record, there, sources)
+    with store.held():  # rows and status of one moment
+        queries = {each: _query(store, run, each) for each in views}
+        return [_export(store, record, each, queries[each], file) for each, file in named.items()]
 
 
 def _require_undamaged(store: "Store", record: dict[str, Any], tables: set[str], *, of_others: bool) -> None:
@@ -67,10 +69,10 @@ def _require_undamaged(store: "Store", record: dict[str, Any], tables: set[str],
     require_undamaged(store, {run: record, **made_from_it}, tables)
 
 
-def _warn_if_partial(store: "Store", record: dict[str, Any], tables: set[str]) -> None:
+def _warn_if_partial(store: "Store", record: dict[str, Any], there: set[str], tables: set[str]) -> None:
     """One line for all views, where shards are missing that they read; their queries tell nothing more."""
     shards = {shard for shard in record["shards"] if table_of(shard) in tables}
-    there = shards & store.finished_shards(record["run_id"], record)
+    there = shards & there
     if there < shards:
         by_chance = "its effects, ranks and q-values are of what is there by chance. The same command finishes a run"
         warn([(record, len(there), len(shards))], by_chance)
@@ -97,18 +99,21 @@ def _query(store: "Store", run: str, view: str) -> str:
 
 
 def _export(store: "Store", record: dict[str, Any], view: str, sql: str, path: Path) -> Exported:
-    status = store.rows(f"SELECT status FROM runs WHERE run_id = {quoted(record['run_id'])}")[0]["status"]
+    run = record["run_id"]
+    status = [row["status"] for row in store.rows(f"SELECT status FROM runs WHERE run_id = {quoted(run)}")]
+    if not status:
+        raise UserError(f"run {run} was deleted meanwhile")
     about = {
         "view": view,
         "query": sql,
         "about": catalog().about[view],
         "store": store.url,
-        "status": status,
+        "status": status[0],
         "exported_at": timestamp(),
         "exported_by": mathinterp.__version__,
         "run": {name: value for name, value in record.items() if name not in LEFT_OUT},
     }
-    rows = store.stream(sql)
+    rows = _while_there(store, run, store.stream(sql))
     beside = _beside(path)
     if beside is None:
         written = export(_with_about(rows, about), path)
@@ -119,6 +124,16 @@ def _export(store: "Store", record: dict[str, Any], view: str, sql: str, path: P
     with writing(beside), whole_file(beside) as temporary:
         temporary.write_text(json.dumps({**about, "rows": written}, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return Exported(view, str(path), written, str(beside))
+
+
+def _while_there(store: "Store", run: str, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """The rows, and a UserError after them if the run was deleted meanwhile: they may lack some, or all."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from rows
+        store.runs.record(run)
+
+    return pa.RecordBatchReader.from_batches(rows.schema, batches())
 
 
 def _with_about(rows: pa.RecordBatchReader, about: dict[str, Any]) -> pa.RecordBatchReader:

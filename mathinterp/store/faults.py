@@ -12,7 +12,7 @@ from mathinterp.store.deleting import PROMPT_FOLDERS
 from mathinterp.store.foreign import WHY as FOREIGN
 from mathinterp.store.foreign import foreign_in
 from mathinterp.store.integrity import Checked
-from mathinterp.store.manifest import file_of, record_name
+from mathinterp.store.manifest import RUN_ID, file_of, record_name
 from mathinterp.store.query import VIEWS_FILE
 from mathinterp.store.recut import original_shards, table_of
 from mathinterp.store.runs import run_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mathinterp.store.store import Store
 
 Kind = Literal["missing", "truncated", "damaged", "duplicate", "foreign", "stale", "interrupted"]
-Mend = Literal["rerun", "delete", "compact", "remove", "views"]
+Mend = Literal["rerun", "delete", "compact", "remove", "allow", "views"]
 OLD_VIEWS = "absent, or not of the files that can be trusted now, where they are now; other DuckDB clients read it"
 _OF_RUN = re.compile(r"[^/]+/run_id=([0-9a-f]{12})/")
 
@@ -35,7 +35,9 @@ class Fault:
     file: str  # its name in the store
     kind: Kind
     why: str
-    mend: Mend  # the run's own command again; `runs delete` or `runs compact` of the run; remove the file; `sql`
+    mend: (
+        Mend  # the run's own command; `runs delete` or `runs compact` of it; remove the file, or let it be read; `sql`
+    )
     run: str | None  # which the file is of, where it is of one
     command: str | None = None  # that runs it again, where the record has it
 
@@ -73,45 +75,59 @@ def require_undamaged(store: "Store", records: Mapping[str, Record], tables: Col
 
 def find_faults(store: "Store", runs: Sequence[str] | None) -> Faults:
     """See ``Runs.check``."""
+    every = runs is None
     checked = store.check(runs)
     records = store.look([]).records
-    asked = None if runs is None else set(runs)
-    faults = [_fault(store, records, name, why) for name, why in store.faults.items()]
+    checked = [each for each in checked if each.run_id in records]  # the others were deleted meanwhile
+    asked = {each.run_id for each in checked}
+    faults = [_fault(store, records, name, why, () if every else asked) for name, why in store.faults.items()]
+    named = {fault.file for fault in faults}
     for each in checked:
-        faults += _missing(records[each.run_id], each, {fault.file for fault in faults})
+        faults += _missing(records[each.run_id], each, named)
     faults += _unfinished_steps(store, checked, records)
-    faults += _foreign_files(store, records, runs, {fault.file for fault in faults})
-    if runs is None and records and not store.views_are_current():
+    faults += _foreign_files(store, records, None if every else asked, {fault.file for fault in faults})
+    if every and records and not store.views_are_current():
         faults.append(Fault(VIEWS_FILE, "stale", OLD_VIEWS, "views", None))
-    chosen = [fault for fault in faults if asked is None or fault.run is None or fault.run in asked]
+    chosen = [
+        fault for fault in faults
+        if every or fault.run in asked or (fault.run is None and not fault.file.startswith("runs/"))
+    ]  # fmt: skip
     return Faults(checked, sorted(chosen, key=lambda fault: fault.file), store.problems)
 
 
-def _fault(store: "Store", records: Mapping[str, Record], name: str, why: str) -> Fault:
+def _fault(store: "Store", records: Mapping[str, Record], name: str, why: str, asked: Collection[str] = ()) -> Fault:
     run = _of_run(name)
     if name.startswith("runs/"):
-        run = run_of(name)
-        if "being deleted" in why:
-            return Fault(name, "interrupted", why, "delete", run)
-        return Fault(name, "damaged", why, "rerun", run)
+        if not RUN_ID.fullmatch(run_of(name)):
+            return Fault(name, "foreign", FOREIGN, "remove", None)
+        return Fault(name, "interrupted" if "being deleted" in why else "damaged", why, *_of_lost(store, run_of(name)))
     if run is not None and run not in records:
-        broken = "being deleted" not in store.faults.get(record_name(run), "being deleted")
-        return Fault(name, "foreign", why, "rerun" if broken else "delete", run)
+        return Fault(name, "foreign", why, *_of_lost(store, run))
     if any(word in why for word in ("none of the", "foreign", "links are not followed", "no regular file")):
         return _foreign(store, records, name, why, run)
     kind: Kind = "truncated" if "truncated" in why else "missing" if "no readable prompts" in why else "damaged"
-    run = run or _of_prompts(records, name)
-    return Fault(name, kind, why, "rerun", run, _command(records, run))
+    run = run or _of_prompts(records, name, asked)
+    if run is not None:
+        return Fault(name, kind, why, "rerun", run, _command(records, run))
+    if "cannot be listed" in why:
+        return Fault(name, kind, why, "allow", None)
+    return Fault(name, "foreign" if "its run has no" in why else kind, why, "remove", None)  # of no run that is here
+
+
+def _of_lost(store: "Store", run: str) -> tuple[Mend, str]:
+    """What mends a file of a run without a record that can be read: its command writes a damaged one anew."""
+    broken = "being deleted" not in store.faults.get(record_name(run), "being deleted")
+    return "rerun" if broken else "delete", run
 
 
 def _command(records: Mapping[str, Record], run: str | None) -> str | None:
     return None if run is None else records[run].get("command")
 
 
-def _of_prompts(records: Mapping[str, Record], name: str) -> str | None:
-    """A run whose prompts these are: its command writes them again."""
+def _of_prompts(records: Mapping[str, Record], name: str, asked: Collection[str]) -> str | None:
+    """A run whose prompts these are, whose command writes them anew: one that was asked for, or has a command."""
     found = [run for run, record in records.items() if f"prompts_fingerprint={record['prompts_fingerprint']}/" in name]
-    return min(found, default=None)
+    return min(found, key=lambda run: (run not in asked, _command(records, run) is None, run), default=None)
 
 
 def _foreign(store: "Store", records: Mapping[str, Record], name: str, why: str, run: str | None) -> Fault:
@@ -149,8 +165,8 @@ def _twin(store: "Store", records: Mapping[str, Record], config: Mapping[str, An
 
 
 def _missing(record: Record, checked: Checked, named: set[str]) -> list[Fault]:
-    """Shards of a run that was finished once whose files are gone."""
-    files = {file_of(checked.run_id, shard): shard for shard in checked.missing}
+    """Shards of a run that was finished once whose files are gone, and were not merged since they were looked for."""
+    files = {file_of(checked.run_id, shard): shard for shard in checked.missing if shard in record["shards"]}
     command = record.get("command")
     return [
         Fault(name, "missing", f"shard {shard} of a finished run is gone", "rerun", checked.run_id, command)
@@ -162,19 +178,23 @@ def _missing(record: Record, checked: Checked, named: set[str]) -> list[Fault]:
 def _unfinished_steps(store: "Store", checked: Sequence[Checked], records: Mapping[str, Record]) -> list[Fault]:
     """Merges that were interrupted, or are at work, and temporary files of processes that died."""
     why = "the files of this run are being merged, or that was interrupted"
-    found = [Fault(name, "interrupted", why, "compact", _of_run(name)) for name in store.merging]
+    mends = {name: ("compact", run) if (run := _of_run(name)) in records or run is None else _of_lost(store, run)
+             for name in store.merging}  # fmt: skip
+    found = [Fault(name, "interrupted", why, *mend) for name, mend in mends.items()]
     folders = {
         f"{table_of(shard)}/run_id={each.run_id}"
         for each in checked
         for shard in (*records[each.run_id]["shards"], *records[each.run_id].get("cut", ()))
     }
+    prompts = {records[each.run_id]["prompts_fingerprint"] for each in checked}
+    folders |= {f"{table}/prompts_fingerprint={each}" for table in PROMPT_FOLDERS for each in prompts}
     stale = store.files.leftovers("", "runs", *sorted(folders))
     why = "temporary file of a process that died"
     return found + [Fault(name, "stale", why, "remove", _of_run(name)) for name in stale]
 
 
 def _foreign_files(
-    store: "Store", records: Mapping[str, Record], runs: Sequence[str] | None, named: set[str]
+    store: "Store", records: Mapping[str, Record], runs: Collection[str] | None, named: set[str]
 ) -> list[Fault]:
     """What others left in the folders of these runs and of their prompts, or of all."""
     if runs is None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed, StoreFiles
-from mathinterp.store.manifest import file_of
+from mathinterp.store.manifest import file_of, read_record
 from mathinterp.store.query import refusal
 from mathinterp.store.reading import closed_connection
 from mathinterp.store.recut import table_of
@@ -91,20 +92,54 @@ def files_of(surveyor: Surveyor, records: Mapping[str, Record]) -> Survey:
     return Survey(records, good, [])
 
 
-def check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
-    """Read every file of a run, and its prompts, to its end; what is damaged is distrusted and named."""
+def check_runs(files: StoreFiles, surveyor: Surveyor, runs: Iterable[str]) -> list[Checked]:
+    """Read every file of some runs, and their prompts, to its end; what is damaged is distrusted and named.
+
+    Each run as it is when its turn comes: its files may be merged meanwhile, or it may be deleted and is left out.
+    """
+    found = []
+    for run in runs:
+        while (record := _record_now(files, run)) is not None:
+            checked = _check(files, surveyor, record)
+            after = _record_now(files, run)
+            if after is None or after["shards"] == record["shards"]:
+                found += [checked] if after is not None else []
+                break
+    return found
+
+
+def _record_now(files: StoreFiles, run: str) -> Record | None:
+    with suppress(ValueError):  # being deleted, or damaged meanwhile
+        return read_record(files, run, now=True)
+    return None
+
+
+def _check(files: StoreFiles, surveyor: Surveyor, record: Record) -> Checked:
+    whole = entries(files, surveyor, record, again=True) | _elsewhere(files, surveyor, record)
     prompts, unsealed = record["prompts_fingerprint"], 0
     for table in (*PROMPT_TABLES, "prompt_columns"):
         sealed = intact_prompts(files, surveyor, table, prompts)
         unsealed += 0 if sealed else len(surveyor.of_prompts(table, prompts))
-    whole = entries(files, surveyor, record, again=True)
     unproved = 0
     for shard in whole.keys() - record.get("files", {}).keys():
-        with files.open(file_of(record["run_id"], shard)) as file:
+        with suppress(FileNotFoundError), files.open(file_of(record["run_id"], shard)) as file:
             unproved += not has_checksums(file)
     missing = [shard for shard in record["shards"] if shard not in whole]
     proved = len(whole) - unproved
     return Checked(record["run_id"], record["scan"], len(record["shards"]), proved, unproved + unsealed, missing)
+
+
+def _elsewhere(files: StoreFiles, surveyor: Surveyor, record: Record) -> dict[str, Entry]:
+    """As ``entries``, in tables of experiments that are not installed: their rows cannot be read, but their bytes."""
+    found, known = {}, record.get("files", {})
+    for shard in record["shards"]:
+        if table_of(shard) not in catalog().tables:
+            entry, why = _read(files, file_of(record["run_id"], shard), known.get(shard))
+            if why is not None:
+                surveyor.report(file_of(record["run_id"], shard), why)
+            elif entry is not None:
+                found[shard] = entry
+    return found
 
 
 def intact_prompts(files: StoreFiles, surveyor: Surveyor, table: str, fingerprint: str) -> bool:

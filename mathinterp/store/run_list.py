@@ -94,8 +94,9 @@ def list_runs(store: "Store", scan: str | None, model: str | None, status: str |
 
 def show_run(store: "Store", run: str) -> RunCard:
     """See ``Runs.show``."""
-    record = store.runs.record(run)
-    names = _names_by_run(store.look())[run]
+    store.runs.record(run)  # raises where there is none
+    found = store.look()  # records and files of one moment
+    record, names = found.records.get(run) or store.runs.record(run), _names_by_run(found)[run]
     row = _row(store, record, names)
     sizes = _sizes(store, record, names)
     cut, done = original_shards(record), originals_in(record, sizes)

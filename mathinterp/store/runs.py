@@ -39,6 +39,14 @@ class Runs:
                 return record
         raise UserError(f"there is no run '{run}' in {self._store.url}.{alike(self._store.files, run)}")
 
+    def present(self, run: str) -> tuple[dict[str, Any], set[str]]:
+        """The record of a run and its shards that are there, of one moment, whatever is merged or deleted meanwhile."""
+        while True:
+            record = self.record(run)
+            there = self._store.finished_shards(run, record)
+            if self.record(run)["shards"] == record["shards"]:
+                return record, there
+
     def list(
         self, *, scan: str | None = None, model: str | None = None, status: str | None = None
     ) -> "Sequence[RunRow]":
@@ -59,11 +67,15 @@ class Runs:
 
         return compare(self._store, run, other)
 
-    def deletion(self, run: str) -> "Deletion":
-        """What ``delete`` would free; nothing is changed."""
+    def deletion(self, run: str, *, after: Sequence[str] = ()) -> "Deletion":
+        """What ``delete`` would free; nothing is changed.
+
+        Args:
+            after: runs that are deleted before it, whose prompts it may then have to itself.
+        """
         from mathinterp.store.deleting import deletion
 
-        return deletion(self._store, run)
+        return deletion(self._store, run, after)
 
     def delete(self, run: str, *, force: bool = False) -> "Deletion":
         """Free a run: its record, rows and temporary files, and the prompts that no other run has.

@@ -25,7 +25,7 @@ from mathinterp.prompts.prompt import TokenizedPrompt
 from mathinterp.store import query
 from mathinterp.store.catalog import catalog
 from mathinterp.store.files import StoreFailed
-from mathinterp.store.integrity import Checked, check, entries, files_of, intact_prompts, seal
+from mathinterp.store.integrity import Checked, check_runs, entries, files_of, intact_prompts, seal
 from mathinterp.store.manifest import (
     RESULT_FORMAT,
     Run,
@@ -228,7 +228,8 @@ class Store(StoreReader):
             ) from error
 
     def check(self, runs: Sequence[str] | None = None) -> list[Checked]:
-        """Read the files of some runs, or of all, to their end; what is damaged is named and left out from then on.
+        """Read the files of some runs, or of all, to their end; what is damaged is named and left out from then on, and
+        a run that is deleted meanwhile is left out.
 
         Raises UserError for an unknown run.
         """
@@ -240,7 +241,7 @@ class Store(StoreReader):
         every = runs is None  # then all that is foreign is named, too
         found = self._surveyor.survey(catalog().tables) if every else files_of(self._surveyor, asked)
         self._surveyor.name_missing_prompts(found)
-        return [check(self.files, self._surveyor, record) for record in asked.values()]
+        return check_runs(self.files, self._surveyor, asked)
 
     def require(self, run: str) -> None:
         """Raise StoreFailed unless the run is still here: of a store that is gone nothing may be concluded."""

@@ -140,7 +140,9 @@ class Surveyor:
         kept: dict[str, dict[str, Any]] = {}
         for name, said in self._known_footers().items():
             table = name.split("/")[0]
-            kept.setdefault(table, {"columns": _columns(table), "files": {}})["files"][name] = said
+            if table not in kept:
+                kept[table] = {"columns": _columns(table), "files": {}}
+            kept[table]["files"][name] = said
         with suppress(OSError):
             self._files.write(KEPT_IN, json.dumps(kept).encode())
             self._unkept = 0
