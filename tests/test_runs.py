@@ -218,6 +218,25 @@ def test_the_same_rows_are_the_same_also_merged_and_of_another_cut(tmp_path: Pat
     assert "All rows are the same." in command("compare", run, other, "--store", tmp_path).stdout
 
 
+def test_ids_of_other_prompts_are_told(place: str) -> None:
+    """Sets that were drawn with other seeds have the same ids."""
+    store, run = many_files(place, FEW)
+    opened = open_run(store, FEW, prompts_fingerprint="feedbeef00000001", prompts="seed 1")
+    other = opened.run_id
+    drawn = [prompt(str(i)) for i in range(5)]
+    drawn[1:3] = [replace(each, prompt=replace(each.prompt, text="another")) for each in drawn[1:3]]
+    store.write_prompts("feedbeef00000001", drawn)
+    for shard in FEW:
+        table, index = shard.split("/")
+        store.write_shard(other, table, int(index), store.read_shard(run, shard).replace_schema_metadata(), {})
+    opened.finish()
+    found = Store(place).runs.compare(run, other)
+    assert (found.differing, found.other_prompts, found.same_rows) == ([], 2, False)
+    done = command("compare", run, other, "--store", place)
+    assert "prompt ids that are other prompts in the two runs: 2 (" in done.stdout.splitlines()[-1]
+    assert "All rows are the same" not in done.stdout
+
+
 def test_repeated_keys_are_paired_and_told(tmp_path: Path) -> None:
     (table,) = compared(str(tmp_path), [row(0), row(0)], [row(0), row(0), row(0)]).tables
     assert table.repeated

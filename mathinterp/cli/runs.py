@@ -112,8 +112,9 @@ def compare(run: str, other: str, store: str, as_json: bool) -> None:
     Rows of a table are joined by its key columns. Cells are compared exactly, NaN equals NaN; largest_difference is of
     pairs of finite numbers, flips of true and false. Beside them, each run's noise floor: how far a change of nothing
     moves its rows. Exit code 0 whether or not they differ; --json has "same_rows": null where a run lacks shards, or is
-    not finished, and no difference was found in what is there. Files are first read against their checksums; a damaged
-    one is named with what mends it.
+    not finished, and no difference was found in what is there. Ids that both runs have, for other prompts (of another
+    --seed, for example), are counted: rows are paired by id, and then not the same. Files are first read against their
+    checksums; a damaged one is named with what mends it.
 
     \b
     Example:

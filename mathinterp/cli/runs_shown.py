@@ -91,11 +91,14 @@ def verdict(found: "Comparison") -> str:
     if found.differing:
         said = f"Rows differ in {', '.join(found.differing)}"
     elif not lacking:
-        said = "All rows are the same"
+        said = "All values are the same" if found.other_prompts else "All rows are the same"
     elif any(table.in_both for table in found.tables):
         said = "No difference in the rows that are there in both"
     else:
         said = "No rows are there in both"
+    if found.other_prompts:
+        count = f"{found.other_prompts:,} (their rows are paired by id alone)"
+        lacking.insert(0, f"prompt ids that are other prompts in the two runs: {count}")
     return "; ".join([said, *lacking]) + "." + skipped
 
 

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 FACTS = ("scan", "model", "model_fingerprint", "prompts", "prompts_fingerprint", "dtype", "code_version", "versions",
          "result_format")  # fmt: skip
+OTHER_PROMPTS = """
+SELECT count(*) AS n FROM prompts AS a JOIN prompts AS b USING (prompt_id)
+WHERE a.prompts_fingerprint = $a AND b.prompts_fingerprint = $b
+      AND (a.text IS DISTINCT FROM b.text OR a.answer IS DISTINCT FROM b.answer)
+"""
 SCORES = {column.name for column in TOKEN_SCORE} - {"prompt_id", "position"}
 
 
@@ -75,6 +80,7 @@ class Comparison:
     noise_floors: tuple[Any, Any]  # how far a change of nothing moves rows; None: not measured
     tables: Sequence[TableDifference]
     skipped: Sequence[str]  # tables of experiments that are not installed
+    other_prompts: int = 0  # ids that stand for another text or answer in the other run: rows are paired by id alone
 
     @property
     def differing(self) -> list[str]:
@@ -85,7 +91,7 @@ class Comparison:
     @property
     def same_rows(self) -> bool | None:
         """Whether all rows are in both, equal in every cell; None: as far as can be told, some were not compared."""
-        if self.differing:
+        if self.differing or self.other_prompts:
             return False
         return None if self.skipped or any(self.incomplete) else True
 
@@ -108,7 +114,8 @@ def _compared(store: "Store", run: str, other: str) -> Comparison:
     partial = [(record, *count) for record, count, lack in zip((a, b), counts, lacks, strict=True) if lack]
     tables = list(dict.fromkeys(table_of(shard) for record in (a, b) for shard in record["shards"]))
     known = [table for table in tables if table in catalog().tables]
-    require_undamaged(store, {a["run_id"]: a, b["run_id"]: b}, known)
+    prompts = () if a["prompts_fingerprint"] == b["prompts_fingerprint"] else ("prompts",)
+    require_undamaged(store, {a["run_id"]: a, b["run_id"]: b}, [*known, *prompts])
     if partial:
         warn(partial, "only the rows that are there are compared. The same command finishes a run")
     connection = closed_connection(store.files)
@@ -129,7 +136,18 @@ def _compared(store: "Store", run: str, other: str) -> Comparison:
             for table in known
         ],
         skipped=[table for table in tables if table not in known],
+        other_prompts=_other_prompts(store, a, b, known),
     )
+
+
+def _other_prompts(store: "Store", a: Record, b: Record, tables: Sequence[str]) -> int:
+    """Sets of prompts that were drawn with other seeds have the same ids, for example."""
+    prompts = {"a": a["prompts_fingerprint"], "b": b["prompts_fingerprint"]}
+    of_prompts = any("prompt_id" in catalog().tables[table].schema.names for table in tables)
+    if not of_prompts or prompts["a"] == prompts["b"]:
+        return 0
+    count: int = store.rows(OTHER_PROMPTS, prompts)[0]["n"]
+    return count
 
 
 def _count(record: Record, there: set[str]) -> tuple[int, int]:
