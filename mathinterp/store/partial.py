@@ -22,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 NAMED = 3  # runs named in the line
 RUN_ID = re.compile(r"\b[0-9a-f]{12}\b")
+LEFT_OUT = re.compile(
+    rf"(?:<>|!=|\bNOT\s+IN\b|\bNOT\s+(?:\w+\.)?run_id\s+IN\b|\bNOT\s+(?:\w+\.)?run_id\s*=)"
+    rf"\s*(?:\([^)]*\)|'?{RUN_ID.pattern}'?)",
+    re.IGNORECASE,
+)
 OWN_STATUS = re.compile(r"\bstatus\s*=\s*'finished'|\blatest_runs\b", re.IGNORECASE)
 
 
@@ -34,13 +39,13 @@ def warn_of_partial_runs(reader: "StoreReader", found: Survey, sql: str, values:
     Args:
         found: a look at the tables that the query reads.
     """
-    tables, asked = _tables(sql), _runs_named(sql, values)
+    tables, (asked, left_out) = _tables(sql), _runs_named(sql, values)
     looked_at = {run for run in asked if all((run, table) in reader.looked_at for table in tables)}
     if not tables or OWN_STATUS.search(sql) or (asked and asked <= looked_at):
         return
     there = Counter(name.split("/")[1].removeprefix("run_id=") for table in tables for name in found.good[table])
     partial = []
-    for run in [run for run in asked if run in found.records] or list(found.records):
+    for run in [run for run in asked if run in found.records] or [run for run in found.records if run not in left_out]:
         shards = [shard for shard in found.records[run]["shards"] if table_of(shard) in tables]
         told = all((run, table) in reader.looked_at for table in tables)
         if not told and 0 < there[run] < len(shards):
@@ -72,10 +77,12 @@ def warn(partial: Sequence[tuple[Record, int, int]], consequence: str) -> None:
     logger.warning(f"unfinished: {named}{more}; {consequence}")
 
 
-def _runs_named(sql: str, values: Mapping[str, Any] | None) -> set[str]:
-    """Ids of runs that the query names, itself or by its values."""
-    given = [str(value) for name, value in (values or {}).items() if re.search(rf"\${name}\b", sql)]
-    return {*RUN_ID.findall(sql), *(value for value in given if RUN_ID.fullmatch(value))}
+def _runs_named(sql: str, values: Mapping[str, Any] | None) -> tuple[set[str], set[str]]:
+    """Ids of runs that the query names, itself or by its values; and of those that it names to leave them out."""
+    given = {name: str(value) for name, value in (values or {}).items() if RUN_ID.fullmatch(str(value))}
+    text = re.sub(r"\$(\w+)", lambda name: given.get(name[1], name[0]), sql)
+    left_out = {run for found in LEFT_OUT.findall(text) for run in RUN_ID.findall(found)}
+    return set(RUN_ID.findall(LEFT_OUT.sub("", text))), left_out
 
 
 def _tables(sql: str) -> set[str]:
