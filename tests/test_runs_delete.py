@@ -202,6 +202,15 @@ def test_prompts_stay_where_another_record_cannot_be_read(place: str) -> None:
     assert any(name.startswith("prompts/") for name in everything(place))
 
 
+def test_files_of_others_beside_the_records_keep_no_prompts(place: str) -> None:
+    store, run = many_files(place, FEW)
+    for name in ("runs/notes.json", f"runs/{run} (copy).json"):
+        store.files.write(name, store.files.read(f"runs/{run}.json"))
+    found = Store(place).runs.delete(run)
+    assert (len(found.prompts), found.kept_prompts) == (4, None)
+    assert found.needed_by == []
+
+
 @pytest.mark.parametrize(
     "name", ["../runs", "x", "", "*", "12345678901", "0123456789AB", "runs/0123456789ab", "-0123456789a"]
 )

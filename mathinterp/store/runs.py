@@ -123,8 +123,8 @@ def run_of(name: str) -> str:
 
 
 def recorded(files: "StoreFiles") -> list[str]:
-    """Ids of all runs with a record, readable or not."""
-    return [run_of(name) for name in files.find("runs", ".json")]
+    """Ids of all runs with a record, readable or not; what others put beside them is none."""
+    return [run for name in files.find("runs", ".json") if RUN_ID.fullmatch(run := run_of(name))]
 
 
 def alike(files: "StoreFiles", run: str) -> str:
