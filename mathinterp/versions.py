@@ -174,6 +174,13 @@ def repeatable(stored: str | None, scan: str) -> str | None:
     return shlex.join(kept)
 
 
+def is_command(stored: str, name: str) -> bool:
+    """Whether what ``command`` gave is the command of that name."""
+    words = shlex.split(stored)
+    at = _command_at(words)
+    return words[at : at + 1] == [name]
+
+
 def _command_at(words: Sequence[str]) -> int:
     """The index of the first word after the program and the options that say how much is told."""
     at = 1

@@ -19,7 +19,8 @@ from mathinterp.store.files import StoreFiles
 from mathinterp.store.manifest import file_of
 from mathinterp.store.writer import FOOTER_KEY
 from tests.runs_case import FEW, killed_at, many_files
-from tests.small_store import FINGERPRINT
+from tests.small_store import FINGERPRINT, fill
+from tests.stability_case import HEADS, made_prompts
 
 PROMPTS = f"prompts/prompts_fingerprint={FINGERPRINT}/prompts.parquet"
 
@@ -153,3 +154,25 @@ def test_runs_that_are_deleted_together_show_that_their_prompts_go(tmp_path: Pat
     assert f"stay: run {runs[1]} has the same prompts" in planned[2]
     assert "go too (4 files)" in planned[3]
     assert sum(int(line.split()[3]) for line in planned[2:4]) == int(planned[4].split()[1])
+
+
+def test_a_computation_of_the_latest_ranking_is_mended_by_a_command_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ranking is the latest changes with each scan."""
+    store, prompts = Store(tmp_path), made_prompts()
+    scored = [{"prompt_id": each.prompt.prompt_id, "position": i} for each in prompts for i in range(len(each.scored))]
+    heads = [{**row, "layer": layer, "head": head} for layer, head in HEADS for row in scored]
+    runs = []
+    for number in range(2):
+        runs.append(fill(store, prompts, scored, heads, model_fingerprint=f"w{number}"))
+        if number == 0:
+            monkeypatch.setattr("sys.argv", ["mathinterp", "stability", "--draws", "20", "--store", str(tmp_path)])
+            assert command("stability", "--draws", "20", "--store", tmp_path).exit_code == 0
+            monkeypatch.setattr("sys.argv", ["pytest"])
+    damaged = next(tmp_path.glob("stability_nodes/*/*.parquet"))
+    damage(damaged)
+    line = mends(tmp_path)[str(damaged.relative_to(tmp_path))]
+    assert line.startswith(f"mathinterp stability --draws 20 --run {runs[0]} --store ")
+    typed(line)
+    assert command("check", "--store", tmp_path).exit_code == 0
