@@ -287,8 +287,9 @@ def test_files_are_exported_whole_with_what_they_are(place: str, tmp_path: Path)
 @pytest.mark.slow
 def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch) -> None:
     store, run = many_files(tmp_path / "store", FEW)
-    out = tmp_path / "rows.csv"
-    out.write_text("kept")
+    out, about = tmp_path / "rows.csv", tmp_path / "rows.csv.json"
+    for each in (out, about):
+        each.write_text("kept")
     refused = command("export", run, "--out", out, "--view", "baseline", "--store", store.url)
     assert refused.exit_code == 2
     assert f"--out '{out}' is there already" in refused.stderr
@@ -297,8 +298,8 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch)
     failed = command("export", run, "--out", out, "--view", "baseline", "--store", store.url, "--force")
     assert failed.exit_code == 2
     assert "No space left" in failed.stderr
-    assert out.read_text() == "kept"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["rows.csv", "store"]
+    assert out.read_text() == about.read_text() == "kept"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["rows.csv", "rows.csv.json", "store"]
     monkeypatch.undo()
     assert command("export", run, "--out", out, "--view", "baseline", "--store", store.url, "--force").exit_code == 0
 

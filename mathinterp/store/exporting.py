@@ -113,25 +113,29 @@ def _export(store: "Store", record: dict[str, Any], view: str, sql: str, path: P
         "exported_by": mathinterp.__version__,
         "run": {name: value for name, value in record.items() if name not in LEFT_OUT},
     }
-    rows = _while_there(store, run, store.stream(sql))
     beside = _beside(path)
+    rows = _while_there(store, run, store.stream(sql), beside)
     if beside is None:
         written = export(_with_about(rows, about), path)
         return Exported(view, str(path), written, str(path))
-    with writing(beside):
-        beside.unlink(missing_ok=True)  # of a file that is replaced: never beside other rows than its own
     written = export(rows, path)
     with writing(beside), whole_file(beside) as temporary:
         temporary.write_text(json.dumps({**about, "rows": written}, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return Exported(view, str(path), written, str(beside))
 
 
-def _while_there(store: "Store", run: str, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """The rows, and a UserError after them if the run was deleted meanwhile: they may lack some, or all."""
+def _while_there(store: "Store", run: str, rows: pa.RecordBatchReader, beside: Path | None) -> pa.RecordBatchReader:
+    """The rows, and a UserError after them if the run was deleted meanwhile: they may lack some, or all.
+
+    Then, just before the file is replaced, what is said beside it goes: it is never beside other rows than its own.
+    """
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from rows
         store.runs.record(run)
+        if beside is not None:
+            with writing(beside):
+                beside.unlink(missing_ok=True)
 
     return pa.RecordBatchReader.from_batches(rows.schema, batches())
 
