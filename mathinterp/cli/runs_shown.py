@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mathinterp.cli.output import print_line, print_table, store_option
 from mathinterp.errors import UserError
 from mathinterp.text import counted
+from mathinterp.versions import is_command
 
 if TYPE_CHECKING:
     from mathinterp.store.comparing import Comparison, TableDifference
@@ -141,6 +142,7 @@ def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
     option = store_option(store)
     if fault.mend == "rerun":
         again = in_store(fault.command, store)
+        again = _trained_anew(again) if again is not None and is_command(again, "tune") else again
         return f"Mend: {again or 'the command that made run ' + str(fault.run) + ', again'}"
     if fault.mend in ("delete", "compact"):
         return f"Mend: mathinterp runs {fault.mend} {fault.run}{option}"
@@ -150,6 +152,15 @@ def mend(fault: "Fault", store: str, address: Callable[[str], str]) -> str:
     if fault.mend == "allow":
         return f"Mend: give this user the right to read {where}"
     return f"Mend: rm -- {shlex.quote(where)}" if "://" not in where else f"Mend: delete {where}"
+
+
+def _trained_anew(command: str) -> str:
+    """A training into another folder: into the one in which it is already, nothing is trained."""
+    words = shlex.split(command)
+    for i, word in enumerate(words):
+        if (i > 0 and words[i - 1] == "--out") or word.startswith("--out="):
+            words[i] += "-again"
+    return shlex.join(words)
 
 
 def in_store(command: str | None, store: str) -> str | None:

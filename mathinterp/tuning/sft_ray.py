@@ -5,6 +5,7 @@ command is given again, training goes on from the last checkpoint; rows of ``tun
 interval at a time, so that what is trained again replaces its own rows.
 """
 
+import logging
 import math
 import shutil
 import sys
@@ -26,13 +27,15 @@ from mathinterp.local_files import whole_folder
 from mathinterp.models.anatomy import ModelShape
 from mathinterp.models.catalog import LoadedModel, ModelSpec, ResolvedModel
 from mathinterp.store import Run, Store
-from mathinterp.store.manifest import run_id
+from mathinterp.store.manifest import run_id, save_record
 from mathinterp.tuning.data import Sample, data_fingerprint
 from mathinterp.tuning.folders import TUNING_FILE, check_storage, is_free, read_about
 from mathinterp.tuning.lines import followed, new_lines
 from mathinterp.tuning.sft import SftConfig
 from mathinterp.tuning.sft_workers import EXPORT_FOLDER, TABLE, worker_loop
 from mathinterp.versions import code_version, versions
+
+logger = logging.getLogger(__name__)
 
 MOST_FAILURES = 3
 
@@ -128,12 +131,17 @@ def _log_every(config: SftConfig) -> dict[str, int]:
 
 
 def open_run(tuning: Tuning) -> Run:
-    """The run's record in the store, new or earlier: one shard of rows a checkpoint interval."""
+    """The run's record in the store, new or earlier: one shard of rows a checkpoint interval.
+
+    It says nothing of earlier files: steps that are trained again have other times, and their files other checksums.
+    """
     intervals = math.ceil(tuning.config.steps / tuning.config.checkpoint_every)
-    run = Store(tuning.store_url).open_run(
-        **tuning.metadata, shards=[f"{TABLE}/{index:05d}" for index in range(intervals)]
-    )
+    store = Store(tuning.store_url)
+    run = store.open_run(**tuning.metadata, shards=[f"{TABLE}/{index:05d}" for index in range(intervals)])
     assert run.run_id == tuning.run_id
+    if run.record["files"]:
+        run.record["files"] = {}
+        save_record(store.files, run.record)
     return run
 
 
@@ -151,6 +159,17 @@ def earlier_result(out: Path, run_id: str) -> dict[str, Any] | None:
             "give a new folder"
         )
     return found
+
+
+def warn_of_lost_rows(tuning: Tuning) -> None:
+    """What was trained is not trained again where only its rows are lost."""
+    store = Store(tuning.store_url)
+    record = store.record(tuning.run_id)
+    if record is None or not store.finished_shards(tuning.run_id, record) >= set(record["shards"]):
+        logger.warning(
+            f"run {tuning.run_id}: not all rows of its training are in {store.url}; another `out` trains it again, and"
+            " writes them"
+        )
 
 
 def fit(
@@ -173,6 +192,7 @@ def fit(
     """
     found = earlier_result(out, tuning.run_id)
     if found is not None:
+        warn_of_lost_rows(tuning)
         return TuningResult(tuning.run_id, out, found, trained_now=False)
     if storage is not None:
         check_storage(storage)
