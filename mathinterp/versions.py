@@ -181,6 +181,12 @@ def is_command(stored: str, name: str) -> bool:
     return words[at : at + 1] == [name]
 
 
+def with_option(stored: str, option: str, value: str) -> str:
+    """What ``command`` gave, with an option at its end, where it counts; once."""
+    said = f"--{option} {value}"
+    return stored if said in stored else f"{stored} {said}"
+
+
 def _command_at(words: Sequence[str]) -> int:
     """The index of the first word after the program and the options that say how much is told."""
     at = 1

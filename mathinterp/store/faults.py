@@ -177,10 +177,7 @@ def _missing(record: Record, checked: Checked, named: set[str]) -> list[Fault]:
 
 def _unfinished_steps(store: "Store", checked: Sequence[Checked], records: Mapping[str, Record]) -> list[Fault]:
     """Merges that were interrupted, or are at work, and temporary files of processes that died."""
-    why = "the files of this run are being merged, or that was interrupted"
-    mends = {name: ("compact", run) if (run := _of_run(name)) in records or run is None else _of_lost(store, run)
-             for name in store.merging}  # fmt: skip
-    found = [Fault(name, "interrupted", why, *mend) for name, mend in mends.items()]
+    found = [_of_merge(store, records, name) for name in store.merging]
     folders = {
         f"{table_of(shard)}/run_id={each.run_id}"
         for each in checked
@@ -191,6 +188,13 @@ def _unfinished_steps(store: "Store", checked: Sequence[Checked], records: Mappi
     stale = store.files.leftovers("", "runs", *sorted(folders))
     why = "temporary file of a process that died"
     return found + [Fault(name, "stale", why, "remove", _of_run(name)) for name in stale]
+
+
+def _of_merge(store: "Store", records: Mapping[str, Record], name: str) -> Fault:
+    why, run = "the files of this run are being merged, or that was interrupted", _of_run(name)
+    if run is None or run in records:
+        return Fault(name, "interrupted", why, "compact", run)
+    return Fault(name, "interrupted", why, *_of_lost(store, run))
 
 
 def _foreign_files(

@@ -127,13 +127,13 @@ def _computed(results: Results, ranking: Ranking, draws: int, seed: int) -> list
 
 
 def _write(store: Store, about: dict[str, Any], parameters: dict[str, Any], tables: list[pa.Table]) -> None:
-    from mathinterp.versions import code_version, is_command
+    from mathinterp.versions import code_version, is_command, with_option
 
     shards = [f"{table}/00000" for table in TABLES]
     run = store.open_run(scan=NAME, parameters=parameters, code_version=code_version(), shards=shards, **about)
-    told, of = run.record["command"], f"--run {parameters['of']}"
-    if told is not None and is_command(told, NAME) and of not in told:  # the last one counts; the latest may be another
-        run.record["command"] = f"{told} {of}"
+    told = run.record["command"]
+    if told is not None and is_command(told, NAME):  # the latest run may be another one then
+        run.record["command"] = with_option(told, "run", parameters["of"])
     for table, rows in zip(TABLES, tables, strict=True):
         store.write_shard(run.run_id, table, 0, rows, {"scan": NAME, **run.record["parameters"]})
     run.finish()
