@@ -219,7 +219,11 @@ class Router:
             if call is not None:
                 slot.current, slot.began, slot.brings = call, now, not slot.at_hand(call)
                 self._number += 1
-                self._workers.submit(number, Shard("call", self._number, {"kind": call.kind, **call.work}))
+                try:
+                    self._workers.submit(number, Shard("call", self._number, {"kind": call.kind, **call.work}))
+                except Exception as error:  # it cannot be packed: what is nested too deep
+                    slot.current = None
+                    _refuse(call, error)
 
     def _handle(self, event: Event) -> None:
         slot = self._slots[event.slot]
@@ -296,7 +300,7 @@ class Router:
 
     def _start_failed(self, number: int, message: str) -> None:
         slot = self._slots[number]
-        slot.failed_starts += 1
+        slot.failed_starts, slot.silent = slot.failed_starts + 1, None
         logger.warning(message)
         if slot.failed_starts < MOST_STARTS:
             self._workers.start(number)
