@@ -168,6 +168,25 @@ def its_client_goes(url: str, router: Any, host: Any, tmp_path: Any) -> None:
     until(lambda: not host._sessions)
 
 
+def test_a_question_that_nobody_asks_about_any_more_is_forgotten_whatever_is_asked_next(hosted, tmp_path, monkeypatch):
+    monkeypatch.setattr(front, "IDLE_SECONDS", 0.2)
+    url, host = hosted
+    service = mi.connect(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "forget", lambda *_: None)  # as of a client that was killed
+        service.run(ToyScan(1), TINY, PROMPTS, store=str(tmp_path), progress=False)
+    assert len(host._sessions) == 1
+    time.sleep(0.3)
+    service.ablate(TINY, PROMPTS, heads=["0.1"])
+    until(lambda: not host._sessions, 5)
+
+
+def test_a_question_larger_than_the_service_reads_says_what_to_do(hosted, monkeypatch):
+    monkeypatch.setattr(front, "MOST_BYTES", 2**20)
+    with served(1) as (url, _, _), pytest.raises(UserError, match=r"at most 1 MB .*; ask about fewer prompts"):
+        Requests(url).json("POST", "/v1/sessions", {"prompts": "a" * 2**22})
+
+
 def job(store: Any) -> Any:
     scan = Heads()
     return SimpleNamespace(
@@ -255,6 +274,37 @@ def test_a_service_that_was_started_anew_is_asked_once(tmp_path):
         until(lambda: any(isinstance(event, Ready) for event in workers.wait(1.0)))
     workers.close()
     assert service.sessions == 2
+
+
+class OpensSlowly(Scripted):
+    """It takes its time to open a question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.asked, self.forgotten = threading.Event(), list[str](), list[str]()
+
+    def json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> dict[str, Any]:
+        self.asked.append(path)
+        assert self.open.wait(20)
+        self.sessions = 1
+        return super().json(method, path, body, seconds)
+
+    def forget(self, path: str) -> None:
+        self.forgotten.append(path)
+
+
+def test_a_run_that_ends_while_its_question_is_opened_leaves_none_behind(tmp_path):
+    """Ctrl-C right at the beginning: nothing is prepared for nobody."""
+    service: Any = OpensSlowly()
+    workers = ServiceWorkers(service, job(tmp_path), {}, 2)
+    workers.start(0)
+    workers.start(1)
+    until(lambda: service.asked)
+    workers.close()
+    service.open.set()
+    until(lambda: service.forgotten)
+    assert not [event for event in workers.wait(0.3) if isinstance(event, Ready)]
+    assert (service.asked, service.forgotten) == (["/v1/sessions"], ["/v1/sessions/s2"])
 
 
 def test_what_was_asked_of_a_lost_replica_says_nothing_about_the_next_one(tmp_path, monkeypatch):
