@@ -27,7 +27,7 @@ from mathinterp.models.recalled import look_up
 from mathinterp.models.split import dealt, split_note
 from mathinterp.service import serve
 from mathinterp.service.codec import encode, encode_prompts
-from mathinterp.service.host import CARD_SHARE, Answer, Host, HostSettings
+from mathinterp.service.host import CARD_SHARE, Answer, CardLost, Host, HostSettings, UnknownSession
 from mathinterp.service.place import OnService, spec_for
 from mathinterp.service.settings import Settings
 from mathinterp.service.shelf import CARD, MEMORY, Limits
@@ -165,6 +165,22 @@ def test_a_process_with_fewer_gpus_than_it_was_given_says_so(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="1 GPU but torch sees none there"):
         Host(HostSettings("cuda", Limits(0, 1), cores=1)).load()
+
+
+def test_a_process_whose_card_gives_nothing_but_errors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    host = Host(HostSettings("cuda", Limits(0, 1), cores=1, cards=2))
+    host.load()
+    with pytest.raises(UnknownSession):
+        called(host, "rows", session="nobody's", shard={})
+
+    def broken(card: int) -> None:
+        if card == 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(CardLost, match="gives nothing but errors: RuntimeError: CUDA error: an illegal memory access"):
+        called(host, "rows", session="nobody's", shard={})
 
 
 LARGE = "random:llama-2-7b"

@@ -16,10 +16,10 @@ from typing import Any
 
 from mathinterp.cluster import dispatch
 from mathinterp.cluster.dispatch import COUNTED
-from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers, first_line
+from mathinterp.cluster.events import Event, Finished, Lost, Pulse, Ready, Workers, first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
-from mathinterp.service.host import There, UnknownSession
+from mathinterp.service.host import CardLost, There, UnknownSession
 from mathinterp.service.turns import Call, Turns
 
 logger = logging.getLogger(__name__)
@@ -242,7 +242,10 @@ class Router:
                 call.future.set_result(answer)
         elif event.shard is None:
             self._start_failed(event.slot, f"a replica could not start: {first_line(event.error)}")
-        elif isinstance(event, Failed):
+        elif isinstance(event.error, CardLost):
+            self._workers.abandon(event.slot)
+            self._lost(event.slot, str(event.error))
+        else:
             error = event.error
             call = self._ended(slot, error.__dict__.pop("there", None))
             if isinstance(error, UnknownSession):
