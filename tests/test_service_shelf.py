@@ -331,6 +331,25 @@ def test_a_name_is_looked_for_again_where_another_model_is_wanted():
     assert resolving(spec, "cpu").fingerprint == "new"
 
 
+def test_models_that_were_asked_for_long_ago_are_not_remembered():
+    """Each has a tokenizer of megabytes, and a sweep asks for hundreds of adapters."""
+    asked: list[str] = []
+
+    def resolve(spec: ModelSpec, device: str) -> Any:
+        asked.append(spec.name)
+        return SimpleNamespace(fingerprint=spec.name, source=SimpleNamespace(path=None))
+
+    resolving = Resolving(resolve)
+    for number in range(100):
+        resolving(ModelSpec("owner/first"), "cpu")
+        resolving(ModelSpec(f"owner/{number}"), "cpu")
+    assert asked.count("owner/first") == 1
+    assert len(resolving._known) == 16
+    resolving(ModelSpec("owner/99"), "cpu")
+    resolving(ModelSpec("owner/0"), "cpu")
+    assert (asked.count("owner/99"), asked.count("owner/0")) == (1, 2)
+
+
 @pytest.mark.slow
 def test_files_that_changed_are_looked_at_again(tmp_path):
     for file in BUNDLED_FOLDER.iterdir():
