@@ -224,6 +224,22 @@ def test_a_service_whose_rows_may_mean_something_else_is_refused(hosted, monkeyp
         mi.connect(url)
 
 
+def test_a_service_that_was_started_anew_in_another_version_is_not_asked_for_the_rest(hosted, tmp_path, monkeypatch):
+    service = mi.connect(hosted[0])
+    cells = service.stream(ToyScan(30, seconds=0.05), TINY, PROMPTS, store=str(tmp_path))
+    next(cells)
+    monkeypatch.setattr(front, "ABOUT", {**front.ABOUT, "result_format": -1})
+    with served(1) as (newer, router, workers):
+        router.until_ready()
+        service.requests.url = newer
+        with pytest.raises(UserError, match="is no service of this version of mathinterp"):
+            for _ in cells:
+                pass
+        with pytest.raises(UserError, match="is no service of this version of mathinterp"):
+            service.ablate(TINY, PROMPTS, heads=["0.1"])
+        assert not workers.given
+
+
 @pytest.mark.parametrize("spec", [{}, {"name": 5}, {"name": ""}, {"name": TINY, "adapter": ["a"]}])
 def test_a_model_that_is_not_named_is_one_line(hosted, spec):
     url, _ = hosted
@@ -252,6 +268,9 @@ class Scripted:
             assert gate.wait(20)
             raise ReplicaGone("the service does not know this question any more", 404)
         return {"replica": 0, "notes": {}}
+
+    def check(self, seconds: float) -> None:
+        pass
 
     def tables(self, path: str, body: Any) -> Any:
         raise AssertionError(path)

@@ -224,6 +224,7 @@ class ServiceWorkers:
         with self._opening:
             session = self._session
             if session is None and not self._closed:
+                self._requests.check(THERE_SECONDS)
                 session = self._session = self._requests.json("POST", "/v1/sessions", self._ask)["session"]
             if self._closed or session is None:
                 self._forget()
