@@ -18,7 +18,7 @@ import urllib3
 
 import mathinterp as mi
 from mathinterp.cluster import vital
-from mathinterp.cluster.events import Finished, Lost, Ready
+from mathinterp.cluster.events import Lost, Ready
 from mathinterp.cluster.replica import loading_turn
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
@@ -181,6 +181,24 @@ def test_a_question_that_nobody_asks_about_any_more_is_forgotten_whatever_is_ask
     until(lambda: not host._sessions, 5)
 
 
+def test_a_shard_is_computed_by_a_replica_of_its_question_and_from_no_store(hosted, tmp_path, monkeypatch):
+    url, host = hosted
+    service = mi.connect(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "forget", lambda *_: None)
+        service.run(ToyScan(1), TINY, PROMPTS, store=str(tmp_path), progress=False)
+    (session,) = host._sessions
+    shard = {"table": "mlp_scan", "index": 0, "work": {"layer": 0}, "cost": 1.0}
+    facts, _ = service.requests.tables(f"/v1/sessions/{session}/replicas/0/shards", shard)
+    assert facts["seconds"] >= 0
+    for number in (1, 9):
+        with pytest.raises(ReplicaGone, match=f"replica {number} does not know this question"):
+            service.requests.tables(f"/v1/sessions/{session}/replicas/{number}/shards", shard)
+    shard["work"] = {"stored": [str(tmp_path), "run", "mlp_scan", 0]}
+    with pytest.raises(UserError, match="the service reads no store"):
+        service.requests.tables(f"/v1/sessions/{session}/replicas/0/shards", shard)
+
+
 def test_a_question_larger_than_the_service_reads_says_what_to_do(hosted, monkeypatch):
     monkeypatch.setattr(front, "MOST_BYTES", 2**20)
     with served(1) as (url, _, _), pytest.raises(UserError, match=r"at most 1 MB .*; ask about fewer prompts"):
@@ -337,10 +355,11 @@ def test_what_was_asked_of_a_lost_replica_says_nothing_about_the_next_one(tmp_pa
         workers.submit(0, Shard("head_scan", 0, {}))
     workers.start(0)
     late[0].start()
+    late[0].join()
     seen: list[Any] = []
-    until(lambda: seen.extend(workers.wait(0.1)) or any(isinstance(event, Ready) for event in seen))
+    until(lambda: seen.extend(workers.wait(0.1)) or seen)
     workers.close()
-    assert not any(isinstance(event, Lost | Finished) for event in seen)
+    assert [type(event) for event in (*seen, *workers.wait(0.1))] == [Ready]
 
 
 STOPPED = """

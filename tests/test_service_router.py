@@ -76,6 +76,7 @@ def test_what_waits_is_cancelled_and_what_runs_is_forgotten(gate):
         while not workers.given:
             time.sleep(0.01)
         router.cancel_session("ada")
+        assert (router.status()["queue"], router._slots[0].turns.calls()) == (1, [other])
         gate.set()
         assert other.future.result(20).facts == {"name": "b0"}
         assert running.future.cancelled()
