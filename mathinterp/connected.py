@@ -138,6 +138,7 @@ class Service:
         """
         given = prompts if isinstance(prompts, Prompts) else prompts_of(prompts)
         model = model_of(model)
+        self.requests.check()
         place = OnService(self.requests, model)
         described = place.described()
         ask = {

@@ -28,7 +28,7 @@ from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
 from mathinterp.store import Store
-from tests.moody import Moody
+from tests.moody import Moody, Unloadable
 from tests.ray_nodes import NODE, ray_nodes
 from tests.toy_scan import ToyScan
 
@@ -183,6 +183,21 @@ def test_a_replica_that_cannot_be_built_tells_why(cluster):
     workers.start(0)
     (lost,) = events_of(workers, 1)
     assert lost == Lost(0, "OSError: cannot begin")
+    workers.close()
+
+
+def test_a_replica_that_cannot_load_leaves_its_card(cluster):
+    workers = RayWorkers(Unloadable, False, num_cpus=0, num_gpus=0)
+    workers.start(0)
+    failed: list[Failed] = []
+    while not failed:  # a pulse may come first
+        failed = [event for event in events_of(workers, 1) if isinstance(event, Failed)]
+    assert (failed[0].shard, type(failed[0].error)) == (None, OSError)
+    until = time.monotonic() + 20
+    while Path(f"/proc/{failed[0].error}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert workers.wait(timeout=0.1) == []  # nothing is asked of it any more
     workers.close()
 
 

@@ -3,6 +3,8 @@
 Without GPUs the cards are those of two_cards.py, where any operation that mixes two fails.
 """
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,7 +29,7 @@ from mathinterp.models.recalled import look_up
 from mathinterp.models.split import dealt, split_note
 from mathinterp.service import serve
 from mathinterp.service.codec import encode, encode_prompts
-from mathinterp.service.host import CARD_SHARE, Answer, Host, HostSettings
+from mathinterp.service.host import CARD_SHARE, Answer, CardLost, Host, HostSettings, UnknownSession
 from mathinterp.service.place import OnService, spec_for
 from mathinterp.service.settings import Settings
 from mathinterp.service.shelf import CARD, MEMORY, Limits
@@ -165,6 +167,54 @@ def test_a_process_with_fewer_gpus_than_it_was_given_says_so(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="1 GPU but torch sees none there"):
         Host(HostSettings("cuda", Limits(0, 1), cores=1)).load()
+
+
+def test_a_process_whose_card_gives_nothing_but_errors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+    host = Host(HostSettings("cuda", Limits(0, 1), cores=1, cards=2))
+    host.load()
+    with pytest.raises(UnknownSession):
+        called(host, "rows", session="nobody's", shard={})
+
+    def broken(card: int) -> None:
+        if card == 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(CardLost, match="gives nothing but errors: RuntimeError: CUDA error: an illegal memory access"):
+        called(host, "rows", session="nobody's", shard={})
+
+
+def test_shards_are_computed_with_the_threads_of_their_question(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whatever another question was given meanwhile: threads decide last bits."""
+    monkeypatch.setattr("mathinterp.service.host.threads_for", lambda weights, cores: 2)
+    before, work = torch.get_num_threads(), work_of(tmp_path, TINY)
+    host = Host(HostSettings("cpu", Limits(0, 10**9), cores=2))
+    try:
+        prepare(host, "question", work)
+        torch.set_num_threads(1)
+        rows(host, "question", work)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_prepared_goes_with_its_model(tmp_path: Path) -> None:
+    """Else it would keep the model's memory, and there would be two of them when it comes back."""
+    work = work_of(tmp_path, TINY)
+    host = Host(HostSettings("cpu", Limits(0, 1), cores=1))
+    assert prepare(host, "question", work).there.prepared == ("question",)
+    model = weakref.ref(host._shelf.take(work.model).model)
+    asked = {"spec": {"name": OTHER.name, "dtype": "float32"}, "model_fingerprint": resolve(OTHER).fingerprint}
+    arguments = encode({"heads": ["0.1"]}, "`value`")
+    answer = called(host, "ablate", **asked, prompts=encode(PROMPTS, "`prompts`"), arguments=arguments)
+    assert answer.there.prepared == ()
+    gc.collect()
+    assert model() is None
+    assert rows(host, "question", work)
+    assert host._there().prepared == ("question",)
 
 
 LARGE = "random:llama-2-7b"

@@ -18,7 +18,7 @@ import urllib3
 
 import mathinterp as mi
 from mathinterp.cluster import vital
-from mathinterp.cluster.events import Finished, Lost, Ready
+from mathinterp.cluster.events import Lost, Ready
 from mathinterp.cluster.replica import loading_turn
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
@@ -168,6 +168,43 @@ def its_client_goes(url: str, router: Any, host: Any, tmp_path: Any) -> None:
     until(lambda: not host._sessions)
 
 
+def test_a_question_that_nobody_asks_about_any_more_is_forgotten_whatever_is_asked_next(hosted, tmp_path, monkeypatch):
+    monkeypatch.setattr(front, "IDLE_SECONDS", 0.2)
+    url, host = hosted
+    service = mi.connect(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "forget", lambda *_: None)  # as of a client that was killed
+        service.run(ToyScan(1), TINY, PROMPTS, store=str(tmp_path), progress=False)
+    assert len(host._sessions) == 1
+    time.sleep(0.3)
+    service.ablate(TINY, PROMPTS, heads=["0.1"])
+    until(lambda: not host._sessions, 5)
+
+
+def test_a_shard_is_computed_by_a_replica_of_its_question_and_from_no_store(hosted, tmp_path, monkeypatch):
+    url, host = hosted
+    service = mi.connect(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "forget", lambda *_: None)
+        service.run(ToyScan(1), TINY, PROMPTS, store=str(tmp_path), progress=False)
+    (session,) = host._sessions
+    shard = {"table": "mlp_scan", "index": 0, "work": {"layer": 0}, "cost": 1.0}
+    facts, _ = service.requests.tables(f"/v1/sessions/{session}/replicas/0/shards", shard)
+    assert facts["seconds"] >= 0
+    for number in (1, 9):
+        with pytest.raises(ReplicaGone, match=f"replica {number} does not know this question"):
+            service.requests.tables(f"/v1/sessions/{session}/replicas/{number}/shards", shard)
+    shard["work"] = {"stored": [str(tmp_path), "run", "mlp_scan", 0]}
+    with pytest.raises(UserError, match="the service reads no store"):
+        service.requests.tables(f"/v1/sessions/{session}/replicas/0/shards", shard)
+
+
+def test_a_question_larger_than_the_service_reads_says_what_to_do(hosted, monkeypatch):
+    monkeypatch.setattr(front, "MOST_BYTES", 2**20)
+    with served(1) as (url, _, _), pytest.raises(UserError, match=r"at most 1 MB .*; ask about fewer prompts"):
+        Requests(url).json("POST", "/v1/sessions", {"prompts": "a" * 2**22})
+
+
 def job(store: Any) -> Any:
     scan = Heads()
     return SimpleNamespace(
@@ -205,6 +242,22 @@ def test_a_service_whose_rows_may_mean_something_else_is_refused(hosted, monkeyp
         mi.connect(url)
 
 
+def test_a_service_that_was_started_anew_in_another_version_is_not_asked_for_the_rest(hosted, tmp_path, monkeypatch):
+    service = mi.connect(hosted[0])
+    cells = service.stream(ToyScan(30, seconds=0.05), TINY, PROMPTS, store=str(tmp_path))
+    next(cells)
+    monkeypatch.setattr(front, "ABOUT", {**front.ABOUT, "result_format": -1})
+    with served(1) as (newer, router, workers):
+        router.until_ready()
+        service.requests.url = newer
+        with pytest.raises(UserError, match="is no service of this version of mathinterp"):
+            for _ in cells:
+                pass
+        with pytest.raises(UserError, match="is no service of this version of mathinterp"):
+            service.ablate(TINY, PROMPTS, heads=["0.1"])
+        assert not workers.given
+
+
 @pytest.mark.parametrize("spec", [{}, {"name": 5}, {"name": ""}, {"name": TINY, "adapter": ["a"]}])
 def test_a_model_that_is_not_named_is_one_line(hosted, spec):
     url, _ = hosted
@@ -234,6 +287,9 @@ class Scripted:
             raise ReplicaGone("the service does not know this question any more", 404)
         return {"replica": 0, "notes": {}}
 
+    def check(self, seconds: float) -> None:
+        pass
+
     def tables(self, path: str, body: Any) -> Any:
         raise AssertionError(path)
 
@@ -257,6 +313,37 @@ def test_a_service_that_was_started_anew_is_asked_once(tmp_path):
     assert service.sessions == 2
 
 
+class OpensSlowly(Scripted):
+    """It takes its time to open a question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.asked, self.forgotten = threading.Event(), list[str](), list[str]()
+
+    def json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> dict[str, Any]:
+        self.asked.append(path)
+        assert self.open.wait(20)
+        self.sessions = 1
+        return super().json(method, path, body, seconds)
+
+    def forget(self, path: str) -> None:
+        self.forgotten.append(path)
+
+
+def test_a_run_that_ends_while_its_question_is_opened_leaves_none_behind(tmp_path):
+    """Ctrl-C right at the beginning: nothing is prepared for nobody."""
+    service: Any = OpensSlowly()
+    workers = ServiceWorkers(service, job(tmp_path), {}, 2)
+    workers.start(0)
+    workers.start(1)
+    until(lambda: service.asked)
+    workers.close()
+    service.open.set()
+    until(lambda: service.forgotten)
+    assert not [event for event in workers.wait(0.3) if isinstance(event, Ready)]
+    assert (service.asked, service.forgotten) == (["/v1/sessions"], ["/v1/sessions/s2"])
+
+
 def test_what_was_asked_of_a_lost_replica_says_nothing_about_the_next_one(tmp_path, monkeypatch):
     """A request that had not begun when its replica was lost."""
     service: Any = Scripted()
@@ -268,10 +355,11 @@ def test_what_was_asked_of_a_lost_replica_says_nothing_about_the_next_one(tmp_pa
         workers.submit(0, Shard("head_scan", 0, {}))
     workers.start(0)
     late[0].start()
+    late[0].join()
     seen: list[Any] = []
-    until(lambda: seen.extend(workers.wait(0.1)) or any(isinstance(event, Ready) for event in seen))
+    until(lambda: seen.extend(workers.wait(0.1)) or seen)
     workers.close()
-    assert not any(isinstance(event, Lost | Finished) for event in seen)
+    assert [type(event) for event in (*seen, *workers.wait(0.1))] == [Ready]
 
 
 STOPPED = """

@@ -1,5 +1,6 @@
 """Whose turn it is, and what becomes of calls when a process dies or hangs; processes here only say what they got."""
 
+import pickle
 import threading
 import time
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
-from mathinterp.service.host import Answer, There, UnknownSession
+from mathinterp.service.host import Answer, CardLost, There, UnknownSession
 from mathinterp.service.router import ReplicaLost, Router
 from mathinterp.service.turns import Call
 from tests.service_case import ThreadWorkers, routed
@@ -75,6 +76,7 @@ def test_what_waits_is_cancelled_and_what_runs_is_forgotten(gate):
         while not workers.given:
             time.sleep(0.01)
         router.cancel_session("ada")
+        assert (router.status()["queue"], router._slots[0].turns.calls()) == (1, [other])
         gate.set()
         assert other.future.result(20).facts == {"name": "b0"}
         assert running.future.cancelled()
@@ -148,6 +150,77 @@ def test_a_process_that_never_starts_is_given_up(gate):
         assert router.best("m") is None
         with pytest.raises(UserError, match="a replica could not start: RuntimeError: no card"):
             router.until_ready()
+
+
+def test_a_process_that_waits_for_a_machine_after_a_failed_start_does_not_hang(gate):
+    starts: list[int] = []
+
+    class SecondIsLate(Scripted):
+        def load(self) -> dict[str, Any]:
+            starts.append(len(starts))
+            if len(starts) == 1:
+                time.sleep(0.1)  # it says that it is there
+                workers.quiet.add(0)
+                raise RuntimeError("no card")
+            assert self.gate.wait(20)
+            return super().load()
+
+    with routed(lambda: SecondIsLate(gate), silence=0.3) as (router, workers):
+        waits = call("ada", "a0", "ablate")
+        router.submit(waits)
+        while len(starts) < 2:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        gate.set()
+        assert waits.future.result(20).facts == {"name": "a0"}
+        assert (workers.abandoned, len(starts)) == ([], 2)
+
+
+def test_a_call_that_cannot_be_handed_over_is_refused_and_the_next_one_is_answered(gate, monkeypatch):
+    """Ray packs what it sends, and cannot pack what is nested too deep."""
+    submit = ThreadWorkers.submit
+
+    def packed(workers: ThreadWorkers, slot: int, shard: Shard) -> None:
+        pickle.dumps(shard.work)
+        submit(workers, slot, shard)
+
+    monkeypatch.setattr(ThreadWorkers, "submit", packed)
+    gate.set()
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    with routed(lambda: Scripted(gate)) as (router, _):
+        router.until_ready()
+        wrong, after = call("ada", "a0", deep=deep), call("bob", "b0")
+        for each in (wrong, after):
+            router.submit(each, 0)
+        with pytest.raises(RecursionError):
+            wrong.future.result(5)
+        assert after.future.result(20).facts == {"name": "b0"}
+
+
+def test_a_process_whose_card_is_lost_is_replaced(gate):
+    """It would answer every question with an error for ever."""
+    gate.set()
+    errors: list[Exception] = [CardLost("its GPU gives nothing but errors")]
+
+    class LosesItsCard(Scripted):
+        def run(self, call: Shard) -> Answer:
+            if errors:
+                raise errors.pop()
+            return super().run(call)
+
+    with routed(lambda: LosesItsCard(gate)) as (router, workers):
+        router.until_ready()
+        lasting = call("ada", "a0", "ablate")
+        router.submit(lasting, 0)
+        assert lasting.future.result(20).facts == {"name": "a0"}
+        assert (workers.abandoned, workers.lives[0], router.status()["replaced"]) == ([0], 3, 1)
+        errors.append(CardLost("its GPU gives nothing but errors"))
+        rows = call("ada", "a1")
+        router.submit(rows, 0)
+        with pytest.raises(ReplicaLost, match="nothing but errors"):
+            rows.future.result(20)
 
 
 class StartsOnce(Scripted):

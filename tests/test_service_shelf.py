@@ -191,6 +191,26 @@ def test_a_model_larger_than_the_memory_limit_goes_back_to_its_files(made):
     assert made.done.count("load a") == 2
 
 
+def test_a_model_for_which_the_host_has_no_memory_goes_back_to_its_files(made, caplog):
+    """Others may use the host, too. A part of it may have been moved, so it must not stay either."""
+    shelf = made.shelf(card=4, memory=8)
+    moves = shelf._move
+
+    def full(loaded: Any, device: str) -> Any:
+        if device == "cpu":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return moves(loaded, device)
+
+    shelf._move = full
+    shelf.take(Fake("a"))
+    shelf.take(Fake("b"))
+    assert levels(shelf) == {"b": CARD, "a": DISK}
+    assert "a finds no room in host memory and goes back to its files" in caplog.text
+    shelf._move = moves
+    shelf.take(Fake("a"))
+    assert (levels(shelf), made.done.count("load a")) == ({"a": CARD, "b": MEMORY}, 2)
+
+
 def test_a_quantised_model_goes_from_the_card_to_its_files(made, monkeypatch):
     """Its scales would not move with it."""
     monkeypatch.setattr(shelves, "layer_parameters", lambda shape: 1)
@@ -309,6 +329,25 @@ def test_a_name_is_looked_for_again_where_another_model_is_wanted():
     assert resolving(spec, "cpu", "old").fingerprint == "old"
     assert resolving(spec, "cpu", "new").fingerprint == "new"
     assert resolving(spec, "cpu").fingerprint == "new"
+
+
+def test_models_that_were_asked_for_long_ago_are_not_remembered():
+    """Each has a tokenizer of megabytes, and a sweep asks for hundreds of adapters."""
+    asked: list[str] = []
+
+    def resolve(spec: ModelSpec, device: str) -> Any:
+        asked.append(spec.name)
+        return SimpleNamespace(fingerprint=spec.name, source=SimpleNamespace(path=None))
+
+    resolving = Resolving(resolve)
+    for number in range(100):
+        resolving(ModelSpec("owner/first"), "cpu")
+        resolving(ModelSpec(f"owner/{number}"), "cpu")
+    assert asked.count("owner/first") == 1
+    assert len(resolving._known) == 16
+    resolving(ModelSpec("owner/99"), "cpu")
+    resolving(ModelSpec("owner/0"), "cpu")
+    assert (asked.count("owner/99"), asked.count("owner/0")) == (1, 2)
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "is_available": True, "device_count": 2, "get_device_name": "a stand-in", "empty_cache": None,
         "memory_allocated": 0, "max_memory_allocated": 0, "reset_peak_memory_stats": None,
+        "synchronize": None,
         "get_device_properties": SimpleNamespace(total_memory=CARD_BYTES),
     }.items():  # fmt: skip
         patch.setattr(torch.cuda, name, lambda *_, value=value: value)

@@ -105,7 +105,10 @@ class RayWorkers:
         try:
             value = ray.get(reference)
         except RayTaskError as error:
-            del self._waiting[reference]
+            if shard is None:
+                self.abandon(slot)  # it holds its card, and gives pulses
+            else:
+                del self._waiting[reference]
             return Failed(slot, shard, _cause(error), _COLOUR.sub("", str(error)))
         except (RayActorError, OutOfMemoryError) as error:
             self.abandon(slot)

@@ -101,6 +101,9 @@ class Front:
         try:
             self._check(request)
             return await handler(request)
+        except web.HTTPRequestEntityTooLarge as error:
+            most = f"the service reads at most {MOST_BYTES // 2**20} MB of a question"
+            status, kind, said = error.status, "user", f"{most}; ask about fewer prompts"
         except web.HTTPException as error:
             status, kind, said = error.status, "user", f"{request.method} {request.path}: {error.reason}"
         except Refused as error:
@@ -191,6 +194,7 @@ class Front:
 
     async def _ablate(self, request: web.Request) -> web.Response:
         ask, session = await _json(request), Session(_user(request), {})
+        self._forget_idle()
         spec = _fields(ask, "spec")
         spec_of(spec)
         work = {"spec": spec, **{name: ask.get(name) for name in ("model_fingerprint", "prompts", "arguments")}}

@@ -17,6 +17,7 @@ import torch
 
 from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.can_run import check_model
+from mathinterp.cluster.events import first_line
 from mathinterp.cluster.job import ReplicaJob
 from mathinterp.cluster.places import threads_for
 from mathinterp.cluster.replica import Replica, require_same, smallest_card
@@ -76,6 +77,10 @@ class Answer:
 
 class UnknownSession(RuntimeError):
     """This process was not told, or no longer knows, what the question is."""
+
+
+class CardLost(RuntimeError):
+    """A GPU of this process gives nothing but errors any more, whatever is asked; another process must take over."""
 
 
 @dataclass
@@ -161,7 +166,7 @@ class Host:
         return self._card_bytes
 
     def run(self, call: Shard) -> Answer:
-        """Answer one call; raises what it raises, with what there is now as its ``there``."""
+        """Answer one call; raises what it raises, with what there is now as its ``there``, or CardLost."""
         work = dict(call.work)
         kind = work.pop("kind")
         assert kind in KINDS
@@ -169,6 +174,8 @@ class Host:
         try:
             answer: Answer = getattr(self, f"_{kind}")(**work)
         except Exception as error:
+            if self._settings.device == "cuda" and isinstance(error, RuntimeError):
+                _check_cards(self._settings.cards)
             error.__dict__["there"] = self._there()
             raise
         finally:
@@ -299,6 +306,15 @@ class Host:
         if session is not None and session.replica is not None:
             session.replica.close()
             session.replica = None
+
+
+def _check_cards(cards: int) -> None:
+    """Raise CardLost where a GPU's context is broken: after some errors every call fails until the process ends."""
+    for card in range(cards):
+        try:
+            torch.cuda.synchronize(card)
+        except RuntimeError as error:
+            raise CardLost(f"its GPU gives nothing but errors: {first_line(error)}") from error
 
 
 def _memory(card: int) -> int:

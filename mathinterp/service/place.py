@@ -147,6 +147,7 @@ class ServiceWorkers:
             "prompts_fingerprint": job.prompts_fingerprint,
         }
         self._session: str | None = None
+        self._closed = False
         self._opening = threading.Lock()
         self._replicas: dict[int, int] = {}  # slot -> its number at the service
         self._lives = dict.fromkeys(range(slots), 0)  # slot -> how often it was started
@@ -207,10 +208,7 @@ class ServiceWorkers:
         self._events.put((slot, life, event))
 
     def _prepare(self, slot: int, shard: None) -> Event:
-        with self._opening:
-            if self._session is None:
-                self._session = self._requests.json("POST", "/v1/sessions", self._ask)["session"]
-            session = self._session
+        session = self._opened()
         try:
             found = self._requests.json("POST", f"/v1/sessions/{session}/replicas", {})
         except ReplicaGone as gone:
@@ -220,6 +218,18 @@ class ServiceWorkers:
             raise
         self._replicas[slot] = found["replica"]
         return Ready(slot, found["notes"])
+
+    def _opened(self) -> str:
+        """The question's id at the service, which is asked once; if the run has ended meanwhile, it is taken back."""
+        with self._opening:
+            session = self._session
+            if session is None and not self._closed:
+                self._requests.check(THERE_SECONDS)
+                session = self._session = self._requests.json("POST", "/v1/sessions", self._ask)["session"]
+            if self._closed or session is None:
+                self._forget()
+                raise ReplicaGone("the run has ended", 503)
+            return session
 
     def _compute(self, slot: int, shard: Shard) -> Event:
         if "stored" in shard.work:
@@ -239,5 +249,10 @@ class ServiceWorkers:
 
     def close(self) -> None:
         """Cancel what was asked."""
-        if self._session is not None:
-            self._requests.forget(f"/v1/sessions/{self._session}")
+        self._closed = True
+        self._forget()
+
+    def _forget(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._requests.forget(f"/v1/sessions/{session}")

@@ -80,7 +80,12 @@ class Requests:
             socket_options=[*urllib3.connection.HTTPConnection.default_socket_options, *ALIVE],
         )
         self.resolve = Resolving()
-        self.about: dict[str, Any] = self.json("GET", "/v1/service", seconds=ABOUT_SECONDS)
+        self.about: dict[str, Any]  # what the service says of itself
+        self.check()
+
+    def check(self, seconds: float = ABOUT_SECONDS) -> None:
+        """Raise UserError unless a service of this version answers; another one may have been started meanwhile."""
+        self.about = self.json("GET", "/v1/service", seconds=seconds)
         if any(self.about.get(name) != here for name, here in ABOUT.items()):
             raise UserError(
                 f"{self.url} is no service of this version of mathinterp (it says"

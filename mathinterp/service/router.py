@@ -16,10 +16,10 @@ from typing import Any
 
 from mathinterp.cluster import dispatch
 from mathinterp.cluster.dispatch import COUNTED
-from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready, Workers, first_line
+from mathinterp.cluster.events import Event, Finished, Lost, Pulse, Ready, Workers, first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
-from mathinterp.service.host import There, UnknownSession
+from mathinterp.service.host import CardLost, There, UnknownSession
 from mathinterp.service.turns import Call, Turns
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,11 @@ class Router:
             if call is not None:
                 slot.current, slot.began, slot.brings = call, now, not slot.at_hand(call)
                 self._number += 1
-                self._workers.submit(number, Shard("call", self._number, {"kind": call.kind, **call.work}))
+                try:
+                    self._workers.submit(number, Shard("call", self._number, {"kind": call.kind, **call.work}))
+                except Exception as error:  # it cannot be packed: what is nested too deep
+                    slot.current = None
+                    _refuse(call, error)
 
     def _handle(self, event: Event) -> None:
         slot = self._slots[event.slot]
@@ -238,7 +242,10 @@ class Router:
                 call.future.set_result(answer)
         elif event.shard is None:
             self._start_failed(event.slot, f"a replica could not start: {first_line(event.error)}")
-        elif isinstance(event, Failed):
+        elif isinstance(event.error, CardLost):
+            self._workers.abandon(event.slot)
+            self._lost(event.slot, str(event.error))
+        else:
             error = event.error
             call = self._ended(slot, error.__dict__.pop("there", None))
             if isinstance(error, UnknownSession):
@@ -296,7 +303,7 @@ class Router:
 
     def _start_failed(self, number: int, message: str) -> None:
         slot = self._slots[number]
-        slot.failed_starts += 1
+        slot.failed_starts, slot.silent = slot.failed_starts + 1, None
         logger.warning(message)
         if slot.failed_starts < MOST_STARTS:
             self._workers.start(number)

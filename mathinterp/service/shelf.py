@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from mathinterp.cluster.events import first_line
 from mathinterp.cluster.ray_private import machine_cores
 from mathinterp.experiments.costs import layer_parameters, parameters
 from mathinterp.models.anatomy import Anatomy
@@ -189,7 +190,12 @@ class Shelf:
         else:  # or an experiment from outside has left something in the model
             held.copy = None
             self._make_room_in_memory(held.bytes)
-        held.loaded, held.level, held.copy = self._move(held.loaded, "cpu"), MEMORY, None
+        try:
+            held.loaded, held.level, held.copy = self._move(held.loaded, "cpu"), MEMORY, None
+            return
+        except (MemoryError, RuntimeError) as error:  # a part of it may have been moved
+            logger.warning(f"{held.label} finds no room in host memory and goes back to its files: {first_line(error)}")
+        self._drop(key)  # not from there: the error holds on to the model
 
     def _in_memory(self) -> int:
         """Bytes in host memory of a process with a card, copies of what is on it included."""
