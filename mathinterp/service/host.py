@@ -35,7 +35,7 @@ from mathinterp.service.shelf import Key, Limits, Shelf, key_of
 from mathinterp.text import counted
 
 PREPARED = 8  # questions whose replica stays prepared; others are prepared again when they go on
-KINDS = ("load", "prepare", "rows", "end", "ablate")
+KINDS = ("prepare", "rows", "end", "ablate")
 CARD_SHARE = 0.6  # of a process's part of the cards' memory, for weights; and of what these leave, for what is prepared
 
 
@@ -190,12 +190,6 @@ class Host:
         """See Replica.pulse; of the question that is being answered."""
         replica = self._computing
         return (0.0, self._vital.still()) if replica is None else replica.pulse()
-
-    def _load(self, spec: dict[str, Any]) -> Answer:
-        resolved = self._shelf.resolve(spec_of(spec), self._settings.device)
-        check_model(None, resolved, self)
-        self._shelf.take(resolved)
-        return Answer({"label": resolved.label})
 
     def _prepare(self, session: str, ask: dict[str, Any]) -> Answer:
         """Know a question, and be ready for its shards."""

@@ -28,7 +28,7 @@ POLL = 0.02  # seconds between looks at new calls, while others are computed
 IDLE = 1.0  # seconds between looks at processes, while nothing is computed
 MOST_STARTS = 3  # failed starts in a row after which a process is given up
 MOST_LOSSES = 3  # deaths under a lasting call after which it is given up: it may be the killer
-LASTING = ("load", "prepare", "ablate")
+LASTING = ("prepare", "ablate")
 SHOWN = ("fingerprint", "dtype", "level", "bytes", "in_memory")  # of a model
 DISTANCE = {"card": 0.0, "memory": 0.5, "disk": 2.0}  # of a model, in calls that it is worth waiting for
 
