@@ -29,7 +29,8 @@ def connect(url: str, *, token: str | None = None, user: str | None = None) -> "
 
     Args:
         url: for example "http://127.0.0.1:8390".
-        token: where it wants one; None: that of the environment, MATHINTERP_SERVICE_TOKEN.
+        token: where it wants one; None: that of the environment, MATHINTERP_SERVICE_TOKEN, or in the file (mode 0600)
+            that MATHINTERP_SERVICE_TOKEN_FILE names.
         user: a name; users of a service take turns. None: the name of this process's user.
     Raises:
         UserError: no service answers there, it wants another token, or it is of another version.

@@ -94,6 +94,16 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
     assert "a token has 16 or more plain characters" in serve("start").stderr
 
 
+def test_when_replicas_of_a_service_hang_is_not_said_by_who_asks(monkeypatch):
+    asked = ["--service", "http://127.0.0.1:9"]
+    for words in (["--hangs-after", "60", *asked], [*asked, "--hangs-after", "60"]):
+        done = CliRunner().invoke(main, ["scan", "heads", *words])
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+        assert "`--hangs-after` is said when the service is started; leave it out" in done.stderr
+    monkeypatch.setenv("MATHINTERP_SERVICE", "http://127.0.0.1:9")
+    assert "leave it out" in CliRunner().invoke(main, ["league", "--hangs-after", "60"]).stderr
+
+
 def test_of_two_services_that_start_at_once_on_a_port_one_says_that_it_is_taken():
     first = bound_socket("127.0.0.1", 0)
     port = first.getsockname()[1]

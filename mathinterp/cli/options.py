@@ -23,6 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 Place = TypeVar("Place", str, os.PathLike[str], None)
 SHORTEST_SILENCE = 10.0  # seconds; what does not answer for less may be busy
+SILENCE_SAID = "mathinterp.hangs_after"  # in the context of a command that was given --hangs-after
 DEFAULT_STORE = "results"
 UPLOADS = "working_dir_files"  # where a Ray node unpacks the folders that jobs bring, and deletes them later
 
@@ -304,15 +305,24 @@ def service_option(stays: str = "") -> Callable[[Command], Command]:
         stays: a sentence about what the command does not ask of a service.
     """
     return click.option(
-        "--service", default=None, envvar="MATHINTERP_SERVICE", metavar="URL",
+        "--service", default=None, envvar="MATHINTERP_SERVICE", metavar="URL", callback=without_silence,
         help="Compute at a running service ('mathinterp serve'), not --address. Default: MATHINTERP_SERVICE, if set."
         + stays,
     )  # fmt: skip
 
 
+def without_silence(context: click.Context, parameter: click.Parameter, service: str | None) -> str | None:
+    """Raise UserError for --service beside --hangs-after, whichever of them comes first."""
+    if service is not None and SILENCE_SAID in context.meta:
+        raise UserError("`--hangs-after` is said when the service is started; leave it out")
+    return service
+
+
 def set_silence(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
     """For this command alone."""
     if seconds is not None:
+        context.meta[SILENCE_SAID] = True
+        without_silence(context, parameter, context.params.get("service"))
         from mathinterp.cluster import dispatch
 
         context.call_on_close(partial(setattr, dispatch, "SILENCE", dispatch.SILENCE))

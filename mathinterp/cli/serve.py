@@ -46,18 +46,20 @@ def serve() -> None:
 )
 @click.option(
     "--token-file", default=None, metavar="FILE",
-    help="A file, mode 0600, with the token that requests must bring; else MATHINTERP_SERVICE_TOKEN, if that is set.",
+    help="A file, mode 0600, with the token that requests must bring. Default: MATHINTERP_SERVICE_TOKEN, or the file that"
+    " MATHINTERP_SERVICE_TOKEN_FILE names, if one is set.",
 )  # fmt: skip
 @cluster_options()
 @click.option(
     "--card-gb",
     type=Real(0, above=True),
     default=None,
-    help="Most GB of weights on all GPUs of one replica together. Default: 60 % of their memory.",
+    help="Most GB of weights on all GPUs of one replica together. Default: 60 % of their memory, or of its part of it.",
 )
 @click.option(
     "--memory-gb", type=Real(0, above=True), default=None,
-    help="Most GB of weights in host memory of one replica. Default: half of what is free, shared by all replicas.",
+    help="Most GB of weights in host memory of one replica. Default: half of what is free on this machine, shared by"
+    " all replicas; give it where they run on others.",
 )  # fmt: skip
 @click.option(
     "--experiment", "experiments", multiple=True, metavar="MODULE:CLASS",
