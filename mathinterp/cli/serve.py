@@ -54,7 +54,7 @@ def serve() -> None:
     "--card-gb",
     type=Real(0, above=True),
     default=None,
-    help="Most GB of weights on all GPUs of one replica together. Default: 60 % of their memory, or of its part of it.",
+    help="Most GB of weights on all GPUs of one replica together. Default: 60 % of their memory, or of its part.",
 )
 @click.option(
     "--memory-gb", type=Real(0, above=True), default=None,
