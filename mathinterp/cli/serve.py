@@ -46,8 +46,8 @@ def serve() -> None:
 )
 @click.option(
     "--token-file", default=None, metavar="FILE",
-    help="A file, mode 0600, with the token that requests must bring. Default: MATHINTERP_SERVICE_TOKEN, or the file that"
-    " MATHINTERP_SERVICE_TOKEN_FILE names, if one is set.",
+    help="A file, mode 0600, with the token that requests must bring. Default: MATHINTERP_SERVICE_TOKEN, or the file"
+    " that MATHINTERP_SERVICE_TOKEN_FILE names, if one is set.",
 )  # fmt: skip
 @cluster_options()
 @click.option(
