@@ -35,9 +35,7 @@ class Fault:
     file: str  # its name in the store
     kind: Kind
     why: str
-    mend: (
-        Mend  # the run's own command; `runs delete` or `runs compact` of it; remove the file, or let it be read; `sql`
-    )
+    mend: Mend  # the run's own command, `runs delete` or `compact` of it; remove the file, let it be read; or `sql`
     run: str | None  # which the file is of, where it is of one
     command: str | None = None  # that runs it again, where the record has it
 
