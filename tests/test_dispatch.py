@@ -236,5 +236,5 @@ def test_a_thousand_replicas_are_kept_busy_by_a_driver_that_does_not_grow():
 @pytest.mark.alone
 def test_real_actors_are_kept_busy():
     with connection(None):
-        busy = [actors_busy(replicas=4, seconds=0.2, shards_each=10) for _ in range(3)]
-    assert max(busy) > 0.9, busy  # of several, as whatever else this machine does can only lower it
+        busy = sorted(actors_busy(replicas=4, seconds=0.2, shards_each=10) for _ in range(3))
+    assert busy[1] > 0.9, busy

@@ -298,7 +298,7 @@ def test_an_unfinished_run_and_a_damaged_one_are_refused(tmp_path: Path) -> None
     with pytest.raises(UserError, match="computes it anew"):
         Store(store.url).runs.compact(run)
     assert len(parquet_files(store.url)) == 13  # and the marker, as a merge that was not ended
-    assert [fault.kind for fault in Store(store.url).runs.check([run]).faults] == ["interrupted", "damaged"]
+    assert [fault.kind for fault in Store(store.url).runs.check().faults] == ["interrupted", "damaged", "stale"]
 
 
 def test_the_footer_says_of_what_a_merged_file_was_made(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_model_for_which_the_host_has_no_memory_goes_back_to_its_files(made, c
     shelf.take(Fake("a"))
     shelf.take(Fake("b"))
     assert levels(shelf) == {"b": CARD, "a": DISK}
-    assert "a finds no room in host memory and goes back to its files" in caplog.text
+    assert "a could not go to host memory and goes back to its files" in caplog.text
     shelf._move = moves
     shelf.take(Fake("a"))
     assert (levels(shelf), made.done.count("load a")) == ({"a": CARD, "b": MEMORY}, 2)

@@ -194,7 +194,7 @@ class Shelf:
             held.loaded, held.level, held.copy = self._move(held.loaded, "cpu"), MEMORY, None
             return
         except (MemoryError, RuntimeError) as error:  # a part of it may have been moved
-            logger.warning(f"{held.label} finds no room in host memory and goes back to its files: {first_line(error)}")
+            logger.warning(f"{held.label} could not go to host memory and goes back to its files: {first_line(error)}")
         self._drop(key)  # not from there: the error holds on to the model
 
     def _in_memory(self) -> int:
