@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+from mathinterp.cluster.events import CardLost
 from mathinterp.errors import UserError
 from mathinterp.experiments.base import Shard
 
@@ -31,6 +32,8 @@ class Moody:
             raise UserError("the weights have NaN; use another checkpoint")
         if shard.table == "unpicklable":
             raise Unpicklable
+        if shard.table == "card":
+            raise CardLost("its GPU gives nothing but errors")
         if shard.table == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         return shard.index

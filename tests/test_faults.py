@@ -175,6 +175,12 @@ def test_what_ray_reports_becomes_events(cluster):
     assert workers.wait(timeout=0.1) == []  # what waited behind the killer is forgotten with it
     workers.start(0)
     assert events_of(workers, 1) == [Ready(0, {"mood": "good"})]
+    for table in ("card", "behind"):
+        workers.submit(0, Shard(table, 0))
+    assert events_of(workers, 1) == [Lost(0, "its GPU gives nothing but errors")]  # whose process answers, and must end
+    assert workers.wait(timeout=0.1) == []
+    workers.start(0)
+    assert events_of(workers, 1) == [Ready(0, {"mood": "good"})]
     workers.close()
 
 
@@ -199,6 +205,16 @@ def test_a_replica_that_cannot_load_leaves_its_card(cluster):
         time.sleep(0.1)
     assert workers.wait(timeout=0.1) == []  # nothing is asked of it any more
     workers.close()
+
+
+def test_a_replica_whose_card_is_lost_is_replaced(undisturbed, tmp_path):
+    """It would answer each shard with an error, as long as it is asked."""
+    store, notebook = tmp_path / "store", tmp_path / "notebook"
+    notebook.mkdir()
+    summary = run(ToyScan(LAYERS, notebook=str(notebook), once={4: "card lost"}), store, replicas=1, max_attempts=1)
+    assert (summary.done, summary.failed, summary.replicas_lost) == (LAYERS, [], 1)
+    assert record(store)["attempts"] == {"mlp_scan/00004": 2}
+    assert rows(store).equals(undisturbed)
 
 
 def test_kill_9_of_a_replica(undisturbed, tmp_path):

@@ -16,7 +16,7 @@ import mathinterp as mi
 from mathinterp.cluster.agreement import DEVIATION, PROBE
 from mathinterp.cluster.places import THREAD_BYTES, Here, threads_for
 from mathinterp.cluster.run import RunSummary, run_scan
-from mathinterp.errors import UserError
+from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments import Experiment, Results, Shard, Table
 from mathinterp.models.catalog import ModelSpec
 from mathinterp.prompts.prompt import Prompt
@@ -119,6 +119,20 @@ def test_faults_are_retried_and_what_fails_always_is_reported(tmp_path: Path) ->
     assert kept["attempts"] == {"mlp_scan/00001": 3, "mlp_scan/00002": 2, "mlp_scan/00003": 3}
     assert "layer 1 is broken" in kept["errors"]["mlp_scan/00001"]
     assert run(ToyScan(6), tmp_path / "store").complete
+
+
+def test_a_process_whose_card_is_lost_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    """It cannot replace itself; the same command goes on."""
+    notebook = tmp_path / "notebook"
+    notebook.mkdir()
+    scan = ToyScan(4, notebook=str(notebook), once={1: "card lost"})
+    with pytest.raises(Unfinished, match=r"^its GPU gives nothing but errors; the same call in a new process"):
+        run(scan, tmp_path / "store")
+    assert record(tmp_path / "store")["errors"] == {}
+    again = run(scan, tmp_path / "store")
+    assert (again.done, again.reused) == (3, 1)
+    run(ToyScan(4), tmp_path / "whole")
+    assert rows(tmp_path / "store").equals(rows(tmp_path / "whole"))
 
 
 def test_a_mistake_of_the_user_and_a_key_press_end_the_run_at_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from mathinterp.cluster.events import CardLost
 from mathinterp.cluster.replica import AT_ONCE, Replica, ReplicaJob
 from mathinterp.experiments.base import Experiment, Shard
 from mathinterp.experiments.table import Table
@@ -73,6 +74,7 @@ class Meeting:
 def replica_of(scan: Counting, store: Meeting, device: str, monkeypatch: pytest.MonkeyPatch) -> Replica:
     monkeypatch.setattr("mathinterp.cluster.replica._peak_memory", lambda device, cards: 0)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda card: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda card: None)
     replica = Replica(ReplicaJob(scan, NamedSource(ModelSpec()), (), "", "", "memory://replica", "run", device, 1))
     replica._store = store
     return replica
@@ -98,3 +100,21 @@ def test_a_cpu_replica_computes_and_writes_in_the_thread_of_its_caller(monkeypat
     replica.run(scan.shards(None, ())[1])
     assert scan.threads == [threading.get_ident()]
     assert store.written == [1]
+
+
+def test_a_replica_whose_card_gives_nothing_but_errors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a shard raised; on a CPU, and on a GPU that goes on, that is what is raised."""
+    scan = Counting()
+    broken = scan.shards(None, ())[3]
+    for device in ("cpu", "cuda"):
+        with pytest.raises(RuntimeError, match=r"^shard 3 is broken$"):
+            replica_of(scan, Meeting(scan), device, monkeypatch).run(broken)
+
+    def fail(card: int) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nmore")
+
+    replica = replica_of(scan, Meeting(scan), "cuda", monkeypatch)
+    monkeypatch.setattr("torch.cuda.synchronize", fail)
+    said = "^its GPU gives nothing but errors: RuntimeError: CUDA error: device-side assert triggered$"
+    with pytest.raises(CardLost, match=said):
+        replica.run(broken)

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import mathinterp as mi
 from mathinterp.cli.main import main
 from mathinterp.cluster import ray_cluster
+from mathinterp.cluster.events import CardLost
 from mathinterp.cluster.places import Placement
 from mathinterp.cluster.replica import Replica, ReplicaJob
 from mathinterp.cluster.run import Work, bound_work, check_model
@@ -29,7 +30,7 @@ from mathinterp.models.recalled import look_up
 from mathinterp.models.split import dealt, split_note
 from mathinterp.service import serve
 from mathinterp.service.codec import encode, encode_prompts
-from mathinterp.service.host import CARD_SHARE, Answer, CardLost, Host, HostSettings, UnknownSession
+from mathinterp.service.host import CARD_SHARE, Answer, Host, HostSettings, UnknownSession
 from mathinterp.service.place import OnService, spec_for
 from mathinterp.service.settings import Settings
 from mathinterp.service.shelf import CARD, MEMORY, Limits

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import torch
 
+from mathinterp.cluster.events import CardLost
 from mathinterp.engine.cells import Cells
 from mathinterp.experiments.base import Experiment, Shard
 from mathinterp.experiments.table import Table
@@ -64,6 +65,10 @@ class ToyScan(Experiment):
         fault = self.always.get(layer) or self._first_time(layer)
         if fault == "raise":
             raise RuntimeError(f"layer {layer} is broken\nsecond line")
+        if fault == "card lost":
+            raise CardLost("its GPU gives nothing but errors")
+        if fault == "break card":
+            torch.zeros(1, device="cuda")[torch.tensor([9], device="cuda")].cpu()  # an assertion on the GPU
         if fault == "hang":
             time.sleep(3600)
         if fault == "deadlock":

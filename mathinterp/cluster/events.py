@@ -161,6 +161,10 @@ class Observers:
         return tell
 
 
+class CardLost(RuntimeError):
+    """A GPU of this process gives nothing but errors any more, whatever is asked; another process must take over."""
+
+
 def first_line(error: BaseException) -> str:
     """The error as one line: its type and the first line of its message."""
     message = str(error).strip().splitlines()

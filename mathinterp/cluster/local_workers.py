@@ -12,10 +12,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import torch
 
 from mathinterp.cluster import dispatch
-from mathinterp.cluster.events import Event, Failed, Finished, Ready
+from mathinterp.cluster.events import CardLost, Event, Failed, Finished, Ready
 from mathinterp.cluster.job import ReplicaJob
 from mathinterp.cluster.replica import Replica
 from mathinterp.cluster.vital import watch
+from mathinterp.errors import Unfinished
 from mathinterp.experiments.base import Shard
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,9 @@ class LocalWorkers:
             if shard is LOADING:
                 return Ready(0, self._replica.load())
             return Finished(0, shard, self._replica.run(shard))
+        except CardLost as error:  # this process cannot be replaced
+            lost = Unfinished(f"{error}; the same call in a new process goes on")
+            return Failed(0, shard, lost, traceback.format_exc())
         except Exception as error:
             return Failed(0, shard, error, traceback.format_exc())
 

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from mathinterp.cluster import dispatch
-from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready
+from mathinterp.cluster.events import CardLost, Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
 
 PULSE_SECONDS = 5.0  # at most, between a replica's answer and the next question whether it is there
@@ -105,11 +105,14 @@ class RayWorkers:
         try:
             value = ray.get(reference)
         except RayTaskError as error:
-            if shard is None:
+            cause = _cause(error)
+            if shard is None or isinstance(cause, CardLost):
                 self.abandon(slot)  # it holds its card, and gives pulses
             else:
                 del self._waiting[reference]
-            return Failed(slot, shard, _cause(error), _COLOUR.sub("", str(error)))
+            if isinstance(cause, CardLost):
+                return Lost(slot, str(cause))
+            return Failed(slot, shard, cause, _COLOUR.sub("", str(error)))
         except (RayActorError, OutOfMemoryError) as error:
             self.abandon(slot)
             return Lost(slot, _death(error))

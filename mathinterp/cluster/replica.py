@@ -26,7 +26,7 @@ with searched_rarely():
     from mathinterp import logs
     from mathinterp.cluster.agreement import PROBE, probe_note
     from mathinterp.cluster.compile_ahead import compile_ahead
-    from mathinterp.cluster.events import Receipt
+    from mathinterp.cluster.events import CardLost, Receipt, first_line
     from mathinterp.cluster.job import AT_ONCE as AT_ONCE
     from mathinterp.cluster.job import Computed, ReplicaJob, made_here, taken_over, written
     from mathinterp.cluster.job import check_rows as check_rows
@@ -136,6 +136,7 @@ class Replica:
         Raises:
             ArithmeticError: a result is NaN or infinite; names the row.
             TypeError: the scan returned other columns than it declares.
+            CardLost: a GPU gives this process nothing but errors.
             StoreFailed: the store gave out, or was away for longer than AWAY_SECONDS.
         """
         assert self._store is not None
@@ -145,8 +146,13 @@ class Replica:
         return receipt
 
     def rows(self, shard: Shard) -> Computed:
-        """A shard's rows, not yet checked or written."""
-        return self._in_turn(self._compute, shard)
+        """A shard's rows, not yet checked or written; raises CardLost where this process can compute none any more."""
+        try:
+            return self._in_turn(self._compute, shard)
+        except RuntimeError:
+            if self._job.device == "cuda":
+                check_cards(self._job.cards)
+            raise
 
     def pulse(self) -> tuple[float, float]:
         """The part of the shard being computed that is done, and for how many seconds it has not moved. Of any thread.
@@ -230,6 +236,15 @@ def _where() -> str:
 def smallest_card(cards: int) -> int:
     """Bytes of the smallest of a replica's GPUs."""
     return min(torch.cuda.get_device_properties(card).total_memory for card in range(cards))
+
+
+def check_cards(cards: int) -> None:
+    """Raise CardLost where a GPU's context is broken: after some errors every call fails until the process ends."""
+    for card in range(cards):
+        try:
+            torch.cuda.synchronize(card)
+        except RuntimeError as error:
+            raise CardLost(f"its GPU gives nothing but errors: {first_line(error)}") from error
 
 
 def _peak_memory(device: str, cards: int) -> int:

@@ -17,10 +17,9 @@ import torch
 
 from mathinterp.cluster.agreement import device_name
 from mathinterp.cluster.can_run import check_model
-from mathinterp.cluster.events import first_line
 from mathinterp.cluster.job import ReplicaJob
 from mathinterp.cluster.places import threads_for
-from mathinterp.cluster.replica import Replica, require_same, smallest_card
+from mathinterp.cluster.replica import Replica, check_cards, require_same, smallest_card
 from mathinterp.cluster.vital import Vital
 from mathinterp.errors import UserError
 from mathinterp.experiments import registry
@@ -77,10 +76,6 @@ class Answer:
 
 class UnknownSession(RuntimeError):
     """This process was not told, or no longer knows, what the question is."""
-
-
-class CardLost(RuntimeError):
-    """A GPU of this process gives nothing but errors any more, whatever is asked; another process must take over."""
 
 
 @dataclass
@@ -175,7 +170,7 @@ class Host:
             answer: Answer = getattr(self, f"_{kind}")(**work)
         except Exception as error:
             if self._settings.device == "cuda" and isinstance(error, RuntimeError):
-                _check_cards(self._settings.cards)
+                check_cards(self._settings.cards)
             error.__dict__["there"] = self._there()
             raise
         finally:
@@ -300,15 +295,6 @@ class Host:
         if session is not None and session.replica is not None:
             session.replica.close()
             session.replica = None
-
-
-def _check_cards(cards: int) -> None:
-    """Raise CardLost where a GPU's context is broken: after some errors every call fails until the process ends."""
-    for card in range(cards):
-        try:
-            torch.cuda.synchronize(card)
-        except RuntimeError as error:
-            raise CardLost(f"its GPU gives nothing but errors: {first_line(error)}") from error
 
 
 def _memory(card: int) -> int:

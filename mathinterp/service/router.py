@@ -19,7 +19,7 @@ from mathinterp.cluster.dispatch import COUNTED
 from mathinterp.cluster.events import Event, Finished, Lost, Pulse, Ready, Workers, first_line
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
-from mathinterp.service.host import CardLost, There, UnknownSession
+from mathinterp.service.host import There, UnknownSession
 from mathinterp.service.turns import Call, Turns
 
 logger = logging.getLogger(__name__)
@@ -242,9 +242,6 @@ class Router:
                 call.future.set_result(answer)
         elif event.shard is None:
             self._start_failed(event.slot, f"a replica could not start: {first_line(event.error)}")
-        elif isinstance(event.error, CardLost):
-            self._workers.abandon(event.slot)
-            self._lost(event.slot, str(event.error))
         else:
             error = event.error
             call = self._ended(slot, error.__dict__.pop("there", None))
