@@ -28,7 +28,7 @@ from mathinterp.engine.paths.nodes import Node, Receiver
 from mathinterp.engine.paths.patching import EndPatching
 from mathinterp.engine.paths.receivers import ReceiverEngine
 from mathinterp.models.anatomy import Anatomy
-from mathinterp.models.split import layers_of, spread
+from mathinterp.models.split import Courier, layers_of, spread
 from mathinterp.models.units import Head, Mlp
 from tests.attribution_twin import contrasts
 from tests.exact import random_prompts
@@ -251,6 +251,25 @@ def test_neurons_on_every_card(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     whole = lens.layer(3, runs[0], scales, target_P, lens.directions(3))
     for own, expected in zip(astuple(one), astuple(whole), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+@on_two_gpus
+def test_what_another_turn_brought_is_read_when_it_has_come() -> None:
+    """Masks and rotary tables are brought once, in the stream of one turn, and read in those of all."""
+    home, card = torch.device("cuda", 0), torch.device("cuda", 1)
+    one, other = torch.cuda.Stream(card), torch.cuda.Stream(card)
+    courier, given = Courier(card, home), torch.ones(2**20, device=home)
+    with torch.cuda.stream(one):
+        torch.zeros(2**20, device=card).sum()  # its memory is given to what is brought; first calls of kernels wait
+        torch.cuda.synchronize(card)
+        torch.cuda._sleep(2 * 10**9)  # about a second, which the copy waits for
+        brought = courier._once(given)
+    with torch.cuda.stream(other):
+        assert courier._once(given) is brought
+        read = brought.sum()
+    torch.cuda.synchronize(card)
+    assert read.item() == 2**20
 
 
 @pytest.mark.gpu
