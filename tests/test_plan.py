@@ -270,7 +270,7 @@ def test_a_cpu_is_measured_in_half_a_second(small):
 @pytest.mark.alone
 @pytest.mark.bundled
 def test_the_time_on_this_cpu_is_within_a_factor_of_two_of_what_a_thread_takes():
-    """Of so many prompts that what is done once, which no plan counts, takes little."""
+    """Of so many prompts that the engine's check and first passes, which no plan counts, take little."""
     loaded, scan = load(ModelSpec("bundled", dtype="float32"), "cpu"), Heads(layers="2,5")
     prompts = tokenize_prompts(load_prompts("two_digit", limit=200), loaded.tokenizer)
     shape, threads, ratios = loaded.anatomy.shape, torch.get_num_threads(), []
