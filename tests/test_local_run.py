@@ -14,6 +14,7 @@ import torch
 
 import mathinterp as mi
 from mathinterp.cluster.agreement import DEVIATION, PROBE
+from mathinterp.cluster.events import CardLost
 from mathinterp.cluster.places import THREAD_BYTES, Here, threads_for
 from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import Unfinished, UserError
@@ -126,8 +127,9 @@ def test_a_process_whose_card_is_lost_ends_the_run_in_one_line(tmp_path: Path) -
     notebook = tmp_path / "notebook"
     notebook.mkdir()
     scan = ToyScan(4, notebook=str(notebook), once={1: "card lost"})
-    with pytest.raises(Unfinished, match=r"^its GPU gives nothing but errors; the same call in a new process"):
+    with pytest.raises(Unfinished, match=r"^its GPU gives nothing but errors; the same call in a new process") as lost:
         run(scan, tmp_path / "store")
+    assert isinstance(lost.value.__cause__, CardLost)  # whose traceback leads into the experiment
     assert record(tmp_path / "store")["errors"] == {}
     again = run(scan, tmp_path / "store")
     assert (again.done, again.reused) == (3, 1)

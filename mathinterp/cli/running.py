@@ -92,7 +92,8 @@ def print_run(run: "RunSummary") -> None:
     console.print(f"Run {run.run_id}: {work}; {run.reused} of {there} there already.")
     for failure in run.failed:
         error = with_flags(failure.error)
-        line = f"shard {failure.key} was given up: {error} (traceback in the run's record)"
+        where = " (traceback in the run's record)" if failure.traceback else ""
+        line = f"shard {failure.key} was given up: {error}{where}"
         say_on_stderr(line, logging.ERROR, run_id=run.run_id, shard=failure.key)
     if run.failed or not run.complete:
         line = "the run is incomplete: the same command runs what is missing"

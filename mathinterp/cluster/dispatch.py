@@ -59,7 +59,7 @@ class ShardFailure:
 
     key: str
     error: str  # first line
-    traceback: str  # where it was raised; empty for a lost replica
+    traceback: str  # where it was raised; empty for a process that died
     attempts: int
     losses: int
 
@@ -290,7 +290,7 @@ class Dispatcher:
             running.losses += 1
             running.failed_on.add(event.slot)
             if running.losses >= self._max_losses:
-                self._give_up(running, f"its replica died {running.losses} times: {event.reason}", "")
+                self._give_up(running, f"its replica died {running.losses} times: {event.reason}", event.traceback)
             else:
                 self._retry(running, "lost")
         self._last_trouble = event.reason

@@ -56,10 +56,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The replica's process or node is gone, and with it whatever was in its window."""
+    """The replica's process or node is gone, or of no use any more, and with it whatever was in its window."""
 
     slot: int
     reason: str
+    traceback: str = ""  # of what was raised in it before
 
 
 @dataclass(frozen=True)
