@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
-from mathinterp.cli.verbosity import Failure, say_on_stderr
+from mathinterp.cli.verbosity import Failure, say_notes, say_on_stderr
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except NoReplicaLeft as error:
+        say_notes(error)
         raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
