@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mathinterp.cluster.events import Event, Failed, Finished, Lost, Pulse, Ready
+from mathinterp.cluster.events import CardLost, Event, Failed, Finished, Lost, Pulse, Ready
 from mathinterp.experiments.base import Shard
 from mathinterp.models.catalog import LoadedModel, ResolvedModel
 from mathinterp.service.front import Front
@@ -60,6 +60,8 @@ class ThreadWorkers:
         def run() -> None:
             try:
                 event = work()
+            except CardLost as error:  # as RayWorkers tell it
+                event = Lost(slot, str(error), traceback.format_exc())
             except Exception as error:
                 event = Failed(slot, shard, error, traceback.format_exc())
             self.events.put((life, event))

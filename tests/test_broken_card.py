@@ -67,6 +67,7 @@ def test_a_shard_that_breaks_every_card_is_given_up(undisturbed: pa.Table, noteb
     assert (failed.key, failed.attempts, failed.losses, summary.done) == ("mlp_scan/00002", 0, 5, LAYERS - 1)
     assert failed.error.startswith("its replica died 5 times: its GPU gives nothing but errors: ")
     assert "device-side assert" in failed.error
+    assert 'torch.zeros(1, device="cuda")' in failed.traceback  # where, and not only where it was noticed
     assert run(ToyScan(LAYERS), tmp_path / "store").done == 1
     assert rows(tmp_path / "store").equals(undisturbed)
 

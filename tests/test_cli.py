@@ -17,7 +17,7 @@ from mathinterp.cli.group import first_sentence
 from mathinterp.cli.main import Commands, main
 from mathinterp.cli.output import print_sql_hint, print_table
 from mathinterp.cli.running import print_run
-from mathinterp.cluster.dispatch import NoReplicaLeft
+from mathinterp.cluster.dispatch import NoReplicaLeft, ShardFailure
 from mathinterp.cluster.run import RunSummary
 from mathinterp.experiments.registry import experiments
 from mathinterp.store import Store
@@ -395,6 +395,16 @@ def test_a_run_is_followed_by_where_it_is_once(small_store, monkeypatch):
     lines = CliRunner().invoke(again).stdout.splitlines()
     assert [line for line in lines if line.startswith("Results: store (")] == [lines[-1]]
     assert '  mathinterp sql --store store "SELECT 1"' in lines
+
+
+def test_a_traceback_is_said_to_be_in_the_record_where_it_is(tmp_path, capsys):
+    raised = ShardFailure("mlp_scan/00001", "ValueError: no", "Traceback", 3, 0)
+    died = ShardFailure("mlp_scan/00002", "its replica died 5 times: killed", "", 0, 5)
+    print_run(RunSummary("r", str(tmp_path), 2, 0, 0, 0, 0, 0.1, None, 0, 0, 0.0, 0, failed=[raised, died]))
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "shard mlp_scan/00001 was given up: ValueError: no (traceback in the run's record)",
+        "shard mlp_scan/00002 was given up: its replica died 5 times: killed",
+    ]
 
 
 def test_plan_and_scan_know_every_experiment():

@@ -177,7 +177,11 @@ def test_what_ray_reports_becomes_events(cluster):
     assert events_of(workers, 1) == [Ready(0, {"mood": "good"})]
     for table in ("card", "behind"):
         workers.submit(0, Shard(table, 0))
-    assert events_of(workers, 1) == [Lost(0, "its GPU gives nothing but errors")]  # whose process answers, and must end
+    (lost,) = events_of(workers, 1)  # whose process answers, and must end
+    assert isinstance(lost, Lost)
+    assert lost.reason == "its GPU gives nothing but errors"
+    assert "in run" in lost.traceback
+    assert "\x1b" not in lost.traceback
     assert workers.wait(timeout=0.1) == []
     workers.start(0)
     assert events_of(workers, 1) == [Ready(0, {"mood": "good"})]
@@ -215,6 +219,15 @@ def test_a_replica_whose_card_is_lost_is_replaced(undisturbed, tmp_path):
     assert (summary.done, summary.failed, summary.replicas_lost) == (LAYERS, [], 1)
     assert record(store)["attempts"] == {"mlp_scan/00004": 2}
     assert rows(store).equals(undisturbed)
+
+
+def test_where_a_shard_breaks_every_card_is_in_the_record(tmp_path):
+    """An index out of range in an experiment of one's own does, for example."""
+    summary = run(ToyScan(1, always={0: "card lost"}), tmp_path, replicas=1)
+    (failed,) = summary.failed
+    assert (failed.attempts, failed.losses) == (0, 5)
+    assert failed.error == "its replica died 5 times: its GPU gives nothing but errors"
+    assert 'raise CardLost("its GPU gives nothing but errors")' in record(tmp_path)["errors"]["mlp_scan/00000"]
 
 
 def test_kill_9_of_a_replica(undisturbed, tmp_path):

@@ -1,6 +1,7 @@
 """A run in this process, without Ray: the dispatcher's rules, and the rows of Ray's replicas; wrapped models."""
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,10 @@ import pytest
 import torch
 
 import mathinterp as mi
+from mathinterp.cli.running import resumable
+from mathinterp.cli.verbosity import Failure, set_level
 from mathinterp.cluster.agreement import DEVIATION, PROBE
+from mathinterp.cluster.events import CardLost
 from mathinterp.cluster.places import THREAD_BYTES, Here, threads_for
 from mathinterp.cluster.run import RunSummary, run_scan
 from mathinterp.errors import Unfinished, UserError
@@ -121,13 +125,38 @@ def test_faults_are_retried_and_what_fails_always_is_reported(tmp_path: Path) ->
     assert run(ToyScan(6), tmp_path / "store").complete
 
 
+class Unprepared(ToyScan):
+    """An experiment of one's own with a mistake where it prepares."""
+
+    def prepare(self, subject: Any) -> Any:
+        raise KeyError("nothing of that name")
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_where_a_replica_fails_to_prepare_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], level: int
+) -> None:
+    """As a note of the exception, which a notebook shows; a command shows it under --verbose."""
+    before = logging.getLogger("mathinterp").level
+    set_level(level)
+    try:
+        with pytest.raises(Failure, match="could not load: KeyError") as told, resumable():
+            run(Unprepared(1), tmp_path)
+    finally:
+        set_level(before)
+    (note,) = told.value.__cause__.__notes__
+    assert 'raise KeyError("nothing of that name")' in note
+    assert (note in capsys.readouterr().err) == (level == logging.INFO)
+
+
 def test_a_process_whose_card_is_lost_ends_the_run_in_one_line(tmp_path: Path) -> None:
     """It cannot replace itself; the same command goes on."""
     notebook = tmp_path / "notebook"
     notebook.mkdir()
     scan = ToyScan(4, notebook=str(notebook), once={1: "card lost"})
-    with pytest.raises(Unfinished, match=r"^its GPU gives nothing but errors; the same call in a new process"):
+    with pytest.raises(Unfinished, match=r"^its GPU gives nothing but errors; the same call in a new process") as lost:
         run(scan, tmp_path / "store")
+    assert isinstance(lost.value.__cause__, CardLost)  # whose traceback leads into the experiment
     assert record(tmp_path / "store")["errors"] == {}
     again = run(scan, tmp_path / "store")
     assert (again.done, again.reused) == (3, 1)

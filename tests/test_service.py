@@ -191,6 +191,16 @@ def test_an_exception_in_a_shard_is_told_as_here(service, tmp_path):
     assert rows(tmp_path, "mlp_scan").num_rows > 0
 
 
+def test_where_a_shard_breaks_every_card_is_told_as_here(service, tmp_path):
+    run = service.run(ToyScan(3, always={2: "card lost"}), TINY, PROMPTS, store=str(tmp_path), progress=False)
+    (failed,) = run.ended.failed
+    assert (failed.key, failed.attempts, failed.losses, run.ended.done) == ("mlp_scan/00002", 0, 5, 2)
+    assert failed.error == "its replica died 5 times: a replica died: its GPU gives nothing but errors"
+    assert "in run" in Store(tmp_path).record(run.id)["errors"]["mlp_scan/00002"]  # the service's traceback
+    while {row["state"] for row in service.status()["replicas"]} != {"ready"}:  # the last one prepares in vain
+        time.sleep(0.01)
+
+
 def test_what_cannot_be_asked_is_one_line_before_anything_is_written(service, tmp_path):
     wrapped = mi.wrap(tiny_model("llama"), tiny_tokenizer(), name="mine")
     store = str(tmp_path / "new")

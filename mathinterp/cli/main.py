@@ -38,7 +38,7 @@ from mathinterp.cli.sql import sql
 from mathinterp.cli.stability import stability
 from mathinterp.cli.submit import submit
 from mathinterp.cli.tune import tune
-from mathinterp.cli.verbosity import Failure, add_verbosity, say_on_stderr, set_level
+from mathinterp.cli.verbosity import Failure, add_verbosity, say_notes, say_on_stderr, set_level
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.text import one_line
 
@@ -101,6 +101,7 @@ class Commands(Group):
                 say_on_stderr("".join(traceback.format_exception(error)), logging.ERROR)
             raise UserMistake(with_flags(str(error))) from error
         except Unfinished as error:
+            say_notes(error)
             raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
         except click.exceptions.NoArgsIsHelpError:
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mathinterp.cli.options import with_flags
 from mathinterp.cli.output import console, say_where_at_last
-from mathinterp.cli.verbosity import Failure, say_on_stderr
+from mathinterp.cli.verbosity import Failure, say_notes, say_on_stderr
 from mathinterp.text import counted
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except NoReplicaLeft as error:
+        say_notes(error)
         raise Failure(f"{with_flags(str(error))}; the same command goes on from here") from error
 
 
@@ -92,7 +93,8 @@ def print_run(run: "RunSummary") -> None:
     console.print(f"Run {run.run_id}: {work}; {run.reused} of {there} there already.")
     for failure in run.failed:
         error = with_flags(failure.error)
-        line = f"shard {failure.key} was given up: {error} (traceback in the run's record)"
+        where = " (traceback in the run's record)" if failure.traceback else ""
+        line = f"shard {failure.key} was given up: {error}{where}"
         say_on_stderr(line, logging.ERROR, run_id=run.run_id, shard=failure.key)
     if run.failed or not run.complete:
         line = "the run is incomplete: the same command runs what is missing"

@@ -53,6 +53,13 @@ def say_on_stderr(line: str, level: int = logging.INFO, **facts: Any) -> None:
     click.echo(logs.line_of(line, level, **facts) if logs.AS_JSON else line, err=True)
 
 
+def say_notes(error: BaseException) -> None:
+    """Under --verbose the notes of an error: where it comes from in another process."""
+    if logging.getLogger("mathinterp").isEnabledFor(logging.INFO):
+        for note in getattr(error, "__notes__", []):
+            say_on_stderr(note, logging.ERROR)
+
+
 class Failure(click.ClickException):
     """One line, exit code 1."""
 

@@ -43,6 +43,7 @@ from mathinterp.cluster.events import (
     Workers,
     first_line,
 )  # fmt: skip
+from mathinterp.cluster.events import NoReplicaLeft as NoReplicaLeft
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.logs import about
@@ -59,7 +60,7 @@ class ShardFailure:
 
     key: str
     error: str  # first line
-    traceback: str  # where it was raised; empty for a lost replica
+    traceback: str  # where it was raised; empty for a process that died
     attempts: int
     losses: int
 
@@ -80,10 +81,6 @@ class Outcome:
         """Part of the ready replicas' time that went into finished shards; 0 if no replica was ever ready."""
         worked = sum(receipt.seconds for receipt in self.receipts)
         return worked / self.ready_seconds if self.ready_seconds else 0.0
-
-
-class NoReplicaLeft(Unfinished):
-    """Shards remain and there is no replica to run them, nor will there be one."""
 
 
 @dataclass
@@ -152,7 +149,7 @@ class Dispatcher:
         self._ready: dict[int, float] = {}  # slot -> since when, time.monotonic()
         self._starting: set[int] = set()
         self._failed_starts = dict.fromkeys(range(replicas), 0)
-        self._last_trouble = "none of them ever started"
+        self._last_trouble, self._last_told = "none of them ever started", ""
         self.outcome = Outcome()  # grows while the loop runs, and tells how far it came when it raises
 
     def run(self) -> Outcome:
@@ -171,7 +168,8 @@ class Dispatcher:
         while self._unfinished:
             if not self._ready and not self._starting:
                 raise NoReplicaLeft(
-                    f"no replica is left to run {counted(self._unfinished, 'shard')}: {self._last_trouble}"
+                    f"no replica is left to run {counted(self._unfinished, 'shard')}: {self._last_trouble}",
+                    self._last_told,
                 )
             for event in self._workers.wait(timeout=1.0):
                 self._handle(event)
@@ -184,7 +182,9 @@ class Dispatcher:
             if self._ready:
                 last_ready = time.monotonic()
             elif time.monotonic() - last_ready > self._patience:
-                raise NoReplicaLeft(f"no replica was ready for {self._patience:.0f} s: {self._last_trouble}")
+                raise NoReplicaLeft(
+                    f"no replica was ready for {self._patience:.0f} s: {self._last_trouble}", self._last_told
+                )
 
     def _start(self, slot: int) -> None:
         self._starting.add(slot)
@@ -256,7 +256,7 @@ class Dispatcher:
         elif isinstance(event.error, UserError | Unfinished):
             raise event.error
         elif event.shard is None:
-            self._start_failed(event.slot, f"a replica could not load: {first_line(event.error)}")
+            self._start_failed(event.slot, f"a replica could not load: {first_line(event.error)}", event.traceback)
         else:
             self._shard_failed(event)
 
@@ -278,7 +278,7 @@ class Dispatcher:
         self._observer.lost(event.slot)
         self._silent.pop(event.slot, None)
         if event.slot in self._starting:
-            self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}")
+            self._start_failed(event.slot, f"a replica died while it loaded: {event.reason}", event.traceback)
             return
         self._not_ready(event.slot)
         self._look(event.slot)
@@ -290,17 +290,17 @@ class Dispatcher:
             running.losses += 1
             running.failed_on.add(event.slot)
             if running.losses >= self._max_losses:
-                self._give_up(running, f"its replica died {running.losses} times: {event.reason}", "")
+                self._give_up(running, f"its replica died {running.losses} times: {event.reason}", event.traceback)
             else:
                 self._retry(running, "lost")
-        self._last_trouble = event.reason
+        self._last_trouble, self._last_told = event.reason, event.traceback
         self._start(event.slot)
 
-    def _start_failed(self, slot: int, message: str) -> None:
+    def _start_failed(self, slot: int, message: str, told: str) -> None:
         self._starting.discard(slot)
         self._silent.pop(slot, None)
         self._failed_starts[slot] += 1
-        self._last_trouble = message
+        self._last_trouble, self._last_told = message, told
         self._observer.trouble(message)
         if self._failed_starts[slot] < self._max_starts:
             self._start(slot)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from mathinterp.errors import Unfinished
 from mathinterp.experiments.base import Shard
 
 
@@ -56,10 +57,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Lost:
-    """The replica's process or node is gone, and with it whatever was in its window."""
+    """The replica's process or node is gone, or of no use any more, and with it whatever was in its window."""
 
     slot: int
     reason: str
+    traceback: str = ""  # of what was raised in it before
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,20 @@ class Observers:
                 getattr(observer, name)(*arguments)
 
         return tell
+
+
+class NoReplicaLeft(Unfinished):
+    """Shards remain and there is no replica to run them, nor will there be one.
+
+    Args:
+        message: one line.
+        told: the traceback of what kept the last one from starting, if any; a note of the exception.
+    """
+
+    def __init__(self, message: str, told: str = ""):
+        super().__init__(message)
+        if told:
+            self.add_note(told)
 
 
 class CardLost(RuntimeError):

@@ -81,6 +81,7 @@ class LocalWorkers:
             return Finished(0, shard, self._replica.run(shard))
         except CardLost as error:  # this process cannot be replaced
             lost = Unfinished(f"{error}; the same call in a new process goes on")
+            lost.__cause__ = error
             return Failed(0, shard, lost, traceback.format_exc())
         except Exception as error:
             return Failed(0, shard, error, traceback.format_exc())

@@ -105,14 +105,14 @@ class RayWorkers:
         try:
             value = ray.get(reference)
         except RayTaskError as error:
-            cause = _cause(error)
+            cause, told = _cause(error), _COLOUR.sub("", str(error))
             if shard is None or isinstance(cause, CardLost):
                 self.abandon(slot)  # it holds its card, and gives pulses
             else:
                 del self._waiting[reference]
             if isinstance(cause, CardLost):
-                return Lost(slot, str(cause))
-            return Failed(slot, shard, cause, _COLOUR.sub("", str(error)))
+                return Lost(slot, str(cause), told)
+            return Failed(slot, shard, cause, told)
         except (RayActorError, OutOfMemoryError) as error:
             self.abandon(slot)
             return Lost(slot, _death(error))

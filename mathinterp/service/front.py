@@ -111,7 +111,8 @@ class Front:
         except UserError as error:
             status, kind, said = 400, "user", str(error)
         except Unfinished as error:
-            status, kind, said = 503, "lost", str(error)
+            lost = {"kind": "lost", "error": one_line(printable(str(error))), "traceback": getattr(error, "told", "")}
+            return web.json_response(lost, status=503)
         except Exception as error:
             told = getattr(error, "told", "")
             return web.json_response(

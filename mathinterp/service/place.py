@@ -202,7 +202,7 @@ class ServiceWorkers:
         try:
             event = work(slot, shard)
         except ReplicaGone as gone:
-            event = Lost(slot, str(gone))
+            event = Lost(slot, str(gone), gone.told)
         except Exception as error:
             event = Failed(slot, shard, error, getattr(error, "told", "") or traceback.format_exc())
         self._events.put((slot, life, event))

@@ -32,11 +32,11 @@ if hasattr(socket, "TCP_KEEPIDLE"):
 
 
 class ReplicaGone(Exception):
-    """What was to answer is gone; another one may."""
+    """What was to answer is gone; another one may. ``told``: the traceback of what was raised in it, if any."""
 
-    def __init__(self, line: str, status: int):
+    def __init__(self, line: str, status: int, told: str = ""):
         super().__init__(line)
-        self.status = status
+        self.status, self.told = status, told
 
 
 class ServiceFault(RuntimeError):
@@ -137,7 +137,7 @@ class Requests:
                 f"the service at {self.url} wants another token; set {TOKEN_VARIABLE} to the one it was started with"
             )
         if kind == "lost":
-            raise ReplicaGone(line, answer.status)
+            raise ReplicaGone(line, answer.status, str(said.get("traceback", "")))
         if kind == "failed":
             raise fault(line, str(said.get("traceback", "")))
         raise UserError(line)

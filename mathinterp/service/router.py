@@ -34,7 +34,11 @@ DISTANCE = {"card": 0.0, "memory": 0.5, "disk": 2.0}  # of a model, in calls tha
 
 
 class ReplicaLost(Unfinished):
-    """The process that was to answer died, or hung and was ended."""
+    """The process that was to answer died, or hung and was ended; ``told``: what was raised in it, if any."""
+
+    def __init__(self, line: str, told: str = ""):
+        super().__init__(line)
+        self.told = told
 
 
 @dataclass
@@ -234,7 +238,7 @@ class Router:
                 slot.ready, slot.facts, slot.failed_starts = True, event.notes, 0
                 self._changed.notify_all()
         elif isinstance(event, Lost):
-            self._lost(event.slot, event.reason)
+            self._lost(event.slot, event.reason, event.traceback)
         elif isinstance(event, Finished):
             answer: Any = event.receipt  # what ``Host.run`` returns, which is no receipt of a file
             call = self._ended(slot, answer.there)
@@ -273,8 +277,8 @@ class Router:
                 self._workers.abandon(number)
                 self._lost(number, f"it hangs: nothing in it has moved for {slot.silent:.0f} s")
 
-    def _lost(self, number: int, reason: str) -> None:
-        """Calls that need what it held are lost; the others wait for the process that takes its place."""
+    def _lost(self, number: int, reason: str, told: str = "") -> None:
+        """Calls that need what it held are lost, others wait for its successor; ``told`` is for whose question ran."""
         slot = self._slots[number]
         logger.warning(f"replica {number} is replaced: {reason}")
         self.replaced += 1
@@ -285,14 +289,15 @@ class Router:
             for call in waiting:
                 slot.turns.remove(call)
         for call in waiting:
-            _refuse(call, ReplicaLost(f"a replica died: {reason}"))
+            own = current is not None and call.session == current.session
+            _refuse(call, ReplicaLost(f"a replica died: {reason}", told if own else ""))
         if current is not None:
             current.losses += 1
             if current.kind in LASTING and current.losses < MOST_LOSSES:
                 with self._changed:
                     slot.turns.add(current, first=True)
             else:
-                _refuse(current, ReplicaLost(f"a replica died: {reason}"))
+                _refuse(current, ReplicaLost(f"a replica died: {reason}", told))
         if was_ready:
             self._workers.start(number)
         else:
