@@ -43,7 +43,6 @@ class Origin:
 class _Evaluation(Experiment):
     """What both kinds share: a shard is some of the items, or of the prompts."""
 
-    runs_split: ClassVar[bool] = False
     tables: ClassVar[Mapping[str, Table]] = TABLES
     on_command_line: ClassVar[bool] = False
 
