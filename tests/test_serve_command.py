@@ -99,7 +99,7 @@ def test_when_replicas_of_a_service_hang_is_not_said_by_who_asks(monkeypatch):
     for words in (["--hangs-after", "60", *asked], [*asked, "--hangs-after", "60"]):
         done = CliRunner().invoke(main, ["scan", "heads", *words])
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert "`--hangs-after` is said when the service is started; leave it out" in done.stderr
+        assert "mathinterp: --hangs-after is said when the service is started; leave it out" in done.stderr
     monkeypatch.setenv("MATHINTERP_SERVICE", "http://127.0.0.1:9")
     assert "leave it out" in CliRunner().invoke(main, ["league", "--hangs-after", "60"]).stderr
 

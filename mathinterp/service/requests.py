@@ -7,6 +7,7 @@ import getpass
 import json
 import socket
 from contextlib import suppress
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -169,6 +170,12 @@ def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None) or error
     if "WRONG_VERSION_NUMBER" in str(inner):
         return "it speaks plain HTTP, not TLS: http://"
+    cause = inner.args[-1] if isinstance(inner, urllib3.exceptions.ProtocolError) else None
+    if isinstance(cause, (RemoteDisconnected, IncompleteRead)):
+        return "it closed the connection"
+    if isinstance(cause, HTTPException):
+        return "what listens there speaks no HTTP"
+    inner = cause if isinstance(cause, OSError) else inner
     said = one_line(str(inner)).rpartition(": ")[2] or first_line(error)
     return said
 
