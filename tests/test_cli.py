@@ -295,6 +295,14 @@ def test_a_job_keeps_nothing_in_the_folder_it_was_uploaded_to(tmp_path, monkeypa
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [["runs", "list"], ["sql", "SELECT 1"], ["scan", "heads"], ["serve", "start"]])
+def test_a_folder_that_was_deleted_meanwhile_is_told_in_one_line(tmp_path, monkeypatch, words):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert_one_line(run(*words), "the current folder is not there any more")
+
+
 def test_a_job_names_its_store_as_it_can_be_typed_elsewhere(tmp_path, monkeypatch):
     folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     folder.mkdir(parents=True)

@@ -261,6 +261,9 @@ def test_a_wrong_token_is_refused(monkeypatch):
                 mi.connect(url, token=token)
         assert len(compared) == 5  # in constant time
         assert mi.connect(url, token=TOKEN).status()["queue"] == 0
+        assert mi.connect(url, token=f"{TOKEN}\n").status()["queue"] == 0  # as open("token").read() has it
+        with pytest.raises(UserError, match="`token` has letters that no token has"):
+            mi.connect(url, token="ä" * 20)
         monkeypatch.setenv("MATHINTERP_SERVICE_TOKEN", TOKEN)
         assert repr(mi.connect(url)) == f"<service at {url}, 1 replica on cpu>"
 

@@ -72,7 +72,9 @@ class Requests:
         if parts is None:
             raise UserError(f"`service` '{shortened(visible(str(url)))}': give a URL like http://127.0.0.1:8390")
         self.url = f"{parts.scheme}://{parts.netloc.rstrip(':')}"
-        token = token_of(None) if token is None else token
+        token = token_of(None) if token is None else token.strip()  # as of a file, with the end of its line
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise UserError("`token` has letters that no token has; openssl rand -hex 32 makes one")
         self._headers = {USER: quote((user or _own_name())[:64])}
         self._headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
         self._pool = urllib3.PoolManager(
