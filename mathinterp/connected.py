@@ -19,6 +19,7 @@ from mathinterp.service.attached import Workers
 from mathinterp.service.codec import bytes_table, encode
 from mathinterp.service.place import OnService, Told, spec_for
 from mathinterp.service.requests import ReplicaGone, Requests
+from mathinterp.text import counted
 
 if TYPE_CHECKING:
     from mathinterp.workflows.league import League
@@ -171,7 +172,7 @@ class Service:
         about = self.requests.about
         cards = about.get("gpus_per_replica", 0)
         each = f", {cards:g} GPUs each" if cards > 1 else ""
-        return f"<service at {self.requests.url}, {about['replicas']} replicas on {about['device']}{each}>"
+        return f"<service at {self.requests.url}, {counted(about['replicas'], 'replica')} on {about['device']}{each}>"
 
 
 def _plain(value: Any) -> Any:

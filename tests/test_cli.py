@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mathinterp.cli.group import first_sentence
 from mathinterp.cli.main import Commands, main
-from mathinterp.cli.output import print_sql_hint, print_table
+from mathinterp.cli.output import place, print_sql_hint, print_table, store_option
 from mathinterp.cli.running import print_run
 from mathinterp.cluster.dispatch import NoReplicaLeft, ShardFailure
 from mathinterp.cluster.run import RunSummary
@@ -293,6 +293,24 @@ def test_a_job_keeps_nothing_in_the_folder_it_was_uploaded_to(tmp_path, monkeypa
     assert_one_line(result, option)
     assert result.stderr.endswith(f"deletes after it; give a full path{urls}\n")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["runs", "list"], ["sql", "SELECT 1"], ["scan", "heads"], ["serve", "start"]])
+def test_a_folder_that_was_deleted_meanwhile_is_told_in_one_line(tmp_path, monkeypatch, words):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert_one_line(run(*words), "the current folder is not there any more")
+
+
+def test_a_job_names_its_store_as_it_can_be_typed_elsewhere(tmp_path, monkeypatch):
+    folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    folder.mkdir(parents=True)
+    store = str(tmp_path / "kept")
+    monkeypatch.chdir(tmp_path)
+    assert place(store) == "kept"
+    monkeypatch.chdir(folder)
+    assert (place(store), store_option(store)) == (store, f" --store {store}")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -300,6 +301,17 @@ def test_placement(cluster):
 def test_a_cluster_that_is_not_there(address, message):
     with pytest.raises(UserError, match=message):
         attach(address)
+
+
+def test_another_server_at_the_address_is_told_at_once():
+    """As the dashboard at 8265 is, which `submit` is given; Ray would try for minutes."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        address = f"127.0.0.1:{server.server_port}"
+        with pytest.raises(UserError, match=f"^no Ray cluster answers at {address} but another server; give .* 6379"):
+            attach(address)
+        thread.join()
 
 
 def test_files_that_only_another_machine_sees_are_a_user_error(tmp_path):

@@ -68,6 +68,7 @@ def test_strangers_are_refused(tmp_path):
         assert (mode, len(token)) == ("token", 64)
         assert len(ports) > 5
         assert {host.removeprefix("::ffff:") for host, _ in ports} == {"127.0.0.1"}
+        assert 52365 not in {port for _, port in ports}  # of the head node of a cluster, which takes no jobs without it
         for host in other_addresses():
             for _, port in ports:
                 with pytest.raises(ConnectionRefusedError):
@@ -75,10 +76,14 @@ def test_strangers_are_refused(tmp_path):
         said = clients(tmp_path, address, {
             "none": {"RAY_AUTH_MODE": "disabled"},
             "wrong": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "y" * 64},
+            "missing": {"RAY_AUTH_MODE": "token"},
             "right": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
         })  # fmt: skip
-        assert said["right"] == (0, "ran\n")
-        assert said["none"] == said["wrong"] == (1, "")
+        assert said["right"][:2] == (0, "ran\n")
+        for kind in ("none", "wrong", "missing"):
+            assert said[kind][:2] == (1, "")
+            assert f"UserError: the cluster at {address} asks for a token: set RAY_AUTH_MODE=token" in said[kind][2]
+            assert "gcs_client.cc" not in said[kind][2]  # where Ray tries for 20 s
         commands = [" ".join(one.cmdline()) for one in psutil.Process(process.pid).children(recursive=True)]
         assert not any(token in command for command in commands)
         process.stdin.close()
@@ -87,17 +92,18 @@ def test_strangers_are_refused(tmp_path):
     assert not (tmp_path / ".ray").exists()
 
 
-def clients(home: Path, address: str, kinds: dict[str, dict[str, str]]) -> dict[str, tuple[int, str]]:
-    """Exit code and output of drivers that would run a task at ``address``, side by side."""
+def clients(home: Path, address: str, kinds: dict[str, dict[str, str]]) -> dict[str, tuple[int, str, str]]:
+    """Exit code, output and errors of drivers that would run a task at ``address``, side by side."""
     quick = {"RAY_gcs_rpc_server_connect_timeout_s": "5"}
     started = {
         kind: subprocess.Popen(
             [sys.executable, "-c", CLIENT, address], env=environment(home, **auth, **quick), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[1],
         )
         for kind, auth in kinds.items()
     }  # fmt: skip
-    return {kind: (one.communicate(timeout=120)[0], one.returncode)[::-1] for kind, one in started.items()}
+    said = {kind: one.communicate(timeout=120) for kind, one in started.items()}
+    return {kind: (one.returncode, *said[kind]) for kind, one in started.items()}
 
 
 def other_addresses() -> list[str]:

@@ -69,6 +69,15 @@ def test_the_way_a_local_ray_is_told_its_own_token_and_address_is_still_there() 
     ray_private.read_authentication_again()
 
 
+def test_a_cluster_can_be_asked_whether_it_takes_our_token() -> None:
+    """``refuses_token``: else a wrong token costs 20 s and as many lines. tests/test_local_session.py shows it."""
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    from ray._raylet import GcsClient
+
+    assert callable(GcsClient)
+    assert list(inspect.signature(ensure_token_if_auth_enabled).parameters)[1] == "create_token_if_missing"
+
+
 def test_the_way_a_local_ray_is_told_what_not_to_start_is_still_there() -> None:
     """That it is obeyed: tests/test_local_session.py looks at the processes."""
     from ray._private import node, parameter
@@ -77,6 +86,7 @@ def test_the_way_a_local_ray_is_told_what_not_to_start_is_still_there() -> None:
     with ray_private.few_processes():
         told = parameter.RayParams()
         assert (told.include_log_monitor, told.no_monitor) == (False, True)
+        assert told.dashboard_agent_listen_port == 0  # one that is free
         assert node.Node.start_api_server is not server
     assert (parameter.RayParams, node.Node.start_api_server) == (params, server)
 

@@ -92,6 +92,21 @@ def test_what_cannot_be_started_is_one_line(tmp_path, monkeypatch):
             assert said in done.stderr
     monkeypatch.setenv(state.TOKEN_VARIABLE, "short")
     assert "a token has 16 or more plain characters" in serve("start").stderr
+    monkeypatch.delenv(state.TOKEN_VARIABLE)
+    monkeypatch.setenv(state.FILE_VARIABLE, "nosuch")
+    done = serve("status", "--service", "http://127.0.0.1:9")
+    assert (
+        done.stderr == "mathinterp: MATHINTERP_SERVICE_TOKEN_FILE 'nosuch' cannot be read (No such file or directory)\n"
+    )
+
+
+@pytest.mark.parametrize("more", [[], ["--foreground"]])
+def test_a_service_that_could_not_be_noted_is_not_started(tmp_path, monkeypatch, more):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    done = serve("start", *more)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+    assert f"services are noted in '{tmp_path}/file/mathinterp/services', which cannot be written (Not a" in done.stderr
 
 
 def test_when_replicas_of_a_service_hang_is_not_said_by_who_asks(monkeypatch):
@@ -99,7 +114,7 @@ def test_when_replicas_of_a_service_hang_is_not_said_by_who_asks(monkeypatch):
     for words in (["--hangs-after", "60", *asked], [*asked, "--hangs-after", "60"]):
         done = CliRunner().invoke(main, ["scan", "heads", *words])
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert "`--hangs-after` is said when the service is started; leave it out" in done.stderr
+        assert "mathinterp: --hangs-after is said when the service is started; leave it out" in done.stderr
     monkeypatch.setenv("MATHINTERP_SERVICE", "http://127.0.0.1:9")
     assert "leave it out" in CliRunner().invoke(main, ["league", "--hangs-after", "60"]).stderr
 

@@ -1,6 +1,7 @@
 """A service asked over HTTP, in one process without Ray: rows, errors, turns, and who may ask."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -270,8 +271,11 @@ def test_a_wrong_token_is_refused(monkeypatch):
                 mi.connect(url, token=token)
         assert len(compared) == 5  # in constant time
         assert mi.connect(url, token=TOKEN).status()["queue"] == 0
+        assert mi.connect(url, token=f"{TOKEN}\n").status()["queue"] == 0  # as open("token").read() has it
+        with pytest.raises(UserError, match="`token` has letters that no token has"):
+            mi.connect(url, token="ä" * 20)
         monkeypatch.setenv("MATHINTERP_SERVICE_TOKEN", TOKEN)
-        assert repr(mi.connect(url)) == f"<service at {url}, 1 replicas on cpu>"
+        assert repr(mi.connect(url)) == f"<service at {url}, 1 replica on cpu>"
 
 
 def test_pages_of_a_browser_and_other_names_are_refused(service):
@@ -325,6 +329,33 @@ def test_no_service_a_wrong_url_and_a_service_that_ends_meanwhile(tmp_path):
     with pytest.raises(Unfinished):
         for _ in stream:
             pass
+
+
+def answering(with_bytes: bytes) -> tuple[str, threading.Thread]:
+    """A server that answers one request with these bytes, whatever it is, and closes the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with listener, connection:
+            connection.recv(10_000)
+            connection.sendall(with_bytes)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}", thread
+
+
+def test_what_is_no_service_is_told_in_words_not_as_an_object_of_python():
+    for answer, said in (
+        (b"", "it closed the connection"),
+        (b"\x00\x00\x18\x04\x00\x00\r\n", "what listens there speaks no HTTP"),  # Ray's port, which speaks gRPC
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "it closed the connection"),
+    ):
+        url, thread = answering(answer)
+        with pytest.raises(UserError, match=f"^no service answers at {url} .{said}.; 'mathinterp serve start'"):
+            mi.connect(url)
+        thread.join()
 
 
 @pytest.mark.slow

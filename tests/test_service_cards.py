@@ -333,7 +333,7 @@ def test_a_run_says_which_card_had_which_layer_and_status_says_how_many_there_ar
     with served(make=OnStandIns, device="cuda", gpus_per_replica=2.0) as (url, router, _):
         router.until_ready()
         service = mi.connect(url)
-        assert repr(service) == f"<service at {url}, 1 replicas on cuda, 2 GPUs each>"
+        assert repr(service) == f"<service at {url}, 1 replica on cuda, 2 GPUs each>"
         there = service.run(scan, model, PROMPTS, store=str(tmp_path / "there"), progress=False)
         assert service.status()["card_bytes"] == service.requests.about["card_bytes"] == CARD_BYTES
         shown = CliRunner().invoke(main, ["serve", "status", "--service", url])

@@ -220,7 +220,13 @@ def test_mistakes_are_user_errors(project):
 
 @pytest.mark.parametrize(
     ("job", "said"),
-    [("head_scn", "Did you mean 'head_scan'?"), ("scan head", "there is no job"), ("sql", "takes --address")],
+    [
+        ("head_scn", "Did you mean 'head_scan'?"),
+        ("scan head", "there is no job"),
+        ("sql", "takes --address"),
+        ("scan heads --limit 4", "options stand after --"),
+        ("scan heads --store /shared/results", "stand after --"),
+    ],
 )
 def test_a_job_that_no_cluster_could_run_is_refused_here(job, said):
     done = CliRunner().invoke(main, ["submit", job, "--address", "http://127.0.0.1:1"])

@@ -6,6 +6,7 @@ inside the commands, so that ``--help`` is instant.
 """
 
 import logging
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -95,6 +96,7 @@ class Commands(Group):
         """Run a command; turn the user's mistake into one line."""
         try:
             with past_click():
+                _require_folder()
                 return super().invoke(ctx)
         except UserError as error:
             if logging.getLogger("mathinterp").isEnabledFor(logging.INFO):
@@ -107,6 +109,14 @@ class Commands(Group):
             raise
         except click.UsageError as error:
             raise _mistake(error, ctx) from error
+
+
+def _require_folder() -> None:
+    """Raise UserError in a folder that somebody deleted meanwhile: there no path can be told."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("the current folder is not there any more; change to one that is") from error
 
 
 def _mistake(error: click.UsageError, ctx: click.Context) -> UserMistake:

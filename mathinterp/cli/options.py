@@ -314,7 +314,7 @@ def service_option(stays: str = "") -> Callable[[Command], Command]:
 def without_silence(context: click.Context, parameter: click.Parameter, service: str | None) -> str | None:
     """Raise UserError for --service beside --hangs-after, whichever of them comes first."""
     if service is not None and SILENCE_SAID in context.meta:
-        raise UserError("`--hangs-after` is said when the service is started; leave it out")
+        raise UserError("--hangs-after is said when the service is started; leave it out")
     return service
 
 

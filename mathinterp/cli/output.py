@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mathinterp.cli.options import with_flags
+from mathinterp.cli.options import UPLOADS, with_flags
 from mathinterp.report.cells import format_value
 from mathinterp.text import printable
 
@@ -133,8 +134,11 @@ def is_quiet() -> bool:
 
 
 def place(where: str) -> str:
-    """A folder or URL as people type it from here: relative to the current folder where that is shorter."""
-    if "://" in where:
+    """A folder or URL as people type it from here: relative to the current folder where that is shorter.
+
+    Not so in a job, whose folder is nobody's: what it prints is read, and typed again, elsewhere.
+    """
+    if "://" in where or UPLOADS in Path.cwd().parts:
         return where
     return min(os.path.relpath(where), where, key=len)
 

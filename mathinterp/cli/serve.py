@@ -82,6 +82,7 @@ def start(foreground: bool, token_file: str | None, **options: Any) -> None:
 
     settings = Settings(token=state.token_of(token_file), **options)
     settings.check()
+    state.made_folder()
     for name in settings.experiments:
         registry.find(name)
     if settings.port and (running := state.on_port(settings.port)) is not None:
@@ -121,9 +122,7 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
     from mathinterp.service import state
 
     interrupt.say("interrupted; the service was not started")
-    folder = state.folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    log = state.folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     words, replicas = ["serve", "start", "--foreground", *_words(token_file, options)], options["replicas"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         process = subprocess.Popen(

@@ -6,6 +6,7 @@ import click
 
 from mathinterp.cli.verbosity import say_on_stderr, verbosity
 from mathinterp.errors import UserError, did_you_mean
+from mathinterp.gates import shortened
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -60,6 +61,9 @@ def _check(job: str, root: click.Context) -> None:
     """Raise UserError unless ``job`` is a script, or a command that runs on a cluster."""
     from mathinterp.cluster.submit import JOBS, is_script
 
+    words = job.split()
+    if not job.endswith(".py") and any(word.startswith("-") for word in words[1:]):
+        raise UserError(f"JOB '{shortened(job)}': the job's own options stand after --, not in the quotes")
     if is_script(job) or ":" in job:  # the job's folder holds the script, or the experiment's class
         return
     command: click.Command | None = root.command

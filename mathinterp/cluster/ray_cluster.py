@@ -15,11 +15,18 @@ from typing import Any
 
 import ray
 import yaml
+from ray.exceptions import AuthenticationError
 
 import mathinterp
 from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, own_token, signals_kept
 from mathinterp.cluster.places import Placement, threads_for
-from mathinterp.cluster.ray_private import few_processes, kuberay_config, local_gpus, loopback_stays
+from mathinterp.cluster.ray_private import (
+    few_processes,
+    kuberay_config,
+    local_gpus,
+    loopback_stays,
+    refuses_token,
+)
 from mathinterp.cluster.temporary import ray_folder, require_scratch
 from mathinterp.errors import UserError, first_line_of
 from mathinterp.gates import shortened, whole
@@ -29,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 PROCESS_BYTES = 2**30  # memory of a replica beside its weights, about: Python, torch, the clean pass of a small model
 LOCAL_OBJECT_STORE = 256 * 2**20  # bytes beside carried weights: for prompts; a container's /dev/shm may be small
+SETTINGS = b"\x04"  # type of the frame that a server of HTTP/2 sends first, in byte 3
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"  # with settings of none
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the driver of a submitted job
 KUBERAY = ("RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE")  # set by KubeRay in its pods
 BOOTSTRAP_FILE = Path("~/ray_bootstrap_config.yaml")  # written by `ray up` on the head node
@@ -97,11 +106,33 @@ def _require_listener(address: str) -> None:
             f"`address` {shortened(address)}: give host:port of the head node, for example 10.0.0.1:6379, or 'auto'"
         ) from None
     try:
-        socket.create_connection((host, port_number), timeout=10).close()
+        with socket.create_connection((host, port_number), timeout=10) as connection:
+            answer = _greeted(connection)
     except (OSError, UnicodeError) as error:  # the second: a host that is no name
         raise UserError(
             f"no Ray cluster answers at {address} ({error}); is the head node up, is the port its 6379?"
         ) from error
+    if answer and answer[3:4] != SETTINGS and "RAY_USE_TLS" not in os.environ:
+        raise UserError(f"no Ray cluster answers at {address} but another server; give the head node's port 6379")
+    if refuses_token(address):
+        raise asks_for_token(address)
+
+
+def _greeted(connection: socket.socket) -> bytes:
+    """The first bytes that a server answers to the greeting of HTTP/2, which is gRPC's; none if it does not answer."""
+    try:
+        connection.sendall(GREETING)
+        return connection.recv(9)
+    except OSError:
+        return b""
+
+
+def asks_for_token(address: str) -> UserError:
+    """What to do where a cluster refuses whoever has not its token."""
+    return UserError(
+        f"the cluster at {address} asks for a token: set RAY_AUTH_MODE=token and put the cluster's token into"
+        " ~/.ray/auth_token (`ray get-auth-token` on the head node shows it)"
+    )
 
 
 def attach(address: str) -> None:
@@ -126,7 +157,11 @@ def attach(address: str) -> None:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
+    except AuthenticationError as error:  # the mode says token, and there is none here
+        raise asks_for_token(address) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
+        if AuthenticationError.__name__ in str(error.__cause__ or error.__context__):
+            raise asks_for_token(address) from error
         raise UserError(f"no Ray cluster could be joined at '{address}': {first_line_of(error)}") from error
 
 

@@ -51,6 +51,39 @@ def read_authentication_again() -> None:
     setup.AuthenticationTokenLoader.instance().reset_cache()
 
 
+def refuses_token(address: str) -> bool:
+    """Whether the cluster asks for a token that this process does not have.
+
+    ray.init() would try for 20 s, with a line on stderr in each of them, and then not say why it could not connect.
+    """
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import AuthenticationError, RayError
+
+    with _stderr_closed():
+        try:
+            ensure_token_if_auth_enabled(None, create_token_if_missing=False)  # GcsClient ends the process without one
+            GcsClient(address=address)
+        except AuthenticationError:
+            return True
+        except (RayError, RuntimeError):  # for ray.init() to tell
+            return False
+    return False
+
+
+@contextmanager
+def _stderr_closed() -> Iterator[None]:
+    """Within the block nothing comes out of stderr, what libraries write past Python included."""
+    earlier, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(earlier, 2)
+        os.close(earlier)
+        os.close(nowhere)
+
+
 @contextmanager
 def loopback_stays() -> Iterator[None]:
     """Within the block Ray takes 127.0.0.1 as it is given.
@@ -73,13 +106,16 @@ def few_processes() -> Iterator[None]:
 
     That is its dashboard's server, its autoscaler, what forwards lines of logs to the driver, and a worker per core
     that no replica could take over, because replicas have an environment of their own.
+
+    The dashboard's agent listens on a port that is free, not on Ray's 52365: the head node of a cluster that is started
+    on this machine meanwhile needs that one, and without it takes no jobs.
     """
     from ray._private import node, parameter
 
     parameters: Any = parameter  # its types do not foresee this
     head: Any = node.Node
     asked, server = parameters.RayParams, head.start_api_server
-    parameters.RayParams = partial(asked, include_log_monitor=False, no_monitor=True)
+    parameters.RayParams = partial(asked, include_log_monitor=False, no_monitor=True, dashboard_agent_listen_port=0)
     head.start_api_server = lambda self, **_: None
     try:
         yield

@@ -122,7 +122,7 @@ def run_scan(
         if missing:
             weights = DTYPE_BYTES[work.model.dtype] * parameters(work.model.shape) * scan.models_held
             placement = place.placement(1 if work.scan.one_replica else len(missing), weights)
-            logger.info(f"{placement.replicas} replicas on {placement.device}")
+            logger.info(f"{counted(placement.replicas, 'replica')} on {placement.device}")
             outcome = dispatch(work, run, store, missing, place, placement, max_attempts, progress, growth)
         else:
             if growth is not None:

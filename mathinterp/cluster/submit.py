@@ -25,6 +25,7 @@ from ray.job_submission import JobSubmissionClient
 
 import mathinterp
 from mathinterp.cluster.given_files import GivenFiles, require_lasting
+from mathinterp.cluster.ray_cluster import asks_for_token
 from mathinterp.cluster.temporary import require_scratch
 from mathinterp.cluster.uploads import LeftOut, listed, uploaded
 from mathinterp.errors import UserError, first_line_of
@@ -253,10 +254,7 @@ def _refusals(address: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError as error:
-        raise UserError(
-            f"the cluster at {address} asks for a token: set RAY_AUTH_MODE=token and put the cluster's token into"
-            " ~/.ray/auth_token (`ray get-auth-token` on the head node shows it)"
-        ) from error
+        raise asks_for_token(address) from error
     except (OSError, RuntimeError) as error:  # OSError: ConnectionError, and those of requests
         said = str(error)
         if "already exists" in said:

@@ -7,6 +7,7 @@ import getpass
 import json
 import socket
 from contextlib import suppress
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
@@ -71,7 +72,9 @@ class Requests:
         if parts is None:
             raise UserError(f"`service` '{shortened(visible(str(url)))}': give a URL like http://127.0.0.1:8390")
         self.url = f"{parts.scheme}://{parts.netloc.rstrip(':')}"
-        token = token_of(None) if token is None else token
+        token = token_of(None) if token is None else token.strip()  # as of a file, with the end of its line
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise UserError("`token` has letters that no token has; openssl rand -hex 32 makes one")
         self._headers = {USER: quote((user or _own_name())[:64])}
         self._headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
         self._pool = urllib3.PoolManager(
@@ -169,6 +172,12 @@ def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None) or error
     if "WRONG_VERSION_NUMBER" in str(inner):
         return "it speaks plain HTTP, not TLS: http://"
+    cause = inner.args[-1] if isinstance(inner, urllib3.exceptions.ProtocolError) else None
+    if isinstance(cause, (RemoteDisconnected, IncompleteRead)):
+        return "it closed the connection"
+    if isinstance(cause, HTTPException):
+        return "what listens there speaks no HTTP"
+    inner = cause if isinstance(cause, OSError) else inner
     said = one_line(str(inner)).rpartition(": ")[2] or first_line(error)
     return said
 

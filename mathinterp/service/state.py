@@ -4,6 +4,7 @@ Knows files and processes; knows nothing about Ray or HTTP.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -48,6 +49,20 @@ def folder() -> Path:
     return cache_folder() / "services"
 
 
+def made_folder() -> Path:
+    """The folder, which is there now and can be written; raises UserError if it cannot be."""
+    where, why = folder(), None
+    try:
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        why = error.strerror
+    if why is None and not os.access(where, os.W_OK | os.X_OK):
+        why = os.strerror(errno.EACCES)
+    if why is not None:
+        raise UserError(f"services are noted in '{where}', which cannot be written ({why}); set XDG_CACHE_HOME")
+    return where
+
+
 def _file(port: int) -> Path:
     return folder() / f"{socket.gethostname()}-{port}.json"
 
@@ -56,8 +71,7 @@ def write(host: str, port: int, log: str = "") -> Running:
     """Say that this process is a service."""
     created = psutil.Process().create_time()
     running = Running(url_of(host, port), host, port, os.getpid(), created, time.time(), log)
-    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomic(_file(port), json.dumps(asdict(running)))
+    write_atomic(made_folder() / _file(port).name, json.dumps(asdict(running)))
     return running
 
 
@@ -152,17 +166,18 @@ def token_of(file: str | None) -> str | None:
     Raises UserError for a file that cannot be read or that others may read, and for a short token.
     """
     token, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
+    said = "`token_file`" if file is not None else FILE_VARIABLE
     file = os.environ.get(FILE_VARIABLE) if file is None and token is None else file
     if file is not None:
-        check_place(file, "`token_file`")
-        where = f"`token_file` '{file}'"
+        check_place(file, said)
+        where = f"{said} '{file}'"
         try:
             mode = os.stat(Path(file).expanduser()).st_mode
         except OSError as error:
             raise UserError(f"{where} cannot be read ({error.strerror})") from error
         if stat.S_IMODE(mode) & 0o077:
             raise UserError(f"{where} may be read by others; chmod 600 {file}")
-        token = read_text(Path(file).expanduser(), "`token_file`").strip()
+        token = read_text(Path(file).expanduser(), said).strip()
     if token is not None and (len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UserError(
             f"{where}: a token has {SHORTEST_TOKEN} or more plain characters; openssl rand -hex 32 makes one"
