@@ -99,6 +99,22 @@ def test_a_merged_model_is_a_plain_one(base: Path, tmp_path: Path) -> None:
     assert loaded.fingerprint != plain.fingerprint
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_adapter_is_merged_where_the_layers_lie(name: str, tmp_path: Path) -> None:
+    spec = ModelSpec(
+        str(save_tiny(tmp_path / "base", name)), adapter=str(save_adapter(tmp_path / "adapter", name)), dtype="float32"
+    )
+    one, two = (load(spec, "cuda:0", further) for further in ((), ("cuda:1",)))
+    assert len(two.anatomy.cards) == 2
+    merged = two.model.state_dict()
+    for key, weights in one.model.state_dict().items():
+        torch.testing.assert_close(merged[key].cpu(), weights.cpu(), rtol=1e-6, atol=1e-6, msg=key)
+    ids = torch.arange(9, device="cuda:0")[None]
+    torch.testing.assert_close(two.model(ids).logits, one.model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
 def test_an_untied_unembedding_may_be_adapted(base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", target_modules=["lm_head", "o_proj"])
     expected = by_hand("llama", adapter, scale=5 / 3)
