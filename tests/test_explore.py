@@ -261,6 +261,7 @@ def test_a_query_stops_when_whoever_asked_goes_away(store: str) -> None:
     assert time.monotonic() - started < 30  # and nobody waits for it at the end
 
 
+@pytest.mark.slow
 def test_a_csv_file_that_is_not_whole_does_not_look_whole(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking.Asker.csv, "__defaults__", (1.0,))
     with explore(store) as page, pytest.raises(urllib3.exceptions.ProtocolError):

@@ -55,6 +55,7 @@ def disturbed(tmp_path: Path) -> str:
     return run.run_id
 
 
+@pytest.mark.slow
 def test_lines_name_the_run_and_the_shard_and_progress_is_among_them(as_json, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.2)
     set_level(logging.INFO)
@@ -72,6 +73,7 @@ def test_lines_name_the_run_and_the_shard_and_progress_is_among_them(as_json, tm
     assert sorted(computed) == ["mlp_scan/00000", "mlp_scan/00001", "mlp_scan/00003"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "levels"), [(logging.WARNING, {"WARNING", "ERROR", "INFO"}), (logging.ERROR, {"ERROR"})]
 )

@@ -102,6 +102,7 @@ def test_a_line_before_the_first_shard_ends(monkeypatch):
     assert output.getvalue().splitlines() == [told]
 
 
+@pytest.mark.slow
 def test_a_replica_of_this_process_is_watched_while_it_computes(monkeypatch):
     monkeypatch.setattr("mathinterp.cluster.progress.LINE_SECONDS", 0.5)
     output = io.StringIO()

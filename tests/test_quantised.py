@@ -158,6 +158,7 @@ def test_packed_rows_of_a_quantised_model_are_those_of_each_prompt_alone(load_in
         assert_near(loaded.anatomy, TOLERANCE[load_in])
 
 
+@pytest.mark.slow
 def test_the_comparison_of_packed_and_lone_rows_sees_wrong_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on the stand-in: it passes, and fails where another head is ablated."""
     anatomy = quantised_anatomy()

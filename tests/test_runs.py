@@ -374,6 +374,7 @@ def test_a_stale_file_alone_is_no_damage(tmp_path: Path) -> None:
     assert "stale: runs/.x.json" in done.stdout
 
 
+@pytest.mark.slow
 def test_views_for_other_clients_that_are_not_of_now_are_named(tmp_path: Path) -> None:
     """A DuckDB client that reads them sees other files than this package does: of the store that was copied, here."""
     store, run = many_files(tmp_path / "first", FEW)

@@ -188,6 +188,7 @@ def test_services_of_another_machine_with_the_same_home_are_left_alone(monkeypat
     assert other.exists()
 
 
+@pytest.mark.slow
 def test_stop_ends_a_service_and_what_it_started_where_the_kernel_refuses_to_wait(monkeypatch):
     code = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
@@ -246,6 +247,7 @@ def started(*words: str):
     return CliRunner().invoke(main, [*words, "serve", "start", "--port", "0", "--experiment", "tests.toy_scan:ToyScan"])
 
 
+@pytest.mark.slow
 def test_a_start_says_how_far_it_is_and_where_its_log_is(fake):
     seen = fake("mathinterp: cannot", 2)
     done = started()
@@ -260,6 +262,7 @@ def test_a_start_says_how_far_it_is_and_where_its_log_is(fake):
     assert "--experiment tests.toy_scan:ToyScan" in seen.read_text()
 
 
+@pytest.mark.slow
 def test_a_quiet_start_says_nothing_and_passes_it_on(fake):
     seen = fake("mathinterp: cannot", 2)
     assert started("-q").stderr == "mathinterp: cannot\n"
@@ -268,6 +271,7 @@ def test_a_quiet_start_says_nothing_and_passes_it_on(fake):
     assert "--verbose" in seen.read_text().split()
 
 
+@pytest.mark.slow
 def test_a_start_in_json_says_everything_in_json(fake):
     seen = fake(logs.line_of("mathinterp: cannot"), 2)
     done = started("--log-format", "json")

@@ -47,6 +47,7 @@ def hosted() -> Iterator[tuple[str, Any]]:
         yield url, workers.hosts[0]
 
 
+@pytest.mark.slow
 def test_a_question_that_is_being_answered_is_not_idle(hosted, tmp_path, monkeypatch):
     """A shard may take longer than it takes to forget a question that nobody asks about."""
     monkeypatch.setattr(front, "IDLE_SECONDS", 0.5)
@@ -75,6 +76,7 @@ def test_a_question_that_cannot_be_prepared_leaves_nothing_behind(hosted, tmp_pa
     until(lambda: not host._sessions)
 
 
+@pytest.mark.slow
 def test_a_process_says_that_nothing_moves_also_while_it_prepares_a_question(hosted, tmp_path, monkeypatch):
     monkeypatch.setattr(vital, "LOOK_SECONDS", 0.2)
     url, host = hosted
@@ -98,6 +100,7 @@ def test_a_process_says_that_nothing_moves_also_while_it_prepares_a_question(hos
     assert host.pulse() == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_who_waits_for_his_turn_to_load_does_not_stand_still(tmp_path, monkeypatch):
     monkeypatch.setattr(vital, "LOOK_SECONDS", 0.3)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -68,6 +68,7 @@ def until_last(recorded: dict[str, Any], name: str, value: float, **tags: str) -
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_what_a_service_tells(recorded):
     gate = threading.Event()
     with routed(lambda: Gated(gate)) as (router, workers), ServiceMetrics(router, "here:1") as told:

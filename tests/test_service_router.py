@@ -152,6 +152,7 @@ def test_a_process_that_never_starts_is_given_up(gate):
             router.until_ready()
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_a_machine_after_a_failed_start_does_not_hang(gate):
     starts: list[int] = []
 
@@ -229,6 +230,7 @@ def test_what_is_asked_of_a_process_given_up_is_refused_and_leaves_nothing_behin
         assert sum(len(slot.turns) for slot in router._slots) == 0  # else its thread never rests
 
 
+@pytest.mark.slow
 def test_a_service_ends_when_its_last_process_is_given_up(gate, monkeypatch):
     monkeypatch.setattr(StartsOnce, "made", 0)
     with routed(lambda: StartsOnce(gate)) as (router, workers):
@@ -239,6 +241,7 @@ def test_a_service_ends_when_its_last_process_is_given_up(gate, monkeypatch):
             router.until_ended()
 
 
+@pytest.mark.slow
 def test_a_fault_before_the_first_process_is_ready_is_raised_there(gate, monkeypatch):
     monkeypatch.setattr(ThreadWorkers, "wait", lambda self, timeout: 1 / 0)
     router = Router(ThreadWorkers(lambda: Scripted(gate)), 1)

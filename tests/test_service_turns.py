@@ -4,6 +4,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from mathinterp.experiments.base import Shard
 from mathinterp.service.host import Answer, There
 from mathinterp.service.turns import LONGEST_STAY, Call, Turns
@@ -82,6 +84,7 @@ class OneAtATime:
         return replace(Answer({}), there=There([], self.prepared))
 
 
+@pytest.mark.slow
 def test_two_questions_that_push_each_other_out_are_brought_a_few_times_alone() -> None:
     """Two users who ask for the next of their forty shards when one is there, as runs do."""
     process = OneAtATime()

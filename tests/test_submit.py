@@ -290,6 +290,7 @@ class NoService(Service):
         self._answer(200, "<html>")
 
 
+@pytest.mark.slow
 def test_why_nothing_answers_is_told(project):
     with ThreadingHTTPServer(("127.0.0.1", 0), NoService) as server:
         Thread(target=server.serve_forever, daemon=True).start()
