@@ -48,6 +48,7 @@ def test_logits_and_all_gradients_are_those_of_the_whole_model(anatomy: Anatomy)
     assert_same(loss_and_gradients(model, AnswerLoss(model, anatomy).logits(IDS_BT, BEFORE_N)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["recomputed", "compiled"])
 def test_also_with_activations_recomputed_or_layers_compiled(how: str) -> None:
     whole = Anatomy(tiny_model("llama"))

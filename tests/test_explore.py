@@ -126,6 +126,7 @@ def test_names_of_a_server_that_others_reach_are_its_own_and_numbers() -> None:
     assert not is_ours(None, "0.0.0.0")
 
 
+@pytest.mark.slow
 def test_a_query_comes_from_our_page_alone(page: Exploring) -> None:
     for origin in (None, "null", "http://evil.example", f"https://127.0.0.1:{page.port}", "http://127.0.0.1:1"):
         assert sql(page, "SELECT 1", Origin=origin) == (403, {"error": "a query must come from this page"})

@@ -194,6 +194,7 @@ def test_text_of_a_store_is_text_and_no_expression(tmp_path: Path) -> None:
     assert "<img" not in svg.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_heading_without_an_end_is_cut_and_control_characters_are_shown(tmp_path: Path) -> None:
     figure = headed(map_of(many(2, 2)), "x" * 100_000, "a map", ["\x1b[31m" * 2_000, "word " * 20_000], "1.5")
     spec = figure.to_dict()

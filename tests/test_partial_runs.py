@@ -118,6 +118,7 @@ def test_a_look_at_a_whole_table_of_an_unfinished_run_hides_no_warning_of_anothe
     assert line.startswith(f"unfinished: {partial} (heads: ")
 
 
+@pytest.mark.slow
 def test_the_report_of_an_unfinished_run_is_warned_of(mixed: tuple[Path, str, str], tmp_path: Path) -> None:
     folder, _, partial = mixed
     words = ["report", "--store", str(folder), "--out", str(tmp_path / "page"), "--run", partial]

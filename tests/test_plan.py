@@ -171,6 +171,7 @@ def test_a_compared_model_is_held_beside_the_original(seven_billion):
     assert both.peak_bytes - heads.peak_bytes == alone.model_bytes, "the same two passes, and one model more"
 
 
+@pytest.mark.slow
 def test_a_plan_names_the_compared_model(tmp_path):
     model, other = (save_tiny(tmp_path / f"tiny-{seed}", "llama", seed) for seed in (0, 1))
     prompts = tmp_path / "prompts.jsonl"

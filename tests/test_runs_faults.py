@@ -156,6 +156,7 @@ def test_runs_that_are_deleted_together_show_that_their_prompts_go(tmp_path: Pat
     assert sum(int(line.split()[3]) for line in planned[2:4]) == int(planned[4].split()[1])
 
 
+@pytest.mark.slow
 def test_a_computation_of_the_latest_ranking_is_mended_by_a_command_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

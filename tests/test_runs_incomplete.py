@@ -134,6 +134,7 @@ def test_an_export_of_a_run_that_lacks_rows_is_warned_of_once(place: str, tmp_pa
     assert other not in line
 
 
+@pytest.mark.slow
 def test_an_export_warns_of_what_it_reads_alone(place: str, tmp_path: Path) -> None:
     run, other = two_runs(place)
     Store(place).files.remove(file_of(run, "head_scan/00001"))
@@ -194,6 +195,7 @@ def test_a_flipped_bit_ends_comparison_and_export_with_what_mends_it(
     assert line.partition(": ")[2] in command("check", *words).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sealed", [True, False])
 def test_an_export_reads_prompts_against_their_checksum(place: str, tmp_path: Path, sealed: bool) -> None:
     store, run = many_files(place, FEW)

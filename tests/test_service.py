@@ -72,6 +72,7 @@ def test_rows_run_id_and_record_are_those_of_a_local_run(service, tmp_path):
     assert there.sql("SELECT count(*) AS n FROM head_effects WHERE run_id = $run").n.item() > 0
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_and_nothing_is_computed_twice(service, tmp_path):
     scan, store = Mlps(), str(tmp_path)
     first = service.run(scan, TINY, PROMPTS, store=store, progress=False)
@@ -101,6 +102,7 @@ def test_cells_come_as_they_are_done_and_are_in_the_store_by_then(service, tmp_p
     assert streamed == rows(tmp_path, "head_scan").num_rows
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_closed_goes_on_from_there(service, tmp_path):
     scan = ToyScan(8, seconds=0.05)
     stream = service.stream(scan, TINY, PROMPTS, store=str(tmp_path))
@@ -169,6 +171,7 @@ def test_two_users_at_once_and_a_question_that_overtakes_a_long_scan(tmp_path):
         assert rows(tmp_path / "ada", "mlp_scan").num_rows == 40 * rows(tmp_path / "bob", "baseline").num_rows
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_under_a_shard_costs_no_row(tmp_path):
     scan = ToyScan(12, seconds=0.05)
     run_scan(ToyScan(12), ModelSpec(TINY), PROMPTS, str(tmp_path / "whole"), progress=False)

@@ -260,6 +260,7 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("refusal", "said"),
     [
