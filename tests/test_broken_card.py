@@ -38,9 +38,8 @@ def notebook(tmp_path: Path) -> str:
 
 
 def run(scan: ToyScan, store: Path, address: str | None = "local") -> RunSummary:
-    return run_scan(
-        scan, MODEL, PROMPTS, str(store), address=address, progress=False, **({"replicas": 1} if address else {})
-    )
+    replicas = None if address is None else 1
+    return run_scan(scan, MODEL, PROMPTS, str(store), replicas=replicas, address=address, progress=False)
 
 
 def rows(store: Path) -> pa.Table:

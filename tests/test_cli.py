@@ -17,7 +17,8 @@ from mathinterp.cli.group import first_sentence
 from mathinterp.cli.main import Commands, main
 from mathinterp.cli.output import place, print_sql_hint, print_table, store_option
 from mathinterp.cli.running import print_run
-from mathinterp.cluster.dispatch import NoReplicaLeft, ShardFailure
+from mathinterp.cluster.dispatch import ShardFailure
+from mathinterp.cluster.events import NoReplicaLeft
 from mathinterp.cluster.run import RunSummary
 from mathinterp.experiments.registry import experiments
 from mathinterp.store import Store

@@ -7,8 +7,8 @@ from ray.exceptions import ActorUnavailableError
 from rich.console import Console
 
 from benchmarks.dispatch import actors_busy, many, receipt_for, simulated_busy
-from mathinterp.cluster.dispatch import Dispatcher, NoReplicaLeft
-from mathinterp.cluster.events import Finished, Observer, Ready, first_line
+from mathinterp.cluster.dispatch import Dispatcher
+from mathinterp.cluster.events import Finished, NoReplicaLeft, Observer, Ready, first_line
 from mathinterp.cluster.progress import ScanProgress, duration
 from mathinterp.cluster.ray_cluster import connection
 from mathinterp.cluster.ray_workers import _death

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mathinterp.cluster.events import CardLost
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.service.host import Answer, There, UnknownSession
@@ -198,6 +199,31 @@ def test_a_call_that_cannot_be_handed_over_is_refused_and_the_next_one_is_answer
         with pytest.raises(RecursionError):
             wrong.future.result(5)
         assert after.future.result(20).facts == {"name": "b0"}
+
+
+def test_a_process_whose_card_is_lost_is_replaced(gate):
+    """It would answer every question with an error for ever."""
+    gate.set()
+    errors: list[Exception] = [CardLost("its GPU gives nothing but errors")]
+
+    class LosesItsCard(Scripted):
+        def run(self, call: Shard) -> Answer:
+            if errors:
+                raise errors.pop()
+            return super().run(call)
+
+    with routed(lambda: LosesItsCard(gate)) as (router, workers):
+        router.until_ready()
+        lasting = call("ada", "a0", "ablate")
+        router.submit(lasting, 0)
+        assert lasting.future.result(20).facts == {"name": "a0"}
+        assert (workers.lives[0], router.status()["replaced"]) == (2, 1)
+        errors.append(CardLost("its GPU gives nothing but errors"))
+        rows = call("ada", "a1")
+        router.submit(rows, 0)
+        with pytest.raises(ReplicaLost, match="nothing but errors") as lost:
+            rows.future.result(20)
+        assert "errors.pop()" in lost.value.told
 
 
 class StartsOnce(Scripted):

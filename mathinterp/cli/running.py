@@ -52,7 +52,7 @@ def run_chosen(
 @contextmanager
 def resumable() -> Iterator[None]:
     """Within the block replicas may all be lost: a line says so, and that the same command goes on; exit code 1."""
-    from mathinterp.cluster.dispatch import NoReplicaLeft
+    from mathinterp.cluster.events import NoReplicaLeft
 
     try:
         yield

@@ -34,6 +34,7 @@ from mathinterp.cluster.events import (
     Failed,
     Finished,
     Lost,
+    NoReplicaLeft,
     Observer,
     Observers,
     Pulse,
@@ -43,7 +44,6 @@ from mathinterp.cluster.events import (
     Workers,
     first_line,
 )  # fmt: skip
-from mathinterp.cluster.events import NoReplicaLeft as NoReplicaLeft
 from mathinterp.errors import Unfinished, UserError
 from mathinterp.experiments.base import Shard
 from mathinterp.logs import about

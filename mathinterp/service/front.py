@@ -98,6 +98,7 @@ class Front:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse strangers; turn whatever is raised into one JSON object."""
+        told = ""  # the traceback of another process
         try:
             self._check(request)
             return await handler(request)
@@ -111,14 +112,10 @@ class Front:
         except UserError as error:
             status, kind, said = 400, "user", str(error)
         except Unfinished as error:
-            lost = {"kind": "lost", "error": one_line(printable(str(error))), "traceback": getattr(error, "told", "")}
-            return web.json_response(lost, status=503)
+            status, kind, said, told = 503, "lost", str(error), getattr(error, "told", "")
         except Exception as error:
-            told = getattr(error, "told", "")
-            return web.json_response(
-                {"kind": "failed", "error": one_line(first_line(error)), "traceback": told}, status=500
-            )
-        return web.json_response({"kind": kind, "error": one_line(printable(said))}, status=status)
+            status, kind, said, told = 500, "failed", first_line(error), getattr(error, "told", "")
+        return web.json_response({"kind": kind, "error": one_line(said), "traceback": told}, status=status)
 
     def _check(self, request: web.Request) -> None:
         """The token; where there is none, that no page in a browser asks under another name or from another origin."""
