@@ -351,9 +351,10 @@ def test_help_lists_every_command_under_its_workflow_in_a_whole_sentence():
         *Commands.sections
     ]
     context = click.Context(main)
-    for group in (main, main.commands["scan"], main.commands["tune"]):
+    for group in (main, main.get_command(context, "scan"), main.get_command(context, "tune")):
         for name in group.list_commands(context):
-            sentence = first_sentence(group.get_command(context, name))
+            sentence = group.sentence_of(context, name)
+            assert sentence == first_sentence(group.get_command(context, name))
             assert sentence[0].isupper(), (name, sentence)
             assert sentence.endswith(".")
             assert "..." not in sentence
@@ -430,4 +431,4 @@ def test_plan_and_scan_know_every_experiment():
     context = click.Context(main)
     shown = {name for name, each in experiments().items() if each.on_command_line}
     for group in ("plan", "scan"):
-        assert shown <= set(main.commands[group].list_commands(context))
+        assert shown <= set(main.get_command(context, group).list_commands(context))

@@ -65,6 +65,15 @@ def test_the_import_brings_nothing_heavy() -> None:
     assert without_warm_up(f"import sys, mathinterp; print({loaded})") == "[]"
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_what_the_program_says_of_itself_brings_nothing_heavy(words: list[str]) -> None:
+    code = f"import sys; from mathinterp.cli.main import main; main({words}, standalone_mode=False)"
+    loaded = without_warm_up(
+        f"{code}; print('loaded:', *(name for name in {(*HEAVY, 'numpy', 'rich')} if name in sys.modules))"
+    )
+    assert loaded.splitlines()[-1] == "loaded:"
+
+
 @pytest.mark.alone
 def test_the_import_and_the_help_are_quick() -> None:
     code = "import time; started = time.perf_counter(); import mathinterp; print(time.perf_counter() - started)"

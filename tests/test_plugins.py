@@ -11,6 +11,7 @@ import mathinterp as mi
 from mathinterp.cli.main import main
 from mathinterp.experiments import registry
 from mathinterp.experiments.heads import Heads
+from mathinterp.plugins import GROUP
 from mathinterp.store import Store
 from mathinterp.store.catalog import Catalog
 from mathinterp.store.schema import STORE_TABLES
@@ -67,7 +68,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
             about = tmp_path / f"plugin_{name}-1.0.dist-info"
             about.mkdir()
             (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plugin-{name}\nVersion: 1.0\n")
-            (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{name} = plugin_{name}:Good\n")
+            (about / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = plugin_{name}:Good\n")
         monkeypatch.syspath_prepend(tmp_path)
         forget()
 
@@ -114,6 +115,17 @@ def test_every_command_goes_on_beside_many_bad_ones(installed, store):
     assert "head_effects" in command("sql", "--store", store.url).stdout
     command("check", "--store", store.url)
     command("report", "--store", store.url, "--out", str(Path(store.url).parent / "report"))
+
+
+def test_an_installed_one_with_a_command_of_its_own_is_listed_and_called(installed):
+    assert "own" not in command("--help").stdout.split()
+    installed(
+        {"own": ITS_OWN.replace('"bad"', '"own"').replace(NO_VIEWS, f"{NO_VIEWS}\n    own_command: ClassVar = True")}
+    )
+    listed = command("--help").stdout
+    assert listed.index("Commands:") > listed.index("Serve results")
+    assert listed.splitlines()[-1].split() == ["own", "Do", "nothing."]
+    assert "--many" in command("own", "--help").stdout
 
 
 def test_of_two_installed_ones_that_clash_the_second_is_left_out(installed, caplog):

@@ -18,14 +18,19 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A line each: the first sentence of the command's help."""
-        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        said = {name: first_sentence(command) for name, command in found.items() if command is not None}
+        said = {name: self.sentence_of(ctx, name) for name in self.list_commands(ctx)}
         placed = {name for names in self.sections.values() for name in names}
         sections = {**self.sections, "Commands": [name for name in said if name not in placed]}
         for heading, names in sections.items():
             if rows := [(name, said[name]) for name in names if name in said]:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+    def sentence_of(self, ctx: click.Context, name: str) -> str:
+        """What the list says of a command."""
+        command = self.get_command(ctx, name)
+        assert command is not None, name
+        return first_sentence(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,47 +1,75 @@
 """The command line: a thin layer over the library.
 
 Every command is a few lines that call one function and print its result. A UserError, or an option that does not
-parse, becomes one line on stderr and exit code 2; a fault of the program keeps its traceback. Heavy imports happen
-inside the commands, so that ``--help`` is instant.
+parse, becomes one line on stderr and exit code 2; a fault of the program keeps its traceback. A command is imported
+when it is called, and heavy packages inside it, so that ``--help`` is instant.
 """
 
+import importlib
 import logging
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import click
 
 import mathinterp
 from mathinterp import logs
-from mathinterp.cli.chain import chain
-from mathinterp.cli.edit import edit
-from mathinterp.cli.evaluate import evaluate
-from mathinterp.cli.explore import explore
 from mathinterp.cli.group import Group
 from mathinterp.cli.interrupt import past_click
-from mathinterp.cli.league import league
-from mathinterp.cli.mib import mib
-from mathinterp.cli.models import models
-from mathinterp.cli.neuron import neuron
 from mathinterp.cli.options import with_flags
-from mathinterp.cli.pipeline import pipeline
-from mathinterp.cli.plan import plan
-from mathinterp.cli.prompts import prompts
-from mathinterp.cli.report import report
-from mathinterp.cli.reproduce import reproduce
-from mathinterp.cli.runs import check, runs
-from mathinterp.cli.scan import scan
-from mathinterp.cli.selftest import selftest
-from mathinterp.cli.serve import serve
-from mathinterp.cli.sql import sql
-from mathinterp.cli.stability import stability
-from mathinterp.cli.submit import submit
-from mathinterp.cli.tune import tune
 from mathinterp.cli.verbosity import Failure, add_verbosity, say_notes, say_on_stderr, set_level
 from mathinterp.errors import Unfinished, UserError
+from mathinterp.plugins import announced
 from mathinterp.text import one_line
+
+SECTIONS = {  # heading -> command -> the first sentence of its help, which so is listed without an import
+    "Look before you run": {
+        "models": "List the models known by name; any Hugging Face decoder folder, .gguf file or hub id works too.",
+        "prompts": "Show prompts as a model sees them: text, answer, and which answer tokens are scored.",
+        "plan": "Show FLOPs, memory, rows and time of an experiment; loads no weights and needs no Ray.",
+        "selftest": "Check on your model that packed = plain, replay = full forward, hooks = zeroed weights, "
+        "no-op = clean.",
+    },
+    "Scan a model": {
+        "scan": "Run an experiment over a model; the same command again resumes or shows it.",
+        "pipeline": "Which heads do the arithmetic, for which operation, what they look at, whether they hold; "
+        "which MLPs follow.",
+        "league": "Compare how well each attribution method estimates the exact effects of heads and MLPs.",
+    },
+    "Explain what was found": {
+        "stability": "Say how stable a ranking is: which of the first nodes stay first when prompts are drawn again.",
+        "mib": "Circuits as MIB has them: evaluate a ranking or a circuit file, write a ranking as one.",
+        "knockout": "Knock out the first k heads of a ranking together, and as many random heads: accuracy against k.",
+        "maskkeep": "Zero each prompt's first k neurons (mask), or all other neurons of the deep layers (keep).",
+        "neuron": "Show what NEURON (layer.neuron) does: coefficient and importance by operation, and the tokens "
+        "it writes.",
+        "chain": "The four stages of an answer, as a table and a drawing (paper A, section 4.4).",
+    },
+    "Set beside the papers": {
+        "reproduce": "Run every table and figure of both papers on a model, and set ours beside the papers' numbers.",
+    },
+    "Tune and edit": {
+        "tune": "Fine-tune chosen heads, whole models, layers or LoRA; merge an adapter.",
+        "edit": "Find and zero the neurons that add to gender stereotypes of professions (paper A, section 6.2).",
+    },
+    "Evaluate": {
+        "evaluate": "Evaluate a model on benchmarks and prompt sets; every item's answer is kept.",
+    },
+    "Serve results, and run on a cluster": {
+        "sql": "Run a DuckDB SQL query over a store's views; without a query, list the views.",
+        "report": "Write a page about finished runs that opens by double-click, offline; computes nothing again.",
+        "explore": "Look at a store in a browser, also while runs are still written to it, and ask it in SQL.",
+        "runs": "List, show, compare, delete, export, check and compact the runs of a store.",
+        "check": "Read every file of a store to its end and compare checksums; exit code 1 if something is "
+        "damaged or foreign.",
+        "submit": "Run JOB with ARGUMENTS on a cluster; exits as the job does.",
+        "serve": "Keep models loaded for many questions and users: a service that scans and notebooks attach to.",
+    },
+}
+SENTENCES = {name: sentence for section in SECTIONS.values() for name, sentence in section.items()}
 
 
 class UserMistake(click.ClickException):
@@ -57,15 +85,7 @@ class UserMistake(click.ClickException):
 class Commands(Group):
     """The whole command line: its commands, by workflow, may raise UserError."""
 
-    sections: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Look before you run": ("models", "prompts", "plan", "selftest"),
-        "Scan a model": ("scan", "pipeline", "league"),
-        "Explain what was found": ("stability", "mib", "knockout", "maskkeep", "neuron", "chain"),
-        "Set beside the papers": ("reproduce",),
-        "Tune and edit": ("tune", "edit"),
-        "Evaluate": ("evaluate",),
-        "Serve results, and run on a cluster": ("sql", "report", "explore", "runs", "check", "submit", "serve"),
-    }
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {heading: tuple(said) for heading, said in SECTIONS.items()}
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
         """Interrupted, it is not click's to tell."""
@@ -84,13 +104,30 @@ class Commands(Group):
             raise _mistake(error, ctx) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, and of the experiments that have one of their own."""
-        return sorted({*super().list_commands(ctx), *_own_commands()})
+        """Names of the commands, and of the installed experiments that have one of their own."""
+        return sorted({*SENTENCES, *_installed_commands()})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of that name; None if there is none."""
-        found = super().get_command(ctx, name)
-        return scan.get_command(ctx, name) if found is None and name in _own_commands() else found
+        """The command of that name, imported now; None if there is none.
+
+        It is what its module calls so, in the module of that name; the others are those of experiments.
+        """
+        if name in self.commands:
+            return self.commands[name]
+        if name in SENTENCES and find_spec(f"{__package__}.{name}") is not None:
+            command: click.Command = getattr(importlib.import_module(f"{__package__}.{name}"), name)
+            add_verbosity(command)
+            self.add_command(command)
+            return command
+        if name in self.list_commands(ctx):
+            from mathinterp.cli.scan import scan
+
+            return scan.get_command(ctx, name)
+        return None
+
+    def sentence_of(self, ctx: click.Context, name: str) -> str:
+        """Of our own commands without an import."""
+        return SENTENCES.get(name) or super().sentence_of(ctx, name)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; turn the user's mistake into one line."""
@@ -125,7 +162,10 @@ def _mistake(error: click.UsageError, ctx: click.Context) -> UserMistake:
     return UserMistake(f"{said}{' See' if said.endswith('?') else '; see'} '{command} --help'")
 
 
-def _own_commands() -> list[str]:
+def _installed_commands() -> list[str]:
+    """Of experiments from outside the package that have a command of their own; imported only if there are any."""
+    if not announced():
+        return []
     from mathinterp.experiments import registry
 
     return [name for name, experiment in registry.experiments().items() if experiment.own_command]
@@ -159,11 +199,6 @@ def main() -> None:
         logger.addHandler(Warnings())
 
 
-for command in (
-    models, prompts, plan, scan, pipeline, league, mib, neuron,
-    report, explore, sql, runs, check, selftest, submit, tune, edit, evaluate, chain, stability, serve, reproduce,
-):  # fmt: skip
-    main.add_command(command)
 add_verbosity(main)
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from mathinterp.cli.check import check
 from mathinterp.cli.experiment import ExperimentCommand
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import json_option, lasting, store_option
@@ -15,22 +15,17 @@ from mathinterp.cli.runs_shown import (
     facts,
     first_line,
     in_store,
-    mend,
     mends_told,
+    opened_store,
     print_difference,
     print_planned,
     shown_row,
-    to_go,
-    told,
     verdict,
     written_bytes,
 )  # fmt: skip
 from mathinterp.errors import UserError
 from mathinterp.report.cells import format_value
 from mathinterp.text import counted
-
-if TYPE_CHECKING:
-    from mathinterp.store import Store
 
 
 @click.group(cls=Group)
@@ -64,7 +59,7 @@ def list_(scan: str | None, model_name: str | None, status: str | None, store: s
       mathinterp runs list
       mathinterp runs list --scan heads --status unfinished --json
     """
-    found = _opened(store).runs.list(scan=scan, model=model_name, status=status)
+    found = opened_store(store).runs.list(scan=scan, model=model_name, status=status)
     if as_json:
         print_json([asdict(row) for row in found])
         return
@@ -83,7 +78,7 @@ def show(run: str, store: str, as_json: bool) -> None:
     Example:
       mathinterp runs show RUN
     """
-    card = _opened(store).runs.show(run)
+    card = opened_store(store).runs.show(run)
     card = replace(card, command=in_store(card.command, store))
     if as_json:
         print_json(asdict(card))
@@ -120,7 +115,7 @@ def compare(run: str, other: str, store: str, as_json: bool) -> None:
     Example:
       mathinterp runs compare RUN OTHER
     """
-    opened = _opened(store)
+    opened = opened_store(store)
     with mends_told(store, opened.files.address):
         found = opened.runs.compare(run, other)
     if as_json:
@@ -154,7 +149,7 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
       mathinterp runs delete RUN
       mathinterp runs delete RUN OTHER --yes --store s3://bucket/results
     """
-    opened = _opened(store)
+    opened = opened_store(store)
     run_ids = tuple(dict.fromkeys(run_ids))
     planned = [opened.runs.deletion(run, after=run_ids[:i]) for i, run in enumerate(run_ids)]
     for each in planned:
@@ -195,7 +190,7 @@ def export(run: str, output: str, view: str | None, force: bool, store: str, as_
       mathinterp runs export RUN --out rows.parquet
       mathinterp runs export RUN --view head_effects --out effects.csv
     """
-    opened = _opened(store)
+    opened = opened_store(store)
     with mends_told(store, opened.files.address):
         done = opened.runs.export(run, Path(output), view=view, force=force)
     if as_json:
@@ -204,45 +199,6 @@ def export(run: str, output: str, view: str | None, force: bool, store: str, as_
     for each in done:
         beside = "" if each.about == each.path else f", described in {each.about}"
         print_line(f"{each.view}: {each.rows:,} rows: {each.path}{beside}")
-
-
-@runs.command()
-@click.option("--runs", "run_ids", multiple=True, metavar="RUN", help="Run to check; may be repeated. Default: all.")
-@store_option()
-@json_option()
-def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:
-    """Read every file of a store to its end and compare checksums; exit code 1 if something is damaged or foreign.
-
-    \b
-    Each file that is missing, truncated, damaged, a duplicate, foreign (also what others put into the folders of runs
-    and tables), stale (temporary, of a dead process; a views.sql of before) or left by an interrupted command is named
-    with what mends it. What is damaged is left out from then on, and the run's own command computes it anew. Shards and
-    prompts that an early version wrote without checksums are counted as such; they are only read. A shard not computed
-    yet is no damage, nor is a stale file.
-
-    \b
-    Examples:
-      mathinterp check
-      mathinterp runs check --store s3://bucket/results --runs 1a2b3c4d5e6f
-    """
-    opened = _opened(store)
-    found = opened.runs.check(run_ids or None)
-    if as_json:
-        print_json({
-            "runs": [asdict(each) for each in found.runs],
-            "problems": found.problems,
-            "faults": [{**asdict(each), "mend": mend(each, store, opened.files.address)} for each in found.faults],
-        })  # fmt: skip
-    else:
-        rows = [{**asdict(each), "missing": len(each.missing)} for each in found.runs]
-        print_table([{"without checksum" if k == "unproved" else k: v for k, v in row.items()} for row in rows])
-        for each in found.faults:
-            print_line(told(each, store, opened.files.address))
-        for run in found.runs:
-            if run.missing and not any(fault.run == run.run_id for fault in found.faults):
-                print_line(to_go(run, store))
-    if not found.harmless:
-        sys.exit(1)
 
 
 @runs.command()
@@ -261,7 +217,7 @@ def compact(run: str, store: str, as_json: bool) -> None:
     Example:
       mathinterp runs compact RUN
     """
-    done = _opened(store).runs.compact(run)
+    done = opened_store(store).runs.compact(run)
     if as_json:
         print_json(asdict(done))
     elif done.files_after == done.files_before:
@@ -278,9 +234,4 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _opened(store: str) -> "Store":
-    from mathinterp.store import Store
-
-    opened = Store(store)
-    opened.require_files()
-    return opened
+runs.add_command(check)

@@ -12,6 +12,7 @@ from mathinterp.text import counted
 from mathinterp.versions import is_command
 
 if TYPE_CHECKING:
+    from mathinterp.store import Store
     from mathinterp.store.comparing import Comparison, TableDifference
     from mathinterp.store.deleting import Deletion
     from mathinterp.store.faults import Fault
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from mathinterp.store.run_list import RunCard, RunRow
 
 LONG = 300  # characters: longer notes, of probes for example, are in the JSON alone
+
+
+def opened_store(url: str) -> "Store":
+    """The store of that path or URL; raises UserError where there is none."""
+    from mathinterp.store import Store
+
+    opened = Store(url)
+    opened.require_files()
+    return opened
 
 
 def shown_row(row: "RunRow") -> dict[str, Any]:

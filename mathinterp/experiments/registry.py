@@ -8,7 +8,6 @@ and left out. Importing tables needs no torch, so that reading a store is quick.
 
 import dataclasses
 import importlib
-import importlib.metadata
 import inspect
 import logging
 import pkgutil
@@ -25,10 +24,10 @@ from mathinterp.errors import UserError, did_you_mean
 from mathinterp.experiments.base import Experiment
 from mathinterp.experiments.columns import SHARED_TABLES
 from mathinterp.experiments.table import Table
+from mathinterp.plugins import announced
 from mathinterp.text import one_line
 
 ROOMS = ("mathinterp.experiments", "mathinterp.tuning", "mathinterp.evaluation")
-GROUP = "mathinterp.experiments"
 SHARED_VIEWS = Path(__file__).parent / "views"
 OF_THE_STORE = frozenset(  # its own tables, views and lists of files, whose names no experiment may take
     ("answer_tokens", "functions", "latest_runs", "prompt_columns", "prompts", "run_records", "run_states", "runs",
@@ -154,7 +153,7 @@ def _others() -> list[type[Experiment]]:
 @cache
 def _installed() -> tuple[type[Experiment], ...]:
     found: list[type[Experiment]] = []
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in announced():
         try:
             experiment = _check(entry.load())
             _check_beside(experiment, found)
