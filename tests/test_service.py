@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import mathinterp as mi
 from mathinterp.cli.main import main
+from mathinterp.cluster.progress import ScanProgress
 from mathinterp.cluster.run import run_scan
 from mathinterp.connected import Service
 from mathinterp.errors import Unfinished, UserError
@@ -83,6 +84,23 @@ def test_a_run_is_resumed_and_nothing_is_computed_twice(service, tmp_path):
     assert (again.id, again.ended.done, again.ended.reused) == (first.id, 1, first.ended.done - 1)
     assert rows(tmp_path, "mlp_scan").equals(content)
     assert service.run(scan, TINY, PROMPTS, store=store, progress=False).ended.done == 0
+
+
+def test_a_run_says_that_it_waits_for_the_service(service, tmp_path, monkeypatch):
+    said = []
+
+    class Told(ScanProgress):
+        def __enter__(self) -> Self:
+            said.append(self.describe(0))
+            return super().__enter__()
+
+    monkeypatch.setattr("mathinterp.cluster.run.ScanProgress", Told)
+    for where, asked in (("there", service), ("here", mi)):
+        asked.run(Mlps(), TINY, PROMPTS, store=str(tmp_path / where))
+    assert said == [
+        "waiting for the service, which may have a model to load or others to serve, 0 s so far, 0 of 1 replicas ready",
+        "waiting for replicas to load, 0 s so far, 0 of 1 replicas ready",
+    ]
 
 
 def test_cells_come_as_they_are_done_and_are_in_the_store_by_then(service, tmp_path):

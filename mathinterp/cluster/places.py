@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from mathinterp.cluster.events import Observer, Workers
 from mathinterp.cluster.job import AT_ONCE, ReplicaJob
@@ -20,6 +20,7 @@ from mathinterp.models.handle import HeldSource, Model
 from mathinterp.models.resolved import ResolvedModel
 
 logger = logging.getLogger(__name__)
+REPLICAS = "replicas to load"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 THREAD_BYTES = 2 * 2**30  # of weights, for each thread of a replica: cores mostly come with 4 GiB of memory or more
 
@@ -69,7 +70,12 @@ class Cards(Protocol):
 
 
 class Place(Cards, Protocol):
-    """Where shards are computed: here, on Ray, or by a service."""
+    """Where shards are computed: here, on Ray, or by a service.
+
+    awaited: what the first shard waits for, in words.
+    """
+
+    awaited: ClassVar[str]
 
     def device(self) -> str:
         """ "cuda" or "cpu"."""
@@ -91,6 +97,7 @@ class Place(Cards, Protocol):
 class Here:
     """This process, without Ray, on the model's own device."""
 
+    awaited: ClassVar[str] = REPLICAS
     model: Model
 
     def device(self) -> str:
@@ -159,6 +166,7 @@ class OnRay:
         replicas, gpus_per_replica, address: as for ``run_scan``.
     """
 
+    awaited: ClassVar[str] = REPLICAS
     model: Model
     stack: ExitStack
     replicas: int | None = None

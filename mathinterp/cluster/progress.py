@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from mathinterp import logs
 from mathinterp.cluster.events import Finished, Observer, Pulse, Ready
+from mathinterp.cluster.places import REPLICAS
 from mathinterp.experiments.base import Shard
 
 LINE_SECONDS = 10.0
@@ -115,6 +116,7 @@ class ScanProgress(QuietProgress):
         replicas: number asked for.
         console: where to write; None: stderr.
         inside: tells the part of the running shard that is done, where a replica computes in this process.
+        awaited: what the first shard waits for, in words.
     """
 
     def __init__(
@@ -124,13 +126,14 @@ class ScanProgress(QuietProgress):
         replicas: int,
         console: Console | None = None,
         inside: Callable[[], float] | None = None,
+        awaited: str = REPLICAS,
     ):
         self._console = console or Console(stderr=True)
         self._evaluations = evaluations
         self._total = len(shards)
         self._replicas = replicas
         self._pace = Pace(shards)
-        self._inside = inside
+        self._inside, self._awaited = inside, awaited
         self._grows = False
         self._shards_done = 0
         self._evaluations_done = 0
@@ -220,7 +223,7 @@ class ScanProgress(QuietProgress):
         now = time.monotonic()
         told = [f"{duration(now - self._begun)} so far", f"{ready} of {self._replicas} replicas"]
         if self._pace.started is None:
-            return f"waiting for replicas to load, {', '.join(told)} ready"
+            return f"waiting for {self._awaited}, {', '.join(told)} ready"
         if (to_go := self._pace.to_go(now)) is not None:
             told.insert(1, f"about {duration(to_go)} to go")
         pace = self._evaluations_done / max(now - self._pace.started, 1e-9)

@@ -208,7 +208,7 @@ def dispatch(
         with place.workers(replica_job(work, run, store, placement), placement) as workers:
             evaluations = growth.evaluations if growth else evaluations_of(work, shards)
             inside = getattr(workers, "pulse", None)  # of a replica in this process
-            counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside)
+            counted = ScanProgress(shards, evaluations, placement.replicas, inside=inside, awaited=place.awaited)
             tags = {"run_id": run.run_id, "experiment": work.scan.name, "model": work.model.label}
             further = place.observers(evaluations, tags, tokens_each(work))
             observers = Observers(counted if progress else QuietProgress(), *further)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -69,6 +69,8 @@ class OnService:
         told: called with each shard's rows as they come, from another thread.
         scan: what is to be run, which the service must know.
     """
+
+    awaited: ClassVar[str] = "the service, which may have a model to load or others to serve"
 
     def __init__(
         self, requests: Requests, model: Model, replicas: int | None = None, told: Told | None = None,
