@@ -325,6 +325,24 @@ def test_a_service_says_where_it_is_as_the_log_is_said(monkeypatch):
     assert (second["message"], second["url"]) == ("serving at http://127.0.0.1:8399", "http://127.0.0.1:8399")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_service_that_starts_is_known_but_not_ready(monkeypatch, fails):
+    known = []
+
+    def until_ready(tell):
+        known.append(state.on_port(8399))
+        if fails:
+            raise UserError("no replica can start")
+
+    router = SimpleNamespace(slots=1, until_ready=until_ready, until_ended=lambda: known.append(state.on_port(8399)))
+    here = SimpleNamespace(router=router, host="127.0.0.1", port=8399)
+    monkeypatch.setattr("mathinterp.service.serve.serving", lambda settings: nullcontext(here))
+    assert serve("start", "--foreground", "--port", "0").exit_code == (2 if fails else 0)
+    assert [each.ready for each in known] == ([False] if fails else [False, True])
+    assert {each.pid for each in known} == {os.getpid()}
+    assert state.services() == []
+
+
 # ---- on Ray ----
 
 
@@ -356,6 +374,8 @@ def test_an_interrupted_start_leaves_no_process_and_no_log(tmp_path):
         while not (found := list(state.folder().glob("*.log"))) or "replicas ready" not in found[0].read_text():
             assert time.monotonic() < until
             time.sleep(0.01)
+        starting = json.loads(serve("status", "--json").stdout)
+        assert {row["state"] for row in starting["replicas"]} <= {"starting", "ready", "busy"}
         below = me.children(recursive=True)
         command.send_signal(signal.SIGINT)
         said = command.stderr.read().splitlines()

@@ -104,11 +104,12 @@ def _serve(settings: Any) -> None:
 
     interrupt.say("the service was stopped")
     with serving(settings) as service:
-        waiting = Waiting()
-        service.router.until_ready(lambda ready: waiting.tell(lambda: (ready, service.router.slots)))
-        running = state.write(service.host, service.port, os.environ.get(LOG, ""))
-        say_on_stderr(f"serving at {running.url}", url=running.url)
+        waiting, log = Waiting(), os.environ.get(LOG, "")
+        running = state.write(service.host, service.port, log, ready=False)
         try:
+            service.router.until_ready(lambda ready: waiting.tell(lambda: (ready, service.router.slots)))
+            running = state.write(service.host, service.port, log)
+            say_on_stderr(f"serving at {running.url}", url=running.url)
             service.router.until_ended()
         finally:
             state.remove(running)
@@ -134,7 +135,7 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
         while process.poll() is None:
             waiting.tell(lambda: found_in(log, replicas))
             for running in state.services():
-                if running.pid == process.pid:
+                if running.pid == process.pid and running.ready:
                     return running
             if time.monotonic() > until:
                 raise UserError(f"the service was not ready within {START_SECONDS:.0f} s; its log is {log}")
@@ -144,6 +145,7 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
             log.unlink(missing_ok=True)
         state.end(process.pid, STOP_SECONDS)
         process.wait()
+        state.services()  # takes away the file of one that had to be killed
         raise
     last = last_word(log)
     if process.returncode == 2:

@@ -33,6 +33,7 @@ class Running:
     """A service of this machine, as its file says.
 
     created: when its process began, as the system tells: another process may have its number by now.
+    ready: whether one of its replicas was ready; before that it says how far it is and may be stopped.
     """
 
     url: str
@@ -42,6 +43,7 @@ class Running:
     created: float
     started_at: float
     log: str = ""
+    ready: bool = True
 
 
 def folder() -> Path:
@@ -67,10 +69,10 @@ def _file(port: int) -> Path:
     return folder() / f"{socket.gethostname()}-{port}.json"
 
 
-def write(host: str, port: int, log: str = "") -> Running:
-    """Say that this process is a service."""
+def write(host: str, port: int, log: str = "", ready: bool = True) -> Running:
+    """Say that this process is a service, or is about to be one."""
     created = psutil.Process().create_time()
-    running = Running(url_of(host, port), host, port, os.getpid(), created, time.time(), log)
+    running = Running(url_of(host, port), host, port, os.getpid(), created, time.time(), log, ready)
     write_atomic(made_folder() / _file(port).name, json.dumps(asdict(running)))
     return running
 
