@@ -4,14 +4,19 @@ import inspect
 import multiprocessing
 import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import ray
 
 import mathinterp
-from mathinterp.cluster import ray_private
+from mathinterp.cluster import ray_cluster, ray_private
 from mathinterp.cluster.submit import EXCLUDES, measure_upload
+from mathinterp.errors import UserError
 
 PACKAGE = Path(mathinterp.__file__).parent
 PRIVATE = re.compile(r"\bray\.(?:\w+\.)*_private\b")
@@ -76,6 +81,50 @@ def test_a_cluster_can_be_asked_whether_it_takes_our_token() -> None:
 
     assert callable(GcsClient)
     assert list(inspect.signature(ensure_token_if_auth_enabled).parameters)[1] == "create_token_if_missing"
+
+
+def test_the_cluster_of_auto_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``found_address``: else `auto` with a wrong token, or where a head node is gone, costs Ray's 20 s and more."""
+    from ray._private import services
+
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda temp_dir: "10.1.2.3:6379")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert ray_private.found_address() == "10.1.2.3:6379"
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda temp_dir: None)
+    assert ray_private.found_address() is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.4.5.6:6379")
+    assert ray_private.found_address() == "10.4.5.6:6379"
+
+
+def test_the_cluster_of_auto_is_asked_as_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **given: pytest.fail("Ray is asked"))
+    monkeypatch.setattr(ray_cluster, "found_address", lambda: "127.0.0.1:1")
+    with pytest.raises(UserError, match=r"^no Ray cluster answers at 127\.0\.0\.1:1 .*refused"):
+        ray_cluster.attach("auto")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(ray_cluster, "found_address", lambda: address)
+        monkeypatch.setattr(ray_cluster, "_greeted", lambda connection: b"")
+        monkeypatch.setattr(ray_cluster, "refuses_token", lambda asked: asked == address)
+        with pytest.raises(UserError, match=f"^the cluster at {address} asks for a token"):
+            ray_cluster.attach("auto")
+
+
+def test_nothing_is_written_past_python_and_a_closed_stderr_stays_closed() -> None:
+    code = """
+import os
+from mathinterp.cluster.ray_private import _stderr_closed
+with _stderr_closed():
+    os.write(2, b"past Python")
+os.write(2, b"after")
+os.close(2)
+with _stderr_closed():
+    pass
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("went on\n", "after")
 
 
 def test_the_way_a_local_ray_is_told_what_not_to_start_is_still_there() -> None:

@@ -22,6 +22,7 @@ from mathinterp.cluster.local_session import LOOPBACK, ended_with_driver, own_to
 from mathinterp.cluster.places import Placement, threads_for
 from mathinterp.cluster.ray_private import (
     few_processes,
+    found_address,
     kuberay_config,
     local_gpus,
     loopback_stays,
@@ -146,8 +147,8 @@ def attach(address: str) -> None:
             f"`address` {address}: give host:port of the head node (6379), run on a node of the cluster;"
             " from elsewhere use 'mathinterp submit'"
         )
-    if address != "auto":
-        _require_listener(address)
+    if head := found_address() if address == "auto" else address:
+        _require_listener(head)
     package = {"py_modules": [str(Path(mathinterp.__file__).parent)], "excludes": ["**/__pycache__"]}
     try:
         with loopback_stays() if address.startswith(f"{LOOPBACK}:") else nullcontext():

@@ -71,9 +71,24 @@ def refuses_token(address: str) -> bool:
     return False
 
 
+def found_address() -> str | None:
+    """The head node that ray.init("auto") would join, as host:port; None: it finds none, and says so itself."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return canonicalize_bootstrap_address("auto")
+    except (ConnectionError, RuntimeError, ValueError):
+        return None
+
+
 @contextmanager
 def _stderr_closed() -> Iterator[None]:
     """Within the block nothing comes out of stderr, what libraries write past Python included."""
+    try:
+        os.fstat(2)
+    except OSError:  # it is closed already
+        yield
+        return
     earlier, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
