@@ -142,7 +142,7 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         if asked.store is None:
-            scan = [sys.executable, "-m", "mathinterp.cli.main", "scan", "heads", "--store", folder, "--quiet"]
+            scan = [sys.executable, "-m", "mathinterp", "scan", "heads", "--store", folder, "--quiet"]
             subprocess.run(scan, check=True, stdout=subprocess.DEVNULL)
         for grid in grids(Store(asked.store or folder), asked.run):
             for points in asked.thresholds:

@@ -32,7 +32,7 @@ from mathinterp.prompts.given import Prompts
 from mathinterp.store import Store
 
 HEADS = 5
-COMMAND = [sys.executable, "-m", "mathinterp.cli.entry"]
+COMMAND = [sys.executable, "-m", "mathinterp"]
 ROWS = "SELECT * FROM head_scan WHERE run_id = $run ORDER BY ALL"
 
 

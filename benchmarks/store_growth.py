@@ -99,7 +99,7 @@ def command_seconds(words: list[str]) -> tuple[float, float]:
     """Wall and processor seconds of a command of mathinterp."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "mathinterp.cli.main", *words], capture_output=True, text=True, env=dict(os.environ)
+        [sys.executable, "-m", "mathinterp", *words], capture_output=True, text=True, env=dict(os.environ)
     )
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
@@ -121,7 +121,7 @@ def commands(folder: Path, run: str, scanned: str, out: Path) -> dict[str, list[
 def scanned_run(folder: Path) -> str:
     """Scan the bundled model into the store, or find that scan there; returns its run id."""
     done = subprocess.run(
-        [sys.executable, "-m", "mathinterp.cli.main", *SCAN, "--store", str(folder), "--json"],
+        [sys.executable, "-m", "mathinterp", *SCAN, "--store", str(folder), "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return str(json.loads(done.stdout)["run_id"])

@@ -55,7 +55,7 @@ class Trial:
         words = ["scan", "benchmarks.disturbed:Disturbed", "--notebook", str(self.notebook), "--store", str(self.store),
                  "--limit", str(LIMIT), "--replicas", str(NODES), "--quiet", *more]  # fmt: skip
         environment = {**os.environ, "RAY_ADDRESS": self.cluster.address, "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
-        command = [sys.executable, "-m", "mathinterp.cli.entry", *words]
+        command = [sys.executable, "-m", "mathinterp", *words]
         driver = subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -28,7 +28,7 @@ MAKES_RUNS = frozenset(  # commands
      "tune")
 )  # fmt: skip
 OF_THE_CALLER = ("address", "service", "trust-remote-code")  # options
-PROGRAMS = (PACKAGE / "cli" / "main.py", PACKAGE / "cli" / "entry.py")  # what `python -m` runs, in a submitted job too
+PROGRAM = PACKAGE / "__main__.py"  # what `python -m mathinterp` runs, in a submitted job too
 SOURCE_SUFFIXES = {".py", ".sql", ".yaml", ".jsonl"}
 
 Versions = Mapping[str, str]
@@ -143,7 +143,7 @@ def merged(known: Sequence[Versions], here: Versions) -> list[dict[str, str]]:
 def command() -> str | None:
     """The command line of this process, where it is a command or a job of this package; else None."""
     program = Path(sys.argv[0])
-    if program.name == "mathinterp" or program.resolve() in PROGRAMS:
+    if program.name == "mathinterp" or program.resolve() == PROGRAM:
         return shlex.join(["mathinterp", *sys.argv[1:]])
     job = program.suffix == ".py" and program.parent.name == "ray_jobs"
     return shlex.join(["python", f"ray_jobs/{program.name}", *sys.argv[1:]]) if job else None

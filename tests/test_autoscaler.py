@@ -90,7 +90,7 @@ def a_command_has_as_many_as_may_come(tmp_path: Path, address: str) -> None:
     lines.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts()))
     words = ["scan", "heads", "--model", str(folder), "--prompts", str(lines), "--store", url]
     driver = subprocess.Popen(
-        [sys.executable, "-m", "mathinterp.cli.main", *words, "--address", address],
+        [sys.executable, "-m", "mathinterp", *words, "--address", address],
         env={**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}, cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

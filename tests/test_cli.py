@@ -158,7 +158,7 @@ def test_sql_prints_one_json_array(tmp_path):
 def test_a_scan_its_tables_and_its_resumption(tmp_path, tiny_folder):
     """One real run through Ray; then the same command again, and a half-written file beside the results."""
     store = tmp_path / "store"
-    command = [sys.executable, "-m", "mathinterp.cli.main", "scan", "heads", "--model", str(tiny_folder),
+    command = [sys.executable, "-m", "mathinterp", "scan", "heads", "--model", str(tiny_folder),
                "--store", str(store), "--limit", "16", "--replicas", "1"]  # fmt: skip
     first = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr

@@ -154,7 +154,7 @@ def in_folder(folder: Path, *words: str) -> str:
 @pytest.mark.bundled
 def test_the_documented_experiment_passes_its_test_and_is_planned(own_experiment):
     assert "3 passed" in in_folder(own_experiment, "pytest", "-q", "test_residual_norms.py")
-    planned = in_folder(own_experiment, "mathinterp.cli.main", "plan", "residual_norms:ResidualNorms", "--limit", "32")
+    planned = in_folder(own_experiment, "mathinterp", "plan", "residual_norms:ResidualNorms", "--limit", "32")
     assert "residual_norms: 1 shard;" in planned
 
 
@@ -162,8 +162,8 @@ def test_the_documented_experiment_passes_its_test_and_is_planned(own_experiment
 @pytest.mark.own_ray
 def test_the_documented_experiment_runs_on_ray(own_experiment):
     words = ["scan", "residual_norms:ResidualNorms", "--limit", "8", "--replicas", "1", "--out", "drawn"]
-    told = in_folder(own_experiment, "mathinterp.cli.main", *words)
+    told = in_folder(own_experiment, "mathinterp", *words)
     assert "Mean norm at END" in told
     assert "It grows" in told
     assert len(list((own_experiment / "drawn").glob("residual_norms-*"))) == 2
-    assert "nothing left to compute" in in_folder(own_experiment, "mathinterp.cli.main", *words)
+    assert "nothing left to compute" in in_folder(own_experiment, "mathinterp", *words)

@@ -347,7 +347,7 @@ def test_mistakes_are_told_before_anything_is_served(store: str, tmp_path: Path,
 
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(store: str) -> None:
-    words = [sys.executable, "-m", "mathinterp.cli.entry", "explore", "--store", store, "--port", "0"]
+    words = [sys.executable, "-m", "mathinterp", "explore", "--store", store, "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().strip()
         assert urllib3.request("GET", url, redirect=False).status == 200

@@ -34,7 +34,7 @@ def gs() -> Iterator[Server]:
 
 def test_a_command_tells_nothing_but_its_answer(gs: Server) -> None:
     many_files(gs.url("quiet"))
-    command = [sys.executable, "-m", "mathinterp.cli.entry", "sql", "SELECT count(*) AS n FROM head_scan"]
+    command = [sys.executable, "-m", "mathinterp", "sql", "SELECT count(*) AS n FROM head_scan"]
     done = subprocess.run([*command, "--store", gs.url("quiet")], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mathinterp.cli.interrupt import NATIVE
 from mathinterp.cluster import submit as submitting
 from mathinterp.store import Store
 
@@ -20,7 +21,7 @@ LINE = "mathinterp: interrupted; the same command goes on from here"
 def start(*words: str) -> subprocess.Popen:
     """The program, from the moment on when it handles signals."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "mathinterp.cli.entry", *words], cwd=Path(__file__).parents[1], text=True,
+        [sys.executable, "-m", "mathinterp", *words], cwd=Path(__file__).parents[1], text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     while process.poll() is None and not caught(process.pid) >> (signal.SIGTERM - 1) & 1:
@@ -95,16 +96,16 @@ def test_a_second_signal_ends_it_at_once():
     interrupted(process, signal.SIGINT)
 
 
-@pytest.mark.parametrize("number", CODES)
-def test_nothing_is_raised_into_the_import_of_torch(number, tmp_path):
-    (tmp_path / "torch.py").write_text(
+@pytest.mark.parametrize(("number", "package"), zip([*CODES] * 3, NATIVE, strict=True))
+def test_nothing_is_raised_into_the_import_of_native_code(number, package, tmp_path):
+    (tmp_path / f"{package}.py").write_text(
         f"import os, signal\ntry:\n    os.kill(os.getpid(), {int(number)})\n    sum(range(10**7))\n"
         "finally:\n    print('raised', flush=True)\n"
     )
-    code = "from mathinterp.cli import interrupt\ninterrupt.install()\nwith interrupt.unwinding():\n    import torch\n"
+    code = "from mathinterp.cli import interrupt\ninterrupt.install()\nwith interrupt.unwinding():\n    import "
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", code + package], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert (done.returncode, done.stdout) == (CODES[number], "")
     assert done.stderr.strip() == LINE

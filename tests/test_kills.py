@@ -108,7 +108,7 @@ def test_fine_tuning_killed_midway(local_ray, tmp_path):
                 "--lr", "0.01", "--store", str(tmp_path / f"{name}-store"), "--out", str(tmp_path / name)]  # fmt: skip
 
     rows = tmp_path / "killed-store" / "tuning_runs"
-    command = [sys.executable, "-m", "mathinterp.cli.main", *words("killed")]
+    command = [sys.executable, "-m", "mathinterp", *words("killed")]
     driver = subprocess.Popen(command, env=local_ray, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 200
     while len(list(rows.glob("*/shard-*.parquet"))) < 1 and driver.poll() is None and time.monotonic() < deadline:

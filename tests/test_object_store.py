@@ -218,7 +218,7 @@ def test_a_store_that_is_down_for_good_is_told_in_one_line_within_about_a_minute
     elsewhere = {
         name: value.replace(server.address, "http://127.0.0.1:9") for name, value in server.environment.items()
     }
-    program = [sys.executable, "-m", "mathinterp.cli.entry"]
+    program = [sys.executable, "-m", "mathinterp"]
     scan = ["scan", "heads", "--limit", "8", "--layers", "0"]
     began = time.monotonic()
     asked = [

@@ -51,7 +51,7 @@ def installed_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
 
 def command(environment: dict[str, str], words: Sequence[str], folder: Path) -> str:
     """What ``mathinterp words`` prints, run in ``folder``."""
-    line = [sys.executable, "-m", "mathinterp.cli.main", *words]
+    line = [sys.executable, "-m", "mathinterp", *words]
     done = subprocess.run(line, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -366,7 +366,7 @@ def test_too_many_replicas_are_refused_in_one_line():
 @pytest.mark.own_ray
 @pytest.mark.timeout(200)
 def test_an_interrupted_start_leaves_no_process_and_no_log(tmp_path):
-    words = [sys.executable, "-m", "mathinterp.cli.entry", "serve", "start", "--port", "0", "--replicas", "1"]
+    words = [sys.executable, "-m", "mathinterp", "serve", "start", "--port", "0", "--replicas", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as command:
         assert "its log is" in command.stderr.readline()

@@ -336,7 +336,7 @@ def test_a_job_says_as_much_as_its_command_does(monkeypatch):
     for more, told in (([], []), (["-q"], ["--quiet"]), (["-v", *json_lines], ["--verbose", *json_lines])):
         assert CliRunner().invoke(main, [*more, *words]).exit_code == 0
         assert given.pop() == told
-    entry = ["python", "-m", "mathinterp.cli.main", "--quiet", "scan", "heads", "--address", "auto"]
+    entry = ["python", "-m", "mathinterp", "--quiet", "scan", "heads", "--address", "auto"]
     assert ["python", *_entrypoint(Path(), "head_scan", ["--quiet"])] == entry
 
 

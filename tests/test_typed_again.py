@@ -70,14 +70,13 @@ def test_a_record_can_give_nobody_a_command_to_paste(tmp_path: Path, crafted: st
         assert crafted not in shown + checked
 
 
-@pytest.mark.parametrize("program", ["main", "entry"])
-def test_a_submitted_job_leaves_the_command_that_repeats_it(tmp_path: Path, monkeypatch, program: str) -> None:
-    module = PACKAGE / "cli" / f"{program}.py"
-    monkeypatch.setattr("sys.argv", [str(module), "scan", "heads", "--address", "auto", "--limit", "8"])
+def test_a_submitted_job_leaves_the_command_that_repeats_it(tmp_path: Path, monkeypatch) -> None:
+    words = ["scan", "heads", "--address", "auto", "--limit", "8"]
+    monkeypatch.setattr("sys.argv", [str(PACKAGE / "__main__.py"), *words])
     half = half_run(str(tmp_path))
     again = f"mathinterp scan heads --limit 8{store_option(str(tmp_path))}"
     assert f"To go on: {again}\n" in told("runs", "show", half, "--store", str(tmp_path))
-    monkeypatch.setattr("sys.argv", [str(tmp_path / "cli" / "main.py"), "scan", "heads"])
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "__main__.py"), "scan", "heads"])
     assert command() is None
 
 

@@ -30,7 +30,7 @@ from rich.text import Text
 HERE = Path(__file__).parent
 WIDTH = 118  # columns
 LARGEST = 150_000  # bytes of a picture
-MATHINTERP = [sys.executable, "-m", "mathinterp.cli.entry"]
+MATHINTERP = [sys.executable, "-m", "mathinterp"]
 TOP_HEADS = (
     "SELECT layer, head, drop, drop_low, drop_high, q_value FROM head_effects JOIN latest_runs USING (run_id)"
     " WHERE operation = 'all' ORDER BY drop DESC LIMIT 5"

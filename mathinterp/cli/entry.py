@@ -12,7 +12,3 @@ def main() -> None:
 
     with interrupt.unwinding():
         command()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM end a command in one line at any moment: exit code 130 or 143, no traceback.
 
-Imports nothing heavy, so that entry.py can install it before anything else. While modules are imported the process ends
-at once. A running command is unwound by a KeyboardInterrupt, so that it closes its run and its Ray; if it has not done
-so after PATIENCE seconds, because it is deep in one call, or when a second signal comes, it is ended as it stands.
+Imports nothing heavy, so that entry.py can install it before anything else. While the command line is imported, or a
+package with native code, the process ends at once. A running command is unwound by a KeyboardInterrupt, so that it
+closes its run and its Ray; if it has not done so after PATIENCE seconds, because it is deep in one call, or when a
+second signal comes, it is ended as it stands.
 Files are written whole or not at all, so nothing is lost but time.
 """
 
@@ -20,6 +21,7 @@ from mathinterp import logs
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 PATIENCE = 20.0
+NATIVE = ("torch", "numpy", "pyarrow", "pandas", "duckdb", "ray")
 SAID = "interrupted; the same command goes on from here"
 
 
@@ -48,14 +50,18 @@ def install() -> None:
 def _handle(number: int, frame: FrameType | None) -> None:
     first, _State.handled = not _State.handled, True
     _State.came = _State.came or number
-    if first and _State.unwinds and not _imports_torch():
+    if first and _State.unwinds and not _imports_native_code():
         raise KeyboardInterrupt
     end()
 
 
-def _imports_torch() -> bool:
-    """An exception in the C++ initialisers of torch aborts the process; nothing runs yet that has to be closed."""
-    return bool(getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False))
+def _imports_native_code() -> bool:
+    """Whether a package is being imported whose C++ initialisers an exception ends the process in, as in torch's.
+
+    Nothing runs yet that has to be closed.
+    """
+    specs = [getattr(sys.modules.get(name), "__spec__", None) for name in NATIVE]
+    return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 def _watch(read: int) -> None:

@@ -200,8 +200,3 @@ def main() -> None:
 
 
 add_verbosity(main)
-
-if __name__ == "__main__":
-    from mathinterp.cli.entry import main as program
-
-    program()

@@ -127,7 +127,7 @@ def _spawn(token_file: str | None, options: dict[str, Any]) -> "Running":
     words, replicas = ["serve", "start", "--foreground", *_words(token_file, options)], options["replicas"]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mathinterp.cli.entry", *words], stdin=subprocess.DEVNULL, stdout=output,
+            [sys.executable, "-m", "mathinterp", *words], stdin=subprocess.DEVNULL, stdout=output,
             stderr=output, start_new_session=True, env={**os.environ, LOG: str(log)},
         )  # fmt: skip
     waiting, until = Waiting(log), time.monotonic() + START_SECONDS

@@ -231,7 +231,7 @@ def is_script(job: str) -> bool:
 def _entrypoint(folder: Path, job: str, options: Sequence[str]) -> list[str]:
     """Arguments of Python: the script's path relative to the uploaded folder, or the command."""
     if not is_script(job):
-        return ["-m", "mathinterp.cli.main", *options, *JOBS.get(job, job).split(), "--address", "auto"]
+        return ["-m", "mathinterp", *options, *JOBS.get(job, job).split(), "--address", "auto"]
     absolute = folder / job
     if not absolute.is_file():
         raise UserError(f"job script '{job}' does not exist in {folder}; `working_dir` names the folder to upload")
