@@ -96,16 +96,23 @@ def test_a_second_signal_ends_it_at_once():
     interrupted(process, signal.SIGINT)
 
 
-@pytest.mark.parametrize(("number", "package"), zip([*CODES] * 3, NATIVE, strict=True))
+@pytest.mark.parametrize(("number", "package"), zip([*CODES] * 4, NATIVE, strict=True))
 def test_nothing_is_raised_into_the_import_of_native_code(number, package, tmp_path):
-    (tmp_path / f"{package}.py").write_text(
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    (tmp_path / package / "part.py").write_text(
         f"import os, signal\ntry:\n    os.kill(os.getpid(), {int(number)})\n    sum(range(10**7))\n"
         "finally:\n    print('raised', flush=True)\n"
     )
-    code = "from mathinterp.cli import interrupt\ninterrupt.install()\nwith interrupt.unwinding():\n    import "
+    code = (
+        "from mathinterp.cli import interrupt\ninterrupt.install()\nwith interrupt.unwinding():\n    import {}.part\n"
+    )
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
     done = subprocess.run(
-        [sys.executable, "-c", code + package], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", code.format(package)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert (done.returncode, done.stdout) == (CODES[number], "")
     assert done.stderr.strip() == LINE

@@ -21,7 +21,7 @@ from mathinterp import logs
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 PATIENCE = 20.0
-NATIVE = ("torch", "numpy", "pyarrow", "pandas", "duckdb", "ray")
+NATIVE = ("torch", "numpy", "scipy", "pyarrow", "pandas", "duckdb", "ray", "triton")  # pybind11, Cython and the like
 SAID = "interrupted; the same command goes on from here"
 
 
@@ -56,12 +56,12 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _imports_native_code() -> bool:
-    """Whether a package is being imported whose C++ initialisers an exception ends the process in, as in torch's.
+    """Whether a package is being imported in whose C++ initialisers an exception aborts the process, as in DuckDB's.
 
-    Nothing runs yet that has to be closed.
+    Mostly nothing runs yet that has to be closed; what does ends as after kill -9.
     """
-    specs = [getattr(sys.modules.get(name), "__spec__", None) for name in NATIVE]
-    return any(getattr(spec, "_initializing", False) for spec in specs)
+    native = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in NATIVE]
+    return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in native)
 
 
 def _watch(read: int) -> None:
