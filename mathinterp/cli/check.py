@@ -5,13 +5,17 @@ from dataclasses import asdict
 
 import click
 
+from mathinterp.cli.completing import run_id
 from mathinterp.cli.options import json_option, store_option
 from mathinterp.cli.output import print_json, print_line, print_table
 from mathinterp.cli.runs_shown import mend, opened_store, to_go, told
 
 
 @click.command()
-@click.option("--runs", "run_ids", multiple=True, metavar="RUN", help="Run to check; may be repeated. Default: all.")
+@click.option(
+    "--runs", "run_ids", multiple=True, metavar="RUN", shell_complete=run_id,
+    help="Run to check; may be repeated. Default: all.",
+)  # fmt: skip
 @store_option()
 @json_option()
 def check(run_ids: tuple[str, ...], store: str, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mathinterp.cli import completing
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import (
     Command,
@@ -117,6 +118,7 @@ def _click_option(each: dataclasses.Field[Any], about: Option, hint: Any) -> cli
         show_default=has_default and each.default is not None and about.parse is None,
         multiple=hint == tuple[str, ...],
         metavar=about.metavar,
+        shell_complete=completing.run_id if about.metavar == "RUN_ID" else None,
         help=text,
         **default,
     )

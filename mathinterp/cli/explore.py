@@ -5,14 +5,14 @@ import click
 from mathinterp.cli import interrupt
 from mathinterp.cli.options import Whole, store_option
 from mathinterp.cli.output import print_line
+from mathinterp.cli.runs_shown import page_options
 
 PORT = 8391
 
 
 @click.command()
 @store_option()
-@click.option("--run", "run_ids", multiple=True, help="Run to show; may be repeated. Default: all that are finished.")
-@click.option("--compare", nargs=2, default=None, metavar="RUN RUN", help="Two runs to put side by side, on top.")
+@page_options()
 @click.option(
     "--port", type=Whole(0, 65535), default=PORT, show_default=True, help="Port to listen on; 0: one that is free."
 )

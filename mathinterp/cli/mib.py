@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from mathinterp.cli.completing import run_id
 from mathinterp.cli.experiment import experiment_command, run_experiment
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import Real, json_option, model_options, out_file, spec_of, store_option
@@ -49,7 +50,10 @@ def mib() -> None:
 
 
 @mib.command()
-@click.option("--from", "rank_from", required=True, metavar="RUN_ID", help="Runs whose scores rank nodes, with commas.")
+@click.option(
+    "--from", "rank_from", required=True, metavar="RUN_ID", shell_complete=run_id,
+    help="Runs whose scores rank nodes, with commas.",
+)  # fmt: skip
 @click.option(
     "--fraction", type=Real(0), default=0.1, show_default=True, help="Share of the nodes that are in the circuit."
 )

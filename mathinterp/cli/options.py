@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from mathinterp.cli import completing
 from mathinterp.errors import UserError
 from mathinterp.gates import MOST, MOST_SEED, URL, check_file, check_place, check_writable, real, shortened, whole
 from mathinterp.local_files import resolved
@@ -98,7 +99,10 @@ class Renamed(click.Option):
 
 def run_option(former: str, field: str, help: str) -> Callable[[Command], Command]:
     """--from: the run that a command builds on."""
-    return click.option("--from", field, cls=Renamed, former=[former], default=None, metavar="RUN_ID", help=help)
+    return click.option(
+        "--from", field, cls=Renamed, former=[former], default=None, metavar="RUN_ID", help=help,
+        shell_complete=completing.run_id,
+    )  # fmt: skip
 
 
 class Whole(click.IntRange):
@@ -219,10 +223,11 @@ def model_options() -> Callable[[Command], Command]:
         [
             click.option(
                 "--model", default="bundled", show_default=True, callback=place_to_read,
+                shell_complete=completing.named(completing.models),
                 help="Bundled name, local folder, .gguf file, hub id or random:<shape>; see 'mathinterp models'.",
             ),
             click.option(
-                "--adapter", default=None, callback=place_to_read,
+                "--adapter", default=None, callback=place_to_read, shell_complete=completing.named(completing.adapters),
                 help="PEFT LoRA folder, or the name of a bundled adapter.",
             ),
             click.option(
@@ -251,6 +256,7 @@ def prompt_options() -> Callable[[Command], Command]:
         [
             click.option(
                 "--prompts", "prompt_name", default="two_digit", show_default=True,
+                shell_complete=completing.named(completing.prompt_sets),
                 help="Prompt set, JSON-lines file, or svamp:PATH and the like; see 'mathinterp prompts --list'.",
             ),
             click.option(
@@ -268,7 +274,7 @@ def prompt_options() -> Callable[[Command], Command]:
 def store_option() -> Callable[[Command], Command]:
     """--store."""
     return click.option(
-        "--store", default=DEFAULT_STORE, show_default=True, callback=lasting,
+        "--store", default=DEFAULT_STORE, show_default=True, callback=lasting, shell_complete=completing.folder,
         help="Results: a folder, or an s3:// or gs:// URL.",
     )  # fmt: skip
 

@@ -6,12 +6,12 @@ import click
 
 from mathinterp.cli.options import json_option, out_file, out_folder, store_option
 from mathinterp.cli.output import print_json, print_line
+from mathinterp.cli.runs_shown import page_options
 from mathinterp.text import counted
 
 
 @click.command()
-@click.option("--run", "run_ids", multiple=True, help="Run to show; may be repeated. Default: all that are finished.")
-@click.option("--compare", nargs=2, default=None, metavar="RUN RUN", help="Two runs to put side by side, on top.")
+@page_options()
 @click.option("--pictures", is_flag=True, help="Also each figure as PNG and SVG, beside the page.")
 @store_option()
 @click.option("--out", default="report", show_default=True, callback=out_folder, help="Folder for the page.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mathinterp.cli.check import check
+from mathinterp.cli.completing import run_id
 from mathinterp.cli.experiment import ExperimentCommand
 from mathinterp.cli.group import Group
 from mathinterp.cli.options import json_option, lasting, store_option
@@ -68,7 +69,7 @@ def list_(scan: str | None, model_name: str | None, status: str | None, store: s
 
 
 @runs.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_id)
 @store_option()
 @json_option()
 def show(run: str, store: str, as_json: bool) -> None:
@@ -96,8 +97,8 @@ def show(run: str, store: str, as_json: bool) -> None:
 
 
 @runs.command()
-@click.argument("run")
-@click.argument("other")
+@click.argument("run", shell_complete=run_id)
+@click.argument("other", shell_complete=run_id)
 @store_option()
 @json_option()
 def compare(run: str, other: str, store: str, as_json: bool) -> None:
@@ -130,7 +131,7 @@ def compare(run: str, other: str, store: str, as_json: bool) -> None:
 
 
 @runs.command()
-@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
+@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True, shell_complete=run_id)
 @click.option("--yes", is_flag=True, help="Do not ask, for scripts.")
 @click.option("--force", is_flag=True, help="Also a run that a driver may be writing.")
 @store_option()
@@ -170,7 +171,7 @@ def delete(run_ids: tuple[str, ...], yes: bool, force: bool, store: str, as_json
 
 
 @runs.command(cls=ExperimentCommand)  # its mistakes name --out
-@click.argument("run")
+@click.argument("run", shell_complete=run_id)
 @click.option("--out", "output", required=True, callback=lasting, metavar="FILE", help="A .parquet or .csv file.")
 @click.option("--view", default=None, metavar="NAME", help="A table or view; default: every table of the run.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
@@ -202,7 +203,7 @@ def export(run: str, output: str, view: str | None, force: bool, store: str, as_
 
 
 @runs.command()
-@click.argument("run")
+@click.argument("run", shell_complete=run_id)
 @store_option()
 @json_option()
 def compact(run: str, store: str, as_json: bool) -> None:

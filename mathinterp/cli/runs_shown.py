@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from mathinterp.cli.completing import run_id
+from mathinterp.cli.options import Command, apply
 from mathinterp.cli.output import print_line, print_table, store_option
 from mathinterp.errors import UserError
 from mathinterp.text import counted
@@ -20,6 +24,22 @@ if TYPE_CHECKING:
     from mathinterp.store.run_list import RunCard, RunRow
 
 LONG = 300  # characters: longer notes, of probes for example, are in the JSON alone
+
+
+def page_options() -> Callable[[Command], Command]:
+    """--run, --compare: what is on a page."""
+    return apply(
+        [
+            click.option(
+                "--run", "run_ids", multiple=True, shell_complete=run_id,
+                help="Run to show; may be repeated. Default: all that are finished.",
+            ),
+            click.option(
+                "--compare", nargs=2, default=None, metavar="RUN RUN", shell_complete=run_id,
+                help="Two runs to put side by side, on top.",
+            ),
+        ]
+    )  # fmt: skip
 
 
 def opened_store(url: str) -> "Store":

@@ -2,6 +2,7 @@
 
 import click
 
+from mathinterp.cli.completing import run_id
 from mathinterp.cli.options import Whole, json_option, store_option
 from mathinterp.cli.output import print_json, warn
 from mathinterp.experiments.stability import DRAWS, LEAST_DRAWS
@@ -9,7 +10,10 @@ from mathinterp.gates import MOST_DRAWS, MOST_SEED
 
 
 @click.command()
-@click.option("--run", default="latest", show_default=True, metavar="RUN_ID", help="A finished run that ranks nodes.")
+@click.option(
+    "--run", default="latest", show_default=True, metavar="RUN_ID", shell_complete=run_id,
+    help="A finished run that ranks nodes.",
+)  # fmt: skip
 @click.option("--operation", default="all", show_default=True, help="The operation shown; all are stored.")
 @click.option(
     "--draws",
