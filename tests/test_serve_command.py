@@ -23,7 +23,7 @@ from click.testing import CliRunner
 import mathinterp as mi
 from mathinterp import logs
 from mathinterp.cli.main import main
-from mathinterp.cluster import ray_cluster
+from mathinterp.cluster import dispatch, ray_cluster
 from mathinterp.cluster.run import run_scan
 from mathinterp.errors import UserError
 from mathinterp.models.catalog import ModelSpec
@@ -117,6 +117,7 @@ def test_when_replicas_of_a_service_hang_is_not_said_by_who_asks(monkeypatch):
         assert "mathinterp: --hangs-after is said when the service is started; leave it out" in done.stderr
     monkeypatch.setenv("MATHINTERP_SERVICE", "http://127.0.0.1:9")
     assert "leave it out" in CliRunner().invoke(main, ["league", "--hangs-after", "60"]).stderr
+    assert dispatch.SILENCE == 300.0
 
 
 def test_of_two_services_that_start_at_once_on_a_port_one_says_that_it_is_taken():

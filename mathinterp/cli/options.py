@@ -331,7 +331,8 @@ def set_silence(context: click.Context, parameter: click.Parameter, seconds: flo
         without_silence(context, parameter, context.params.get("service"))
         from mathinterp.cluster import dispatch
 
-        context.call_on_close(partial(setattr, dispatch, "SILENCE", dispatch.SILENCE))
+        root = context.find_root()  # which ends also where another option is refused
+        root.call_on_close(partial(setattr, dispatch, "SILENCE", dispatch.SILENCE))
         dispatch.SILENCE = seconds
 
 
