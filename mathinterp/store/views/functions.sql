@@ -70,7 +70,7 @@ CREATE OR REPLACE MACRO score_ratio(moved, found, together) AS
     (moved * least(greatest(found, 0), 1.5 * together) + 4 * together) / (moved + 4) * (1 + 0.3 / (moved + 1));
 CREATE OR REPLACE MACRO score_units(prompts, moved, n, nn, fell, rose, variance) AS
     prompts / score_ratio(moved,
-        CASE WHEN fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
+        CASE WHEN variance IS NOT NULL AND fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
              THEN greatest(variance * prompts / ((fell + rose) / n - ((fell - rose) / n) ** 2), prompts / n)
              ELSE prompts * nn / n ** 2 END, prompts * nn / n ** 2);
 CREATE OR REPLACE MACRO score_part(fell, rose, n) AS struct_pack(
@@ -87,11 +87,27 @@ CREATE OR REPLACE MACRO score_variance(delta, drop, parts) AS
         list_transform([least(greatest(part.drop + delta - drop, -1), 1)], lambda own:
             greatest(2 * risen_share(own, part.fell, part.rose) + own * (1 - own), 0))[1] / part.units)) / len(parts) ** 2;
 CREATE OR REPLACE MACRO score_bound(drop, parts, side) AS  -- side: -1 lower, 1 upper
-    drop + side * list_reduce(range(36), lambda found, step:
+    within(drop + side * list_reduce(range(36), lambda found, step:
         CASE WHEN (found + 0.5 ** step) ** 2 <= 1.959963984540054 ** 2 * score_variance(drop + side * (found + 0.5 ** step), drop, parts)
-             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE);
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE), -1, 1);
 CREATE OR REPLACE MACRO score_p(drop, parts) AS
     CASE WHEN abs(drop) < 1e-12 THEN 1.0::DOUBLE ELSE list_transform([abs(drop) / sqrt(2 * score_variance(0, drop, parts))], lambda z: erfc(z))[1] END;
+-- A share of right units (no difference of two: nothing rises in it): Wilson's score interval with a continuity correction, at as many effective
+-- units. Aggregate over prompts with n units each, of which hits were right; right and wrong are treated alike. As for drops,
+-- the shares of several operations are shifted by the same amount.
+CREATE OR REPLACE MACRO share_part(hits, n) AS struct_pack(
+    share := sum(hits) / sum(n),
+    units := score_units(count(*), least(count_if(hits > 0), count_if(hits < n)), sum(n)::DOUBLE, sum(n * n)::DOUBLE,
+                         sum(hits)::DOUBLE, 0, ratio_variance(hits, n)));
+CREATE OR REPLACE MACRO share_variance(share, seen, parts) AS
+    list_sum(list_transform(parts, lambda part: list_transform([least(greatest(part.share + share - seen, 0), 1)], lambda own:
+        own * (1 - own))[1] / part.units)) / len(parts) ** 2;
+CREATE OR REPLACE MACRO share_step(parts) AS list_sum(list_transform(parts, lambda part: 0.5 / part.units)) / len(parts) ** 2;
+CREATE OR REPLACE MACRO share_bound(share, parts, side) AS  -- side: -1 lower, 1 upper
+    within(share + side * list_reduce(range(36), lambda found, step:
+        CASE WHEN greatest(found + 0.5 ** step - share_step(parts), 0) ** 2
+                  <= 1.959963984540054 ** 2 * share_variance(share + side * (found + 0.5 ** step), share, parts)
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE), 0, 1);
 -- What a neuron scan ranks neurons by, largest first: the change of importance (importance where nothing was compared), its
 -- size, or its part of the importance in the original.
 CREATE OR REPLACE MACRO neuron_rank_key(ranking, change, importance) AS
