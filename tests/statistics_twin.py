@@ -139,7 +139,7 @@ class Share:
 
 
 def share_of(hits: Sequence[float], n: Sequence[float]) -> Share:
-    """Prompts with n units each, of which ``hits`` were right; prompts of the rarer kind say how units hang together."""
+    """Prompts with n units each, of which ``hits`` were right; the rarer prompts say how units hang together."""
     prompts, total = len(n), sum(n)
     right = sum(hits) / total
     telling = min(sum(h > 0 for h in hits), sum(h < k for h, k in zip(hits, n, strict=True)))
@@ -147,12 +147,11 @@ def share_of(hits: Sequence[float], n: Sequence[float]) -> Share:
     found = together
     if prompts > 1 and right * (1 - right) > 1e-12:
         found = max(ratio_variance(hits, n) * prompts / (right * (1 - right)), prompts / total)
-    ratio = (telling * min(found, 1.5 * together) + 4 * together) / (telling + 4) * (1 + 0.3 / (telling + 1))
-    return Share(right, prompts / ratio)
+    return Share(right, prompts * (telling + 4) / (telling * min(found, 1.5 * together) + 4 * together))
 
 
 def share_interval(shares: Sequence[Share]) -> tuple[float, float]:
-    """Of the mean over operations: all shares that Wilson's test with a continuity correction does not refuse at 5 %."""
+    """Of the mean over operations: all shares that Wilson's test, corrected for continuity, does not refuse at 5 %."""
     seen = float(np.mean([share.right for share in shares]))
     step = sum(0.5 / share.units for share in shares) / len(shares) ** 2
 

@@ -202,15 +202,17 @@ def test_twelve_right_answers_of_twelve_say_what_the_binomial_says(sql: duckdb.D
     """Clopper and Pearson: [.735, 1], and [0, .265] where none is right; of 4 of 6 [.223, .957]."""
     low, high = shares_in_sql(sql, [([1] * 12, [1] * 12)])
     assert high == 1
-    assert 0.63 < low < 0.735
+    assert 0.69 < low < 0.735
     assert shares_in_sql(sql, [([0] * 12, [1] * 12)]) == pytest.approx((0, 1 - low), abs=1e-8)
-    assert 0.15 < shares_in_sql(sql, [([1] * 4 + [0] * 2, [1] * 6)])[0] < 0.223, "4 of 6 right are not none"
+    assert 0.2 < shares_in_sql(sql, [([1] * 4 + [0] * 2, [1] * 6)])[0] < 0.24, "4 of 6 right are not none"
 
 
 @pytest.mark.parametrize("prompts", [12, 50])
 def test_intervals_of_accuracies_hold_what_they_say_also_near_1(prompts: int) -> None:
     """One token per prompt: over all counts that can come up, weighted by how likely they are."""
-    ends = [share_interval([share_of([1] * hits + [0] * (prompts - hits), [1] * prompts)]) for hits in range(prompts + 1)]
+    ends = [
+        share_interval([share_of([1] * hits + [0] * (prompts - hits), [1] * prompts)]) for hits in range(prompts + 1)
+    ]
     for right in (0.005, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995):
         chances = stats.binom.pmf(range(prompts + 1), prompts, right)
         held = sum(p for p, (low, high) in zip(chances, ends, strict=True) if low <= right <= high)

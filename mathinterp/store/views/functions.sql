@@ -66,13 +66,15 @@ CREATE OR REPLACE MACRO ratio_bound(part, whole, part_variance, both_variance, w
 -- p-value of the same statistic, so that the two never contradict. Aggregate over the prompts of one operation, each with n
 -- units of which fell were lost and rose won: a part. ratio: variance over prompts to that of as many single units; it is
 -- drawn towards that of answers whose tokens are right or wrong together (``together``) as long as few prompts moved.
-CREATE OR REPLACE MACRO score_ratio(moved, found, together) AS
-    (moved * least(greatest(found, 0), 1.5 * together) + 4 * together) / (moved + 4) * (1 + 0.3 / (moved + 1));
+CREATE OR REPLACE MACRO pooled_ratio(moved, found, together) AS
+    (moved * least(greatest(found, 0), 1.5 * together) + 4 * together) / (moved + 4);
+CREATE OR REPLACE MACRO found_ratio(prompts, n, nn, fell, rose, variance) AS
+    CASE WHEN variance IS NOT NULL AND fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
+         THEN greatest(variance * prompts / ((fell + rose) / n - ((fell - rose) / n) ** 2), prompts / n)
+         ELSE prompts * nn / n ** 2 END;
 CREATE OR REPLACE MACRO score_units(prompts, moved, n, nn, fell, rose, variance) AS
-    prompts / score_ratio(moved,
-        CASE WHEN variance IS NOT NULL AND fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
-             THEN greatest(variance * prompts / ((fell + rose) / n - ((fell - rose) / n) ** 2), prompts / n)
-             ELSE prompts * nn / n ** 2 END, prompts * nn / n ** 2);
+    prompts / (pooled_ratio(moved, found_ratio(prompts, n, nn, fell, rose, variance), prompts * nn / n ** 2)
+               * (1 + 0.3 / (moved + 1)));
 CREATE OR REPLACE MACRO score_part(fell, rose, n) AS struct_pack(
     prompts := count(*), drop := (sum(fell) - sum(rose)) / sum(n), fell := sum(fell) / sum(n), rose := sum(rose) / sum(n),
     units := score_units(count(*), count_if(fell <> rose), sum(n)::DOUBLE, sum(n * n)::DOUBLE, sum(fell)::DOUBLE,
@@ -97,8 +99,9 @@ CREATE OR REPLACE MACRO score_p(drop, parts) AS
 -- the shares of several operations are shifted by the same amount.
 CREATE OR REPLACE MACRO share_part(hits, n) AS struct_pack(
     share := sum(hits) / sum(n),
-    units := score_units(count(*), least(count_if(hits > 0), count_if(hits < n)), sum(n)::DOUBLE, sum(n * n)::DOUBLE,
-                         sum(hits)::DOUBLE, 0, ratio_variance(hits, n)));
+    units := count(*) / pooled_ratio(least(count_if(hits > 0), count_if(hits < n)),
+        found_ratio(count(*), sum(n)::DOUBLE, sum(n * n)::DOUBLE, sum(hits)::DOUBLE, 0, ratio_variance(hits, n)),
+        count(*) * sum(n * n)::DOUBLE / sum(n)::DOUBLE ** 2));
 CREATE OR REPLACE MACRO share_variance(share, seen, parts) AS
     list_sum(list_transform(parts, lambda part: list_transform([least(greatest(part.share + share - seen, 0), 1)], lambda own:
         own * (1 - own))[1] / part.units)) / len(parts) ** 2;

@@ -1,5 +1,5 @@
 -- knockout_curve: accuracy (a fraction) with k heads knocked out, per operation and over 'all' (unweighted mean of the
--- operations). low, high: 95 % score interval, clustered by prompt (share_part in functions.sql). It is the uncertainty over
+-- operations). low, high: 95 % interval of a share, clustered by prompt (share_part in functions.sql). It is the uncertainty over
 -- prompts alone: that over random heads is the spread over seeds (knockout_bands). logprob: mean per unit, natural log.
 CREATE OR REPLACE VIEW knockout_curve AS
 SELECT run_id, ranking, seed, k, operation, n, accuracy,

@@ -1,6 +1,6 @@
 -- tuned_accuracy: accuracy (a fraction of scored tokens) of each tuned model per operation and over 'all' (unweighted mean of
--- the operations), and its gain over the original model. Score intervals (95 %) clustered by prompt, paired for the gain, and
--- the p_value of the same statistic (docs/statistics.md).
+-- the operations), and its gain over the original model. Intervals (95 %) clustered by prompt, of shares for accuracies, paired
+-- for the gain, and the p_value of the gain's statistic (docs/statistics.md).
 CREATE OR REPLACE VIEW tuned_accuracy AS
 SELECT run_id, condition, seed, layer, learning_rate, operation, n, baseline_accuracy, accuracy,
        share_bound(accuracy, right_parts, -1) AS low, share_bound(accuracy, right_parts, 1) AS high,
