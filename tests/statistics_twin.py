@@ -130,6 +130,44 @@ def score_interval(parts: Sequence[Part]) -> tuple[float, float]:
     return _edge(refused, seen, -1.0), _edge(refused, seen, 1.0)
 
 
+@dataclass(frozen=True)
+class Share:
+    """One operation: the share of its units that are right, and the number of independent units they are worth."""
+
+    right: float
+    units: float
+
+
+def share_of(hits: Sequence[float], n: Sequence[float]) -> Share:
+    """Prompts with n units each, of which ``hits`` were right; the rarer prompts say how units hang together."""
+    prompts, total = len(n), sum(n)
+    right = sum(hits) / total
+    telling = min(sum(h > 0 for h in hits), sum(h < k for h, k in zip(hits, n, strict=True)))
+    together = prompts * sum(k * k for k in n) / total**2
+    found = together
+    if prompts > 1 and right * (1 - right) > 1e-12:
+        found = max(ratio_variance(hits, n) * prompts / (right * (1 - right)), prompts / total)
+    return Share(right, prompts * (telling + 4) / (telling * min(found, 1.5 * together) + 4 * together))
+
+
+def share_interval(shares: Sequence[Share]) -> tuple[float, float]:
+    """Of the mean over operations: all shares that Wilson's test, corrected for continuity, does not refuse at 5 %."""
+    seen = float(np.mean([share.right for share in shares]))
+    step = sum(0.5 / share.units for share in shares) / len(shares) ** 2
+
+    def refused(right: float) -> float:
+        own = [min(max(share.right + right - seen, 0), 1) for share in shares]
+        variance = sum(p * (1 - p) / share.units for p, share in zip(own, shares, strict=True)) / len(shares) ** 2
+        return max(abs(right - seen) - step, 0) ** 2 - Z_95**2 * variance
+
+    def end(side: int) -> float:
+        edge = (1 + side) / 2
+        first, last = seen + side * step, seen + side * 1.0
+        return edge if refused(edge) <= 0 or side * (first - edge) >= 0 else _edge(refused, first, min(max(last, 0), 1))
+
+    return end(-1), end(1)
+
+
 def _edge(refused: Callable[[float], float], inside: float, outside: float) -> float:
     if inside == outside or refused(outside) <= 0:
         return outside

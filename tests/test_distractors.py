@@ -133,6 +133,18 @@ def test_one_question_leaves_distractors_out_of_its_answer() -> None:
     assert answer.effects["n"].iloc[0] == len(WORDS)
 
 
+@pytest.mark.parametrize(("distractor", "where"), [("7", "before"), ("-27", "after")])
+def test_path_patching_says_where_a_distractor_differs_from_the_token_it_scores(
+    tmp_path: Path, distractor: str, where: str
+) -> None:
+    row = {"text": "3 - 5 =", "answer": "-2", "distractor": distractor, "counterfactual": "3 < 5 ="}
+    if where == "after":
+        row["answer"] = "-25"
+    said = f"distractor '{distractor}' first differs from the answer '{row['answer']}' {where} the one token"
+    with pytest.raises(UserError, match=said):
+        mi.run(Paths(layers="0"), MODEL, mi.prompts([row]), store=str(tmp_path), progress=False)
+
+
 def test_a_distractor_that_is_the_answer_is_refused(loaded) -> None:
     with pytest.raises(UserError, match="prompt '1': the distractor 'five' differs from the answer 'five' in no token"):
         tokenize_prompts(mi.prompts([{**WORDS[0], "distractor": "five"}]), loaded.tokenizer)

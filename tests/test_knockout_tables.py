@@ -19,7 +19,7 @@ from mathinterp.experiments.knockout.tables import KNOCKOUT_HEADS
 from mathinterp.experiments.results import Results
 from mathinterp.store import Store
 from tests.small_store import FINGERPRINT, fill, open_run, prompt, scores
-from tests.statistics_twin import part_of, score_interval
+from tests.statistics_twin import share_interval, share_of
 
 
 def curve_store(
@@ -75,8 +75,8 @@ def test_knockout_curve_by_hand(tmp_path: Path) -> None:
     assert [point(k, "all")["accuracy"] for k in (0, 1, 4)] == [1.0, 0.625, 0.25]
     assert point(4, "all", "random", 1)["accuracy"] == 0.75
     assert (point(1, "add")["n"], point(1, "all")["n"], point(1, "add")["logprob"]) == (4, 8, -3.0)
-    low, high = score_interval([part_of([2, 1], [0, 0], [3, 1])])  # prompts a, b: n = 3, 1; hits 2, 1
-    assert (point(1, "add")["low"], point(1, "add")["high"]) == pytest.approx((max(low, 0), high), abs=1e-9)
+    ends = share_interval([share_of([2, 1], [3, 1])])  # prompts a, b: n = 3, 1; hits 2, 1
+    assert (point(1, "add")["low"], point(1, "add")["high"]) == pytest.approx(ends, abs=1e-9)
     assert point(0, "add")["low"] < 0.7, "two prompts, all right, do not prove that all are"
     assert point(0, "add")["high"] == 1
     assert point(1, "sub")["low"] == 0, "one prompt says nothing"

@@ -30,7 +30,7 @@ from mathinterp.tuning.sweep import claim_folder, split_samples
 from mathinterp.tuning.sweep_neurons import SweepNeurons, missing_adapters
 from tests.charts import table_of
 from tests.exact import PROMPTS, one_at_a_time
-from tests.statistics_twin import part_of, score_interval
+from tests.statistics_twin import part_of, score_interval, share_interval, share_of
 from tests.tiny import of_neurons, tiny_model, tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -210,13 +210,13 @@ def test_the_command_sweeps_resumes_and_compares_neurons(tmp_path: Path) -> None
             lost = part["right_before"] & ~part["correct"]
             moves = [of.astype(float).groupby(part["prompt_id"]).sum().to_list() for of in (gained, lost)]
             parts.append(part_of(*moves, n.to_list()))
-            original.append(part_of(before.to_list(), [0.0] * len(n), n.to_list()))
+            original.append(share_of(before.to_list(), n.to_list()))
         if point.operation == "all":
             assert point.accuracy == pytest.approx(np.mean(accuracies))
             assert point.gain == pytest.approx(np.mean(gains))
             assert (point.gain_low, point.gain_high) == pytest.approx(score_interval(parts), abs=1e-8)
             assert point.low <= point.accuracy <= point.high
-            ends = tuple(np.clip(score_interval(original), 0, 1))
+            ends = share_interval(original)
             assert (point.baseline_low, point.baseline_high) == pytest.approx(ends, abs=1e-8)
             told_of = connection.sql("SELECT low, high FROM paper_a_table9 WHERE layer = -1").fetchall()
             assert told_of == [(point.baseline_low, point.baseline_high)]

@@ -27,6 +27,8 @@ from tests.statistics_twin import (
     part_of,
     score_interval,
     score_p_value,
+    share_interval,
+    share_of,
 )
 
 
@@ -83,7 +85,7 @@ def test_of_unlike_operations_the_smallest_counts(sql: duckdb.DuckDBPyConnection
 
 PROMPTS = st.lists(
     st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, n))),
-    min_size=2,
+    min_size=1,
     max_size=20,
 )
 
@@ -117,6 +119,29 @@ def test_interval_and_p_are_one_procedure_in_sql_and_twin(
         assert (p < 0.05) == (low > 0 or high < 0), "they never contradict each other"
 
 
+def score_in_sql(sql: duckdb.DuckDBPyConnection, rows: Sequence[tuple[int, int, int, int]]) -> Any:
+    """(low, high, p) of rows of operation, fell, rose, n."""
+    return sql.execute(
+        f"""SELECT score_bound(drop, parts, -1), score_bound(drop, parts, 1), score_p(drop, parts) FROM (
+                SELECT avg(part.drop) AS drop, list(part) AS parts FROM (
+                    SELECT score_part(fell, rose, n) AS part
+                    FROM (VALUES {", ".join(map(str, rows))}) AS t(o, fell, rose, n) GROUP BY o))"""
+    ).fetchone()
+
+
+def test_the_tokens_of_a_prompt_alone_are_not_taken_for_independent(sql: duckdb.DuckDBPyConnection) -> None:
+    low, high, p = score_in_sql(sql, [(0, 1, 0, 3)])
+    assert (low, high) == pytest.approx(score_interval([part_of([1], [0], [3])]), abs=1e-8)
+    assert p == pytest.approx(score_p_value([part_of([1], [0], [3])]), rel=1e-7)
+
+
+def test_no_interval_of_a_drop_goes_beyond_all_answers(sql: duckdb.DuckDBPyConnection) -> None:
+    low, high, _ = score_in_sql(sql, [(0, 0, 0, 1), (1, 0, 1, 1)])
+    assert low == -1
+    assert high <= 1
+    assert score_in_sql(sql, [(0, 0, 0, 1), (1, 1, 0, 1)])[1] == 1
+
+
 def test_with_one_token_per_prompt_its_p_is_mcnemars() -> None:
     assert score_p_value([Part(44, 9 / 44, 1 / 44, 44)]) == pytest.approx(stats.chi2.sf((9 - 1) ** 2 / (9 + 1), 1))
     alone = score_interval([Part(44, 9 / 44, 1 / 44, 44)])
@@ -141,6 +166,57 @@ def test_tokens_that_move_together_count_once() -> None:
     assert together == pytest.approx(once, abs=1e-8)
     apart = score_interval([part_of([1] * 30 + [0] * 10, [0] * 40, [3] * 40)])
     assert apart[1] - apart[0] < 0.8 * (once[1] - once[0])
+
+
+# ---- shares ----
+
+
+def shares_in_sql(sql: duckdb.DuckDBPyConnection, operations: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Any:
+    """(low, high) of operations' hits and n per prompt."""
+    rows = [(o, h, n) for o, (hits, units) in enumerate(operations) for h, n in zip(hits, units, strict=True)]
+    listed = ", ".join(str(row) for row in rows)
+    return sql.execute(
+        f"""SELECT share_bound(share, parts, -1), share_bound(share, parts, 1) FROM (
+                SELECT avg(part.share) AS share, list(part) AS parts FROM (
+                    SELECT share_part(hits, n) AS part FROM (VALUES {listed}) AS t(o, hits, n) GROUP BY o))"""
+    ).fetchone()
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(st.lists(PROMPTS, min_size=1, max_size=4))
+def test_the_interval_of_an_accuracy_is_the_twins_and_mirrors_that_of_the_errors(
+    sql: duckdb.DuckDBPyConnection, operations: list[list[tuple[int, int, int]]]
+) -> None:
+    right = [([hits for _, hits, _ in prompts], [n for n, _, _ in prompts]) for prompts in operations]
+    wrong = [([n - h for h, n in zip(hits, units, strict=True)], units) for hits, units in right]
+    low, high = shares_in_sql(sql, right)
+    assert (low, high) == pytest.approx(share_interval([share_of(*prompts) for prompts in right]), abs=1e-8)
+    assert shares_in_sql(sql, wrong) == pytest.approx((1 - high, 1 - low), abs=1e-8)
+    seen = float(np.mean([sum(hits) / sum(units) for hits, units in right]))
+    assert 0 <= low <= seen + 1e-9
+    assert seen - 1e-9 <= high <= 1
+
+
+def test_twelve_right_answers_of_twelve_say_what_the_binomial_says(sql: duckdb.DuckDBPyConnection) -> None:
+    """Clopper and Pearson: [.735, 1], and [0, .265] where none is right; of 4 of 6 [.223, .957]."""
+    low, high = shares_in_sql(sql, [([1] * 12, [1] * 12)])
+    assert high == 1
+    assert 0.69 < low < 0.735
+    assert shares_in_sql(sql, [([0] * 12, [1] * 12)]) == pytest.approx((0, 1 - low), abs=1e-8)
+    assert 0.2 < shares_in_sql(sql, [([1] * 4 + [0] * 2, [1] * 6)])[0] < 0.24, "4 of 6 right are not none"
+
+
+@pytest.mark.parametrize("prompts", [12, 50])
+def test_intervals_of_accuracies_hold_what_they_say_also_near_1(prompts: int) -> None:
+    """One token per prompt: over all counts that can come up, weighted by how likely they are."""
+    ends = [
+        share_interval([share_of([1] * hits + [0] * (prompts - hits), [1] * prompts)]) for hits in range(prompts + 1)
+    ]
+    for right in (0.005, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995):
+        chances = stats.binom.pmf(range(prompts + 1), prompts, right)
+        held = sum(p for p, (low, high) in zip(chances, ends, strict=True) if low <= right <= high)
+        assert held >= 0.95, right
 
 
 # ---- units and operations ----

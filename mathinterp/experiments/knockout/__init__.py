@@ -53,8 +53,9 @@ class Knockout(Ablation):
     """Knock out the first k heads of a ranking together, and as many random heads: accuracy against k.
 
     Random heads are never heads of the ranking that are knocked out, nor key heads (effect below -5 %) of the run that
-    ranks, nor any of those named; "random_layer" has as many in each layer as the first k. The ranking may come from
-    other prompts than those of this run: so it is seen whether the heads hold there too.
+    ranks, nor any of those named; "random_layer" has as many in each layer as the first k, but takes heads of other
+    layers where a layer has too few left. The ranking may come from other prompts than those of this run: so it is
+    seen whether the heads hold there too.
     Sentences shown under mean ablation take the mean over all prompts.
     """
 

@@ -29,8 +29,9 @@ TABLES = {
         KNOCKOUT_SCAN,
         ("ranking",),
         doc="every scored answer token with k heads knocked out together. ranking: effect (the first k of the "
-        "run's ranking), random, or random_layer (as many in each layer as the first k have there); seed "
-        "numbers the random draws. No rows for k = 0: that is the view baseline. Which heads: knockout_heads.",
+        "run's ranking), random, or random_layer (as many in each layer as the first k have there, but from other "
+        "layers where too few heads are left that are neither key heads nor knocked out); seed numbers the random "
+        "draws. No rows for k = 0: that is the view baseline. Which heads: knockout_heads.",
     ),
     "knockout_heads": Table(
         KNOCKOUT_HEADS,

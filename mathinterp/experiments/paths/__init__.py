@@ -44,15 +44,18 @@ FEWEST_NODES = 16  # in a file
 
 
 def check_distractors(prompts: Sequence[TokenizedPrompt]) -> None:
-    """Raise UserError for a distractor that shares the answer's token at END, which alone is scored here."""
+    """Raise UserError for a distractor that first differs from the answer in another token than the one scored here."""
     from mathinterp.prompts.pairs import first_digit
 
     for item in prompts:
-        if item.distractor is not None and item.distractor.index != first_digit(item).index:
-            raise UserError(
-                f"prompt '{item.prompt.prompt_id}': the distractor {item.prompt.distractor!r} begins with the answer's"
-                f" first token, and path patching scores that one alone; give a distractor that begins otherwise"
-            )
+        if item.distractor is None or item.distractor.index == (scored := first_digit(item).index):
+            continue
+        where = "before" if item.distractor.index < scored else "after"
+        raise UserError(
+            f"prompt '{item.prompt.prompt_id}': the distractor {item.prompt.distractor!r} first differs from the answer"
+            f" {item.prompt.answer!r} {where} the one token that path patching scores, the answer's first digit; give a"
+            " distractor that differs there first"
+        )
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,15 @@ CREATE OR REPLACE MACRO ratio_bound(part, whole, part_variance, both_variance, w
 -- p-value of the same statistic, so that the two never contradict. Aggregate over the prompts of one operation, each with n
 -- units of which fell were lost and rose won: a part. ratio: variance over prompts to that of as many single units; it is
 -- drawn towards that of answers whose tokens are right or wrong together (``together``) as long as few prompts moved.
-CREATE OR REPLACE MACRO score_ratio(moved, found, together) AS
-    (moved * least(greatest(found, 0), 1.5 * together) + 4 * together) / (moved + 4) * (1 + 0.3 / (moved + 1));
+CREATE OR REPLACE MACRO pooled_ratio(moved, found, together) AS
+    (moved * least(greatest(found, 0), 1.5 * together) + 4 * together) / (moved + 4);
+CREATE OR REPLACE MACRO found_ratio(prompts, n, nn, fell, rose, variance) AS
+    CASE WHEN variance IS NOT NULL AND fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
+         THEN greatest(variance * prompts / ((fell + rose) / n - ((fell - rose) / n) ** 2), prompts / n)
+         ELSE prompts * nn / n ** 2 END;
 CREATE OR REPLACE MACRO score_units(prompts, moved, n, nn, fell, rose, variance) AS
-    prompts / score_ratio(moved,
-        CASE WHEN fell + rose > 0 AND n * (fell + rose) > (fell - rose) ** 2
-             THEN greatest(variance * prompts / ((fell + rose) / n - ((fell - rose) / n) ** 2), prompts / n)
-             ELSE prompts * nn / n ** 2 END, prompts * nn / n ** 2);
+    prompts / (pooled_ratio(moved, found_ratio(prompts, n, nn, fell, rose, variance), prompts * nn / n ** 2)
+               * (1 + 0.3 / (moved + 1)));
 CREATE OR REPLACE MACRO score_part(fell, rose, n) AS struct_pack(
     prompts := count(*), drop := (sum(fell) - sum(rose)) / sum(n), fell := sum(fell) / sum(n), rose := sum(rose) / sum(n),
     units := score_units(count(*), count_if(fell <> rose), sum(n)::DOUBLE, sum(n * n)::DOUBLE, sum(fell)::DOUBLE,
@@ -87,11 +89,28 @@ CREATE OR REPLACE MACRO score_variance(delta, drop, parts) AS
         list_transform([least(greatest(part.drop + delta - drop, -1), 1)], lambda own:
             greatest(2 * risen_share(own, part.fell, part.rose) + own * (1 - own), 0))[1] / part.units)) / len(parts) ** 2;
 CREATE OR REPLACE MACRO score_bound(drop, parts, side) AS  -- side: -1 lower, 1 upper
-    drop + side * list_reduce(range(36), lambda found, step:
+    within(drop + side * list_reduce(range(36), lambda found, step:
         CASE WHEN (found + 0.5 ** step) ** 2 <= 1.959963984540054 ** 2 * score_variance(drop + side * (found + 0.5 ** step), drop, parts)
-             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE);
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE), -1, 1);
 CREATE OR REPLACE MACRO score_p(drop, parts) AS
     CASE WHEN abs(drop) < 1e-12 THEN 1.0::DOUBLE ELSE list_transform([abs(drop) / sqrt(2 * score_variance(0, drop, parts))], lambda z: erfc(z))[1] END;
+-- A share of right units (no difference of two: nothing rises in it): Wilson's score interval with a continuity correction, at as many effective
+-- units. Aggregate over prompts with n units each, of which hits were right; right and wrong are treated alike. As for drops,
+-- the shares of several operations are shifted by the same amount.
+CREATE OR REPLACE MACRO share_part(hits, n) AS struct_pack(
+    share := sum(hits) / sum(n),
+    units := count(*) / pooled_ratio(least(count_if(hits > 0), count_if(hits < n)),
+        found_ratio(count(*), sum(n)::DOUBLE, sum(n * n)::DOUBLE, sum(hits)::DOUBLE, 0, ratio_variance(hits, n)),
+        count(*) * sum(n * n)::DOUBLE / sum(n)::DOUBLE ** 2));
+CREATE OR REPLACE MACRO share_variance(share, seen, parts) AS
+    list_sum(list_transform(parts, lambda part: list_transform([least(greatest(part.share + share - seen, 0), 1)], lambda own:
+        own * (1 - own))[1] / part.units)) / len(parts) ** 2;
+CREATE OR REPLACE MACRO share_step(parts) AS list_sum(list_transform(parts, lambda part: 0.5 / part.units)) / len(parts) ** 2;
+CREATE OR REPLACE MACRO share_bound(share, parts, side) AS  -- side: -1 lower, 1 upper
+    within(share + side * list_reduce(range(36), lambda found, step:
+        CASE WHEN greatest(found + 0.5 ** step - share_step(parts), 0) ** 2
+                  <= 1.959963984540054 ** 2 * share_variance(share + side * (found + 0.5 ** step), share, parts)
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE), 0, 1);
 -- What a neuron scan ranks neurons by, largest first: the change of importance (importance where nothing was compared), its
 -- size, or its part of the importance in the original.
 CREATE OR REPLACE MACRO neuron_rank_key(ranking, change, importance) AS

@@ -21,8 +21,8 @@ def head_accuracies(stage: str, where: str = "true", label: str = "", over_all: 
     sets = "(layer, head, operation), (layer, head)" if over_all else "(layer, head, operation)"
     return f"""WITH {_prompts(stage, where)},
 own AS (
-    SELECT layer, head, operation, count(*) AS n, sum(hits) / sum(n) AS accuracy, score_part(hits, 0, n) AS part,
-           sum(baseline_hits) / sum(n) AS original, score_part(baseline_hits, 0, n) AS original_part
+    SELECT layer, head, operation, count(*) AS n, sum(hits) / sum(n) AS accuracy, share_part(hits, n) AS part,
+           sum(baseline_hits) / sum(n) AS original, share_part(baseline_hits, n) AS original_part
     FROM counted GROUP BY layer, head, operation
 ),
 ranked AS (
@@ -39,11 +39,11 @@ whole AS (
     GROUP BY GROUPING SETS ({sets})
 )
 SELECT '{label}' || operation AS what, unit, rank, accuracy AS value,
-       greatest(score_bound(accuracy, parts, -1), 0) AS low, least(score_bound(accuracy, parts, 1), 1) AS high, n
+       share_bound(accuracy, parts, -1) AS low, share_bound(accuracy, parts, 1) AS high, n
 FROM whole JOIN ranked USING (layer, head)
 UNION ALL
-SELECT '{label}' || operation, 'original', 0, original, greatest(score_bound(original, original_parts, -1), 0),
-       least(score_bound(original, original_parts, 1), 1), n
+SELECT '{label}' || operation, 'original', 0, original, share_bound(original, original_parts, -1),
+       share_bound(original, original_parts, 1), n
 FROM whole JOIN ranked USING (layer, head) WHERE rank = 1"""
 
 

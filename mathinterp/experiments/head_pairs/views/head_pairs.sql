@@ -1,7 +1,8 @@
 -- head_pairs: per pair of heads (or head and the run's given heads) and operation: the drop of accuracy with both out, with
--- each out alone, and interaction = drop_both - drop_first - drop_second (fractions, -2 to 1), with a 95 % interval and p as
--- head_effects has them for a drop (here for half the interaction, which is between -1 and 1), and Benjamini-Hochberg q over the pairs of one run and operation. Operation 'all' is the
--- unweighted mean over operations. An interaction above 0: one head stands in for the other. noise: the share of answers whose
+-- each out alone, and interaction = drop_both - drop_first - drop_second (fractions, -2 to 2), with a 95 % interval and p as
+-- head_effects has them for a drop (here for half the interaction, which is between -1 and 1, and the tokens of a prompt added
+-- up first), and Benjamini-Hochberg q over the pairs of one run and operation. Operation 'all' is the unweighted mean over
+-- operations. An interaction above 0: one head stands in for the other. noise: the share of answers whose
 -- prediction a change of nothing flips (runs.notes). sure: q_value < 0.05 and abs(interaction) > 3 * noise, as three drops are in
 -- it; null where only the noise is not known.
 CREATE OR REPLACE VIEW head_pairs AS

@@ -1,13 +1,13 @@
 -- tuned_accuracy: accuracy (a fraction of scored tokens) of each tuned model per operation and over 'all' (unweighted mean of
--- the operations), and its gain over the original model. Score intervals (95 %) clustered by prompt, paired for the gain, and
--- the p_value of the same statistic (docs/statistics.md).
+-- the operations), and its gain over the original model. Intervals (95 %) clustered by prompt, of shares for accuracies, paired
+-- for the gain, and the p_value of the gain's statistic (docs/statistics.md).
 CREATE OR REPLACE VIEW tuned_accuracy AS
 SELECT run_id, condition, seed, layer, learning_rate, operation, n, baseline_accuracy, accuracy,
-       greatest(score_bound(accuracy, right_parts, -1), 0) AS low, least(score_bound(accuracy, right_parts, 1), 1) AS high,
+       share_bound(accuracy, right_parts, -1) AS low, share_bound(accuracy, right_parts, 1) AS high,
        gain, score_bound(gain, parts, -1) AS gain_low, score_bound(gain, parts, 1) AS gain_high,
        score_p(gain, parts) AS p_value,
-       greatest(score_bound(baseline_accuracy, baseline_parts, -1), 0) AS baseline_low,
-       least(score_bound(baseline_accuracy, baseline_parts, 1), 1) AS baseline_high
+       share_bound(baseline_accuracy, baseline_parts, -1) AS baseline_low,
+       share_bound(baseline_accuracy, baseline_parts, 1) AS baseline_high
 FROM (
     SELECT run_id, condition, seed, layer, learning_rate,
            CASE WHEN grouping(operation) = 1 THEN 'all' ELSE operation END AS operation,
@@ -18,8 +18,8 @@ FROM (
     FROM (
         SELECT run_id, condition, seed, layer, learning_rate, operation, sum(n) AS n,
                sum(baseline_hits) / sum(n) AS baseline_accuracy, sum(hits) / sum(n) AS accuracy,
-               score_part(gained, lost, n) AS part, score_part(hits, 0, n) AS right_part,
-               score_part(baseline_hits, 0, n) AS baseline_part
+               score_part(gained, lost, n) AS part, share_part(hits, n) AS right_part,
+               share_part(baseline_hits, n) AS baseline_part
         FROM tuned_prompts
         GROUP BY run_id, condition, seed, layer, learning_rate, operation
     )
