@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -96,6 +96,8 @@ def of(prompts: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int], l
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PROMPTS, min_size=1, max_size=4))
+@example([[(1, 1, 0)] * 30, [(1, 1, 0)] * 30, [(1, 0, 0)] * 30])  # two operations at their limit
+@example([[(1, 1, 0)] * 12, [(1, 1, 0)] * 12, [(1, 0, 1)] * 11 + [(1, 0, 0)]])  # one cannot follow as far as no drop
 def test_interval_and_p_are_one_procedure_in_sql_and_twin(
     sql: duckdb.DuckDBPyConnection, operations: list[list[tuple[int, int, int]]]
 ) -> None:
@@ -191,6 +193,24 @@ def test_score_intervals_hold_what_they_say(prompts: int) -> None:
     assert score["worst coverage"] > 0.93 - NOISE
     assert score["worst false alarms"] < 0.055 + NOISE
     assert before["worst coverage"] < 0.7, "the definition before fails the same simulation, so it can fail"
+
+
+@pytest.mark.parametrize("prompts", [12, 30, 100])
+def test_intervals_of_accuracy_hold_where_other_operations_are_all_right(
+    sql: duckdb.DuckDBPyConnection, prompts: int
+) -> None:
+    ends = sql.execute(
+        f"""SELECT right_ones, score_bound(accuracy, parts, -1), score_bound(accuracy, parts, 1) FROM (
+                SELECT right_ones, avg(part.drop) AS accuracy, list(part ORDER BY operation) AS parts FROM (
+                    SELECT right_ones, operation, score_part((operation < 3 OR prompt < right_ones)::INTEGER, 0, 1) AS part
+                    FROM range({prompts + 1}) AS a(right_ones), range(4) AS o(operation), range({prompts}) AS p(prompt)
+                    GROUP BY right_ones, operation)
+                GROUP BY right_ones) ORDER BY right_ones"""
+    ).fetchall()
+    for accuracy in np.linspace(0.005, 0.95, 190):  # of the fourth operation; above, a Wilson interval misses as well
+        truth = (3 + accuracy) / 4
+        held = [right_ones for right_ones, low, high in ends if low - 1e-9 <= truth <= high + 1e-9]
+        assert stats.binom.pmf(held, prompts, accuracy).sum() > 0.93, f"{accuracy:.3f} right"
 
 
 @pytest.mark.parametrize("prompts", [4, 12])
