@@ -202,7 +202,8 @@ def test_intervals_of_accuracy_hold_where_other_operations_are_all_right(
     ends = sql.execute(
         f"""SELECT right_ones, score_bound(accuracy, parts, -1), score_bound(accuracy, parts, 1) FROM (
                 SELECT right_ones, avg(part.drop) AS accuracy, list(part ORDER BY operation) AS parts FROM (
-                    SELECT right_ones, operation, score_part((operation < 3 OR prompt < right_ones)::INTEGER, 0, 1) AS part
+                    SELECT right_ones, operation,
+                           score_part((operation < 3 OR prompt < right_ones)::INTEGER, 0, 1) AS part
                     FROM range({prompts + 1}) AS a(right_ones), range(4) AS o(operation), range({prompts}) AS p(prompt)
                     GROUP BY right_ones, operation)
                 GROUP BY right_ones) ORDER BY right_ones"""
