@@ -96,7 +96,7 @@ def unit_variance(part: Part, drop: float) -> float:
             (part.fell, rose + drop, 1),
             (1 - part.rose - part.fell, 1 - 2 * rose - drop, -2),
         ]
-        return sum(sign * seen / share for seen, share, sign in shares if seen > 1e-15)
+        return sum(sign * seen / max(share, 1e-300) for seen, share, sign in shares if seen > 1e-15)
 
     inner = (low + (high - low) * 1e-12, high - (high - low) * 1e-12)
     if high - low < 1e-9 or slope(inner[0]) <= 0:
