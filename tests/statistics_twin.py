@@ -96,7 +96,7 @@ def unit_variance(part: Part, drop: float) -> float:
             (part.fell, rose + drop, 1),
             (1 - part.rose - part.fell, 1 - 2 * rose - drop, -2),
         ]
-        return sum(sign * seen / share for seen, share, sign in shares if seen > 1e-15)
+        return sum(sign * seen / max(share, 1e-300) for seen, share, sign in shares if seen > 1e-15)
 
     inner = (low + (high - low) * 1e-12, high - (high - low) * 1e-12)
     if high - low < 1e-9 or slope(inner[0]) <= 0:
@@ -108,26 +108,38 @@ def unit_variance(part: Part, drop: float) -> float:
     return max(2 * rose + drop - drop**2, 0.0)
 
 
+def shifted(parts: Sequence[Part], shift: float) -> list[float]:
+    """Each operation's drop moved by ``shift``, none beyond -1 or 1."""
+    return [min(max(part.drop + shift, -1.0), 1.0) for part in parts]
+
+
+def moved(parts: Sequence[Part], shift: float) -> float:
+    """How far that moves the mean over operations."""
+    return float(np.mean(shifted(parts, shift))) - float(np.mean([part.drop for part in parts]))
+
+
 def mean_variance(parts: Sequence[Part], drop: float) -> float:
-    """Of the mean over operations if it is truly ``drop`` and each operation differs from it as it was seen to."""
-    seen = float(np.mean([part.drop for part in parts]))
-    own = [min(max(part.drop + drop - seen, -1), 1) for part in parts]
+    """Of the mean over operations if each one's drop is moved by what takes the mean to ``drop`` where none is cut."""
+    own = shifted(parts, drop - float(np.mean([part.drop for part in parts])))
     return sum(unit_variance(part, d) / part.units for part, d in zip(parts, own, strict=True)) / len(parts) ** 2
 
 
 def score_p_value(parts: Sequence[Part]) -> float:
     seen = float(np.mean([part.drop for part in parts]))
-    return 1.0 if abs(seen) < 1e-12 else float(2 * stats.norm.sf(abs(seen) / np.sqrt(mean_variance(parts, 0.0))))
+    if abs(seen) < 1e-12:
+        return 1.0
+    shift = float(optimize.brentq(lambda shift: moved(parts, shift) + seen, -2.0, 2.0, xtol=1e-14))
+    return float(2 * stats.norm.sf(abs(seen) / np.sqrt(mean_variance(parts, seen + shift))))
 
 
 def score_interval(parts: Sequence[Part]) -> tuple[float, float]:
     """All drops that the score test does not refuse at 5 %."""
     seen = float(np.mean([part.drop for part in parts]))
 
-    def refused(drop: float) -> float:
-        return (drop - seen) ** 2 - Z_95**2 * mean_variance(parts, drop)
+    def refused(shift: float) -> float:
+        return moved(parts, shift) ** 2 - Z_95**2 * mean_variance(parts, seen + shift)
 
-    return _edge(refused, seen, -1.0), _edge(refused, seen, 1.0)
+    return seen + moved(parts, _edge(refused, 0.0, -2.0)), seen + moved(parts, _edge(refused, 0.0, 2.0))
 
 
 @dataclass(frozen=True)
@@ -151,21 +163,23 @@ def share_of(hits: Sequence[float], n: Sequence[float]) -> Share:
 
 
 def share_interval(shares: Sequence[Share]) -> tuple[float, float]:
-    """Of the mean over operations: all shares that Wilson's test, corrected for continuity, does not refuse at 5 %."""
+    """Of the mean over operations: all shares that Wilson's test, corrected for continuity, does not refuse at 5 %.
+
+    Every operation's share is shifted by as much, none beyond 0 or 1.
+    """
     seen = float(np.mean([share.right for share in shares]))
     step = sum(0.5 / share.units for share in shares) / len(shares) ** 2
 
-    def refused(right: float) -> float:
-        own = [min(max(share.right + right - seen, 0), 1) for share in shares]
-        variance = sum(p * (1 - p) / share.units for p, share in zip(own, shares, strict=True)) / len(shares) ** 2
-        return max(abs(right - seen) - step, 0) ** 2 - Z_95**2 * variance
+    def own(shift: float) -> list[float]:
+        return [min(max(share.right + shift, 0.0), 1.0) for share in shares]
 
-    def end(side: int) -> float:
-        edge = (1 + side) / 2
-        first, last = seen + side * step, seen + side * 1.0
-        return edge if refused(edge) <= 0 or side * (first - edge) >= 0 else _edge(refused, first, min(max(last, 0), 1))
+    def refused(shift: float) -> float:
+        right = own(shift)
+        variance = sum(p * (1 - p) / share.units for p, share in zip(right, shares, strict=True)) / len(shares) ** 2
+        return max(abs(float(np.mean(right)) - seen) - step, 0) ** 2 - Z_95**2 * variance
 
-    return end(-1), end(1)
+    low, high = (float(np.mean(own(_edge(refused, 0.0, side)))) for side in (-1.0, 1.0))
+    return low, high
 
 
 def _edge(refused: Callable[[float], float], inside: float, outside: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -98,6 +98,8 @@ def of(prompts: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int], l
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PROMPTS, min_size=1, max_size=4))
+@example([[(1, 1, 0)] * 30, [(1, 1, 0)] * 30, [(1, 0, 0)] * 30])  # two operations at their limit
+@example([[(1, 1, 0)] * 12, [(1, 1, 0)] * 12, [(1, 0, 1)] * 11 + [(1, 0, 0)]])  # one cannot follow as far as no drop
 def test_interval_and_p_are_one_procedure_in_sql_and_twin(
     sql: duckdb.DuckDBPyConnection, operations: list[list[tuple[int, int, int]]]
 ) -> None:
@@ -136,10 +138,23 @@ def test_the_tokens_of_a_prompt_alone_are_not_taken_for_independent(sql: duckdb.
 
 
 def test_no_interval_of_a_drop_goes_beyond_all_answers(sql: duckdb.DuckDBPyConnection) -> None:
+    """With one prompt per operation: where one can go no further, the bound is the other's alone."""
+    least, most, _ = score_in_sql(sql, [(0, 0, 0, 1)])
+    assert -1 < least < -0.5
+    assert most == pytest.approx(-least)
     low, high, _ = score_in_sql(sql, [(0, 0, 0, 1), (1, 0, 1, 1)])
-    assert low == -1
+    assert low == pytest.approx((least - 1) / 2)
     assert high <= 1
-    assert score_in_sql(sql, [(0, 0, 0, 1), (1, 1, 0, 1)])[1] == 1
+    assert score_in_sql(sql, [(0, 0, 0, 1), (1, 1, 0, 1)])[1] == pytest.approx((most + 1) / 2)
+
+
+def test_of_accuracies_too_an_operation_that_is_all_right_stays_so(sql: duckdb.DuckDBPyConnection) -> None:
+    """The upper end over all is then that of the others; it was too low by their share of the shift."""
+    few, all_right = ([1] + [0] * 11, [1] * 12), ([1] * 12, [1] * 12)
+    alone, together = shares_in_sql(sql, [few]), shares_in_sql(sql, [few, all_right, all_right, all_right])
+    assert together[1] == pytest.approx((alone[1] + 3) / 4, abs=1e-3)  # 0.0201 less before
+    mirrored = [([1 - hit for hit in hits], units) for hits, units in (few, all_right, all_right, all_right)]
+    assert shares_in_sql(sql, mirrored) == pytest.approx((1 - together[1], 1 - together[0]))
 
 
 def test_with_one_token_per_prompt_its_p_is_mcnemars() -> None:
@@ -267,6 +282,25 @@ def test_score_intervals_hold_what_they_say(prompts: int) -> None:
     assert score["worst coverage"] > 0.93 - NOISE
     assert score["worst false alarms"] < 0.055 + NOISE
     assert before["worst coverage"] < 0.7, "the definition before fails the same simulation, so it can fail"
+
+
+@pytest.mark.parametrize("prompts", [12, 30, 100])
+def test_intervals_of_accuracy_hold_where_other_operations_are_all_right(
+    sql: duckdb.DuckDBPyConnection, prompts: int
+) -> None:
+    ends = sql.execute(
+        f"""SELECT right_ones, score_bound(accuracy, parts, -1), score_bound(accuracy, parts, 1) FROM (
+                SELECT right_ones, avg(part.drop) AS accuracy, list(part ORDER BY operation) AS parts FROM (
+                    SELECT right_ones, operation,
+                           score_part((operation < 3 OR prompt < right_ones)::INTEGER, 0, 1) AS part
+                    FROM range({prompts + 1}) AS a(right_ones), range(4) AS o(operation), range({prompts}) AS p(prompt)
+                    GROUP BY right_ones, operation)
+                GROUP BY right_ones) ORDER BY right_ones"""
+    ).fetchall()
+    for accuracy in np.linspace(0.005, 0.95, 190):  # of the fourth operation; above, a Wilson interval misses as well
+        truth = (3 + accuracy) / 4
+        held = [right_ones for right_ones, low, high in ends if low - 1e-9 <= truth <= high + 1e-9]
+        assert stats.binom.pmf(held, prompts, accuracy).sum() > 0.93, f"{accuracy:.3f} right"
 
 
 @pytest.mark.parametrize("prompts", [4, 12])

@@ -70,7 +70,7 @@ class MaskKeep(Experiment):
         None,
         "Whose other neurons keep zeroes, for example 17-31 (in 'chain' deep means from the zeroed head's layer on).",
         parse=partial(read_layers, field="deep_layers"),
-        shown="from 17/32 of the depth on",
+        shown="from the layer nearest to 17/32 of the depth on",
     )
     neurons: RankedNeurons | None = None  # each prompt's first, from that run; found by ``bind``
 

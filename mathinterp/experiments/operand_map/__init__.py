@@ -71,7 +71,7 @@ class OperandMap(Experiment):
         None,
         "In which layers neurons are kept, for example 17-31.",
         parse=partial(read_layers, field="deep_layers"),
-        shown="from 17/32 of the depth on",
+        shown="from the layer nearest to 17/32 of the depth on",
     )
     layers: tuple[int, ...] | None = option(None, "Layers mapped, for example 0-3,17.", parse=read_layers, shown="all")
     map_seed: int = option(0, "Of shuffles, sample and random neurons.", least=0, most=MOST_SEED)

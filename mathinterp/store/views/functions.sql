@@ -88,15 +88,27 @@ CREATE OR REPLACE MACRO score_variance(delta, drop, parts) AS
     list_sum(list_transform(parts, lambda part:
         list_transform([least(greatest(part.drop + delta - drop, -1), 1)], lambda own:
             greatest(2 * risen_share(own, part.fell, part.rose) + own * (1 - own), 0))[1] / part.units)) / len(parts) ** 2;
+-- How far the mean moves if every operation's drop moves by ``shift``, none beyond -1 or 1.
+CREATE OR REPLACE MACRO score_moved(shift, parts) AS
+    list_sum(list_transform(parts, lambda part: least(greatest(part.drop + shift, -1), 1) - part.drop)) / len(parts);
 CREATE OR REPLACE MACRO score_bound(drop, parts, side) AS  -- side: -1 lower, 1 upper
-    within(drop + side * list_reduce(range(36), lambda found, step:
-        CASE WHEN (found + 0.5 ** step) ** 2 <= 1.959963984540054 ** 2 * score_variance(drop + side * (found + 0.5 ** step), drop, parts)
-             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE), -1, 1);
+    drop + list_transform([list_reduce(range(36), lambda found, step:
+        CASE WHEN score_moved(side * (found + 0.5 ** step), parts) ** 2
+                  <= 1.959963984540054 ** 2 * score_variance(drop + side * (found + 0.5 ** step), drop, parts)
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE)], lambda found: score_moved(side * found, parts))[1];
+-- The shift, without its sign, under which the mean is 0.
+CREATE OR REPLACE MACRO score_shift(drop, parts) AS
+    CASE WHEN abs(score_moved(-drop, parts)) > abs(drop) - 1e-12 THEN abs(drop)
+         ELSE list_reduce(range(36), lambda found, step:
+             CASE WHEN abs(score_moved(-sign(drop) * (found + 0.5 ** step), parts)) <= abs(drop)
+                  THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE) END;
 CREATE OR REPLACE MACRO score_p(drop, parts) AS
-    CASE WHEN abs(drop) < 1e-12 THEN 1.0::DOUBLE ELSE list_transform([abs(drop) / sqrt(2 * score_variance(0, drop, parts))], lambda z: erfc(z))[1] END;
+    CASE WHEN abs(drop) < 1e-12 THEN 1.0::DOUBLE
+         ELSE list_transform([score_shift(drop, parts)], lambda shift: list_transform(
+             [abs(drop) / sqrt(2 * score_variance(drop - sign(drop) * shift, drop, parts))], lambda z: erfc(z))[1])[1] END;
 -- A share of right units (no difference of two: nothing rises in it): Wilson's score interval with a continuity correction, at as many effective
 -- units. Aggregate over prompts with n units each, of which hits were right; right and wrong are treated alike. As for drops,
--- the shares of several operations are shifted by the same amount.
+-- the shares of several operations are shifted by the same amount, none beyond 0 or 1.
 CREATE OR REPLACE MACRO share_part(hits, n) AS struct_pack(
     share := sum(hits) / sum(n),
     units := count(*) / pooled_ratio(least(count_if(hits > 0), count_if(hits < n)),
@@ -106,11 +118,13 @@ CREATE OR REPLACE MACRO share_variance(share, seen, parts) AS
     list_sum(list_transform(parts, lambda part: list_transform([least(greatest(part.share + share - seen, 0), 1)], lambda own:
         own * (1 - own))[1] / part.units)) / len(parts) ** 2;
 CREATE OR REPLACE MACRO share_step(parts) AS list_sum(list_transform(parts, lambda part: 0.5 / part.units)) / len(parts) ** 2;
+CREATE OR REPLACE MACRO share_moved(shift, parts) AS
+    list_sum(list_transform(parts, lambda part: least(greatest(part.share + shift, 0), 1) - part.share)) / len(parts);
 CREATE OR REPLACE MACRO share_bound(share, parts, side) AS  -- side: -1 lower, 1 upper
-    within(share + side * list_reduce(range(36), lambda found, step:
-        CASE WHEN greatest(found + 0.5 ** step - share_step(parts), 0) ** 2
+    share + list_transform([list_reduce(range(36), lambda found, step:
+        CASE WHEN greatest(abs(share_moved(side * (found + 0.5 ** step), parts)) - share_step(parts), 0) ** 2
                   <= 1.959963984540054 ** 2 * share_variance(share + side * (found + 0.5 ** step), share, parts)
-             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE), 0, 1);
+             THEN found + 0.5 ** step ELSE found END, 0.0::DOUBLE)], lambda found: share_moved(side * found, parts))[1];
 -- What a neuron scan ranks neurons by, largest first: the change of importance (importance where nothing was compared), its
 -- size, or its part of the importance in the original.
 CREATE OR REPLACE MACRO neuron_rank_key(ranking, change, importance) AS
