@@ -6,10 +6,10 @@ Knows text and decimal numbers; knows nothing about models or tasks. The rule, i
 2. else the first number after the last "answer is";
 3. else the last number of the response.
 
-Thousands commas (LaTeX's "{,}" and "\\," too), a currency sign and a closing full stop are not part of a number. "-"
-(or "−", "–") is its sign unless it stands right after a word, a number or a bracket: 16-3 ends in 3. A whole target must
-be met exactly; a target with decimals also by its value rounded to the response's own decimals, two of them at least
-(9.43; .67 for two thirds).
+Thousands commas (LaTeX's "{,}" and "\\," too), a currency sign and a closing full stop are not part of a number.
+"-" (or "−", "–") is its sign unless it stands right after a word, a number or a bracket: 16-3 ends in 3. A whole
+target must be met exactly; a target with decimals also by its value rounded to the response's own decimals, two of
+them at least (9.43; .67 for two thirds).
 """
 
 import re
