@@ -6,10 +6,9 @@ Knows text and decimal numbers; knows nothing about models or tasks. The rule, i
 2. else the first number after the last "answer is";
 3. else the last number of the response.
 
-Thousands commas (LaTeX's "{,}" and "\\," too), a currency sign and a closing full stop are not part of a number.
-"-" (or "−", "–") is its sign unless it stands right after a word, a number or a bracket: 16-3 ends in 3. A whole
-target must be met exactly; a target with decimals also by its value rounded to the response's own decimals, two of
-them at least (9.43; .67 for two thirds).
+Thousands commas, a currency sign and a closing full stop are not part of a number. "-" (or "−") is its sign unless it
+stands right after a word, a number or a bracket: 16-3 ends in 3. A whole target must be met exactly; a target with
+decimals also by its value rounded to the response's own decimals, two of them at least (9.43; .67 for two thirds).
 """
 
 import re
@@ -17,13 +16,11 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 
 FINAL_MARK = "####"
 ANSWER_IS = re.compile(r"answer\s+is", re.IGNORECASE)
-THOUSANDS = r"(?:,|\{,\}|\\,)"
 NUMBER = re.compile(
-    r"(?P<sign>(?<![\w).,])[-−–])?(?:[$€£]\s?)?"
-    rf"(?P<digits>\d{{1,3}}(?:{THOUSANDS}\d{{3}})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
+    r"(?P<sign>(?<![\w).,])[-−])?(?:[$€£]\s?)?(?P<digits>\d{1,3}(?:,\d{3})+(?![\d])(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
 )
 FEWEST_DECIMALS = 2  # of a rounded answer
-RULES = 2  # raise it when the rules here change: part of a run's identity
+RULES = 1  # raise it when the rules here change: part of a run's identity
 
 
 def final_number(response: str) -> Decimal | None:
@@ -59,7 +56,7 @@ def starts_with_answer(response: str, answer: str) -> bool:
     """
     said = response.lstrip().replace("−", "-")
     wanted = answer.strip().replace("−", "-")
-    return said.startswith(wanted) and re.match(rf"\w|(?:\.|{THOUSANDS})\d", said[len(wanted) :]) is None
+    return said.startswith(wanted) and re.match(r"\w|[.,]\d", said[len(wanted) :]) is None
 
 
 def decimal_places(number: Decimal) -> int:
@@ -70,5 +67,5 @@ def decimal_places(number: Decimal) -> int:
 
 
 def _value(found: re.Match[str]) -> Decimal:
-    number = Decimal(re.sub(THOUSANDS, "", found["digits"]))
+    number = Decimal(found["digits"].replace(",", ""))
     return -number if found["sign"] else number
