@@ -22,6 +22,7 @@ def completed(*words: str) -> list[tuple[str, str]]:
     return [(each.type, each.value) for each in found]
 
 
+@pytest.mark.slow
 def test_the_program_answers_a_shell() -> None:
     asked = {"COMP_WORDS": "mathinterp scan he", "COMP_CWORD": "2", "_MATHINTERP_COMPLETE": "bash_complete"}
     code = "import sys; sys.argv = ['mathinterp']; from mathinterp.cli.entry import main; main()"

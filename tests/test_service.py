@@ -86,6 +86,7 @@ def test_a_run_is_resumed_and_nothing_is_computed_twice(service, tmp_path):
     assert service.run(scan, TINY, PROMPTS, store=store, progress=False).ended.done == 0
 
 
+@pytest.mark.slow
 def test_a_run_says_that_it_waits_for_the_service(service, tmp_path, monkeypatch):
     said = []
 
