@@ -376,7 +376,7 @@ def test_an_interrupted_start_leaves_no_process_and_no_log(tmp_path):
             assert time.monotonic() < until
             time.sleep(0.01)
         starting = json.loads(serve("status", "--json").stdout)
-        assert {row["state"] for row in starting["replicas"]} <= {"starting", "ready", "busy"}
+        assert [row["state"] for row in starting["replicas"]] in (["starting"], ["ready"])
         below = me.children(recursive=True)
         command.send_signal(signal.SIGINT)
         said = command.stderr.read().splitlines()
